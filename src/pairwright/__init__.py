@@ -1,0 +1,1 @@
+"""pairwright turns what an agent did into a better agent."""

@@ -1,0 +1,107 @@
+"""Arrays of a record: numpy inside, torch tensors and lists accepted at the door.
+
+Invariant: `as_array` never changes a value. A list gets the default dtype of its field; an array or tensor keeps
+its own dtype, bfloat16 included (as `ml_dtypes.bfloat16`, bit for bit).
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.errors import RecordError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[Any]
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "float32", "float64", "bfloat16")
+DTYPE_NAMES = ("bool", *INTEGERS, *FLOATS)
+
+# `dtype.name` takes microseconds and is asked for every array of every record: look the dtype itself up instead.
+_NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPE_NAMES if name != "bfloat16"}
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype of a name; bfloat16 comes from ml_dtypes, loaded only when it is met."""
+    if name not in DTYPE_NAMES:
+        raise RecordError("dtype", name, f"one of {', '.join(DTYPE_NAMES)}")
+    if name == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
+def dtype_name(array: Array, field: str = "array") -> str:
+    """The name of an array's dtype, one of DTYPE_NAMES, or RecordError."""
+    name = _NAMES.get(array.dtype)
+    if name is None:
+        name = array.dtype.name
+        if name not in DTYPE_NAMES:
+            raise RecordError(f"{field}.dtype", name, f"one of {', '.join(DTYPE_NAMES)}")
+    return name
+
+
+def as_array(value: object, field: str, *, dtype: str) -> Array:
+    """Turn a list, array or torch tensor into an array that equals it; `dtype` is used for lists only."""
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, list | tuple):
+        array = _from_list(value, field, dtype)
+    else:
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
+            raise RecordError(field, value, "a numpy array, a torch tensor or a list of numbers")
+        array = _from_torch(value, torch)
+    if array.dtype not in _NAMES:
+        dtype_name(array, field)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+    return array
+
+
+def to_torch(array: Array) -> "torch.Tensor":
+    """The array as a tensor of the same dtype; copied, because records are immutable."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def same_array(left: Array | None, right: Array | None) -> bool:
+    """Equal dtype, shape and bytes: NaN equals NaN, and -0.0 is not 0.0."""
+    if left is None or right is None:
+        return left is right
+    if left is right:
+        return True
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def _from_list(value: list[Any] | tuple[Any, ...], field: str, dtype: str) -> Array:
+    try:
+        exact = np.asarray(value)
+    except ValueError:
+        raise RecordError(field, value, "a list of numbers with no ragged rows") from None
+    if exact.size == 0:
+        return np.zeros(exact.shape, dtype_named(dtype))
+    if exact.dtype.kind not in "biuf":
+        raise RecordError(field, value, "a list of numbers")
+    array = exact.astype(dtype_named(dtype))
+    if array.dtype.kind in "biu" and not np.array_equal(array, exact):
+        raise RecordError(field, value, f"numbers that {dtype} holds exactly")
+    return array
+
+
+def _from_torch(tensor: Any, torch: Any) -> Array:
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        bits: Array = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(dtype_named("bfloat16"))
+    array: Array = tensor.numpy()
+    return array

@@ -1,0 +1,115 @@
+"""The checks that records run on themselves when they are built.
+
+A check either returns, possibly after putting a converted value in place (list to tuple, tensor to array), or raises
+RecordError with the field, the value and what was expected.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import force_setattr
+
+from pairwright.arrays import FLOATS, INTEGERS, Array, as_array, dtype_name, same_array
+from pairwright.errors import RecordError
+from pairwright.jsontext import check_json
+
+TRUNCATE_STATUSES = (None, "prompt_truncated", "response_truncated")
+
+
+def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
+    """Make a field a tuple whose items all have one type."""
+    value = given = getattr(record, field)
+    if type(value) is list:
+        value = tuple(value)
+    if type(value) is not tuple:
+        raise RecordError(field, value, f"a tuple of {item_type.__name__}")
+    for item in value:
+        if type(item) is not item_type:
+            raise RecordError(field, item, f"a {item_type.__name__}")
+    if value is not given:
+        force_setattr(record, field, value)
+
+
+def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
+    value = getattr(record, field)
+    array = as_array(value, field, dtype=dtype)
+    if array is not value:
+        force_setattr(record, field, array)
+    return array
+
+
+def set_tokens(record: msgspec.Struct, field: str = "tokens") -> int:
+    """Make a field an array of token ids; returns how many there are."""
+    tokens = set_array(record, field, "int32")
+    if dtype_name(tokens) not in INTEGERS or tokens.ndim != 1:
+        raise RecordError(field, tokens, "a one-dimensional array of integers")
+    # One pass: the bitwise or is negative if any id is, and has a high bit if any id has.
+    if tokens.size and not 0 <= np.bitwise_or.reduce(tokens) < 2**31:
+        raise RecordError(field, tokens, "token ids from 0 to 2**31 - 1")
+    return tokens.size
+
+
+def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length: int | None) -> None:
+    """Check the arrays that hold one value for each of `length` response tokens; None: there are no tokens."""
+    for field in fields:
+        if getattr(record, field) is None:
+            continue
+        array = set_array(record, field, "bool" if field == "action_mask" else "float32")
+        if length is None:
+            raise RecordError(field, array, "no array, since there are no tokens that it could belong to")
+        if array.ndim == 0 or len(array) != length or (array.ndim > 1 and field != "teacher_logprobs"):
+            raise RecordError(f"{field}.shape", array.shape, f"({length},), one value for each response token")
+        if field == "action_mask":
+            _check_mask(array)
+        elif dtype_name(array) not in FLOATS:
+            raise RecordError(f"{field}.dtype", dtype_name(array), "a floating-point dtype")
+
+
+def set_reward(record: msgspec.Struct, field: str = "reward") -> None:
+    """Make a field a float or None. NaN and infinities are allowed: the record is kept and counts as unscored."""
+    reward = getattr(record, field)
+    if type(reward) is float or reward is None:
+        return
+    if not isinstance(reward, bool | int | float | np.integer | np.floating | np.bool_):
+        raise RecordError(field, reward, "a number, or None where there is no score")
+    force_setattr(record, field, float(reward))
+
+
+def check_truncation(status: str | None) -> None:
+    if status not in TRUNCATE_STATUSES:
+        raise RecordError("truncate_status", status, f"one of {TRUNCATE_STATUSES}")
+
+
+def check_parts(content: object) -> None:
+    """The parts of a message's content: a list of JSON objects."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise RecordError("message.content", content, "text, a list of parts, or None")
+    check_json(content, "message.content")
+
+
+def same_record(left: Any, right: Any) -> bool:
+    """Equality by value of two records of one type, arrays and NaN included."""
+    return all(_same(getattr(left, field), getattr(right, field)) for field in left.__struct_fields__)
+
+
+def _check_mask(mask: Array) -> None:
+    name = dtype_name(mask)
+    if name == "bool":
+        return
+    if name not in INTEGERS or (mask.size and (mask.min() < 0 or mask.max() > 1)):
+        raise RecordError("action_mask", mask, "booleans, or integers that are 0 or 1")
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and same_array(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and type(left) is type(right):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, msgspec.Struct) and type(left) is type(right):
+        return same_record(left, right)
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (left != left and right != right)
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)

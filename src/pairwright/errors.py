@@ -1,0 +1,70 @@
+"""Every error that pairwright raises on purpose.
+
+    PairwrightError            something the user can act on; the command line prints it as one line
+    ├── RecordError            a record that cannot be built: field, value, what was expected
+    ├── CodecError             bytes that cannot be read
+    │   ├── ForeignBytes       not ours: wrong magic or an unknown version
+    │   ├── TruncatedBytes     fewer bytes than the header promises
+    │   ├── CorruptBytes       checksum, offsets or layout do not add up
+    │   └── UnsafeBytes        a foreign payload that asks for code to be run
+    ├── TableError             an experience table that cannot be opened, read or written
+    ├── SourceError            an input file that cannot be read at all
+    └── ConfigError            bad configuration or usage
+
+A message says what, where, what was expected and, where there is one, the way out. `exit_code` is what the
+command line returns for it.
+"""
+
+
+class PairwrightError(Exception):
+    exit_code = 1
+
+
+class RecordError(PairwrightError, ValueError):
+    """A field of a record has a value that it must not have."""
+
+    def __init__(self, field: str, value: object, expected: str) -> None:
+        self.field = field
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{field}: got {_short(value)}, expected {expected}")
+
+
+class CodecError(PairwrightError, ValueError):
+    pass
+
+
+class ForeignBytes(CodecError):
+    pass
+
+
+class TruncatedBytes(CodecError):
+    pass
+
+
+class CorruptBytes(CodecError):
+    pass
+
+
+class UnsafeBytes(CodecError):
+    pass
+
+
+class TableError(PairwrightError):
+    pass
+
+
+class SourceError(PairwrightError):
+    pass
+
+
+class ConfigError(PairwrightError, ValueError):
+    exit_code = 3
+
+
+def _short(value: object, limit: int = 120) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"

@@ -1,0 +1,104 @@
+"""JSON text that gives back exactly what went in, or refuses.
+
+JSON has no NaN and no infinities, and encoders write `null` for them, turn tuples into lists and integer keys
+into strings. Here a value is either plain JSON (checked by a round trip) or refused with the path to the culprit.
+Non-finite floats are kept as `{"$float": "nan"}`, since metrics of real runs have them.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import RecordError
+
+_TAG = "$float"
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+encode = msgspec.json.encode
+decode = msgspec.json.decode
+
+
+def to_json(value: Any) -> str:
+    """Encode a checked JSON value; non-finite floats are tagged."""
+    data = encode(value)
+    if (b"null" in data and _has_non_finite(value)) or b'"$float"' in data:
+        data = encode(_tagged(value))
+    return data.decode()
+
+
+def from_json(text: str | bytes) -> Any:
+    """Invert `to_json`."""
+    value = decode(text)
+    tagged = b'"$float"' in text if isinstance(text, bytes) else '"$float"' in text
+    return _untagged(value) if tagged else value
+
+
+def check_json(value: Any, field: str) -> None:
+    """Raise RecordError unless `from_json(to_json(value))` is `value` again."""
+    try:
+        if decode(encode(value)) == value:
+            return
+    except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+        pass  # the walk below finds the place and says what is wrong there
+    _check(value, field, 0)
+
+
+def _check(value: Any, path: str, depth: int) -> None:
+    if depth > 200:
+        raise RecordError(path, value, "at most 200 levels of nesting")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise RecordError(f"{path} key", key, "a string, as JSON keys are")
+            _check(item, f"{path}.{key}", depth + 1)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check(item, f"{path}[{index}]", depth + 1)
+    elif isinstance(value, str):
+        check_text(value, path)
+    elif value is not None and not isinstance(value, bool | int | float):
+        raise RecordError(path, value, "a JSON value: dict, list, string, number, bool or None")
+
+
+def check_text(value: object, path: str, expected: str = "a string") -> None:
+    """Raise RecordError unless the value is a string that can be written as UTF-8 (has no lone surrogate)."""
+    if type(value) is not str:
+        if not isinstance(value, str):
+            raise RecordError(path, value, expected)
+    elif value.isascii():
+        return
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(path, value, f"text that is valid Unicode (position {error.start})") from None
+
+
+def _has_non_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_has_non_finite, value.values()))
+    return isinstance(value, list) and any(map(_has_non_finite, value))
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_TAG: "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+    if isinstance(value, dict):
+        if _TAG in value:  # a user's own "$float" key, boxed so that it cannot be mistaken for ours
+            return {_TAG: [{key: _tagged(item) for key, item in value.items()}]}
+        return {key: _tagged(item) for key, item in value.items()}
+    return [_tagged(item) for item in value] if isinstance(value, list) else value
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        if len(value) == 1 and _TAG in value:
+            inner = value[_TAG]
+            if isinstance(inner, str) and inner in _NON_FINITE:
+                return _NON_FINITE[inner]
+            if isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
+                return {key: _untagged(item) for key, item in inner[0].items()}
+        return {key: _untagged(item) for key, item in value.items()}
+    return [_untagged(item) for item in value] if isinstance(value, list) else value

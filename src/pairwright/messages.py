@@ -1,0 +1,88 @@
+"""Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it."""
+
+from typing import Any
+
+import msgspec
+from msgspec.structs import force_setattr
+
+from pairwright.checks import check_parts, set_tuple
+from pairwright.errors import RecordError
+from pairwright.jsontext import check_json, check_text
+
+Json = dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+    type: str = "function"
+
+    def __post_init__(self) -> None:
+        check_text(self.name, "tool_call.name")
+        check_text(self.arguments, "tool_call.arguments")
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One turn. `content` is text, a list of parts, or None; `extra` keeps what a format says beyond these fields.
+
+    `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
+    Context that was copied or summarised into an assistant turn carries False.
+    """
+
+    role: str
+    content: str | list[Json] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    generated: bool | None = None
+    extra: Json = {}
+
+    def __post_init__(self) -> None:
+        if type(self.role) is not str or not self.role:
+            raise RecordError("message.role", self.role, "a role such as 'user' or 'assistant'")
+        if type(self.content) is list:
+            check_parts(self.content)
+        elif self.content is not None:
+            check_text(self.content, "message.content")
+        if self.tool_calls:
+            set_tuple(self, "tool_calls", ToolCall)
+        elif type(self.tool_calls) is not tuple:
+            force_setattr(self, "tool_calls", ())
+        for name in ("reasoning", "tool_call_id", "name"):
+            if (value := getattr(self, name)) is not None:
+                check_text(value, f"message.{name}")
+        if self.extra:
+            check_json(self.extra, "message.extra")
+
+    @property
+    def is_generated(self) -> bool:
+        return self.role == "assistant" if self.generated is None else self.generated
+
+    @property
+    def text(self) -> str:
+        """The text of the content: all text parts, in order."""
+        if isinstance(self.content, list):
+            return "".join(part["text"] for part in self.content if isinstance(part.get("text"), str))
+        return self.content or ""
+
+
+class ErrorSite(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`."""
+
+    index: int
+    kind: str
+    text: str = ""
+    tool: str | None = None
+    call_id: str | None = None
+    available_tools: tuple[str, ...] = ()
+    meta: Json = {}
+
+    def __post_init__(self) -> None:
+        if type(self.index) is not int or self.index < 0:
+            raise RecordError("error.index", self.index, "the position of a message, at least 0")
+        if self.meta:
+            check_json(self.meta, "error.meta")
