@@ -1,0 +1,84 @@
+"""OpenAI chat messages: the shape that most formats use inside.
+
+Keeps the whole message: text or parts, every tool call with its arguments as the JSON text they came as, reasoning
+under any of the names in use, and in `extra` what is left.
+"""
+
+from typing import Any
+
+from pairwright.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_KNOWN = frozenset(
+    {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
+)  # fmt: skip
+
+
+def message_from_chat(value: Any, where: str, *, generated: bool | None = None) -> Message:
+    """One chat message; `where` is its path in the record, for errors."""
+    value = mapping(value, where)
+    role = text(value.get("role"), f"{where}.role")
+    calls = [
+        call_from_chat(call, f"{where}.tool_calls[{number}]")
+        for number, call in enumerate(optional_items(value.get("tool_calls"), f"{where}.tool_calls"))
+    ]
+    if value.get("function_call") is not None:  # the form before tool_calls; it has no id
+        calls.append(_function(value["function_call"], f"{where}.function_call", call_id=None))
+    reasoning = next((value[key] for key in REASONING_KEYS if isinstance(value.get(key), str)), None)
+    extra = {key: item for key, item in value.items() if key not in _KNOWN and item is not None}
+    for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
+        if value.get(key) is not None and value[key] != reasoning:
+            extra[key] = value[key]
+    return Message(
+        role=role,
+        content=content_from_chat(value.get("content"), f"{where}.content"),
+        reasoning=reasoning,
+        tool_calls=tuple(calls),
+        tool_call_id=optional_text(value.get("tool_call_id"), f"{where}.tool_call_id"),
+        name=optional_text(value.get("name"), f"{where}.name"),
+        generated=generated,
+        extra=extra,
+    )
+
+
+def messages_from_chat(value: Any, where: str) -> list[Message]:
+    return [message_from_chat(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
+
+
+def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
+    """Text, parts or None. A list whose items are plain strings is read as text parts."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return [value]
+    parts = []
+    for number, part in enumerate(items(value, where)):
+        parts.append({"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]"))
+    return parts
+
+
+def call_from_chat(value: Any, where: str) -> ToolCall:
+    value = mapping(value, where)
+    call_id = optional_text(value.get("id"), f"{where}.id")
+    if "function" in value:
+        return _function(value["function"], f"{where}.function", call_id=call_id, call_type=value.get("type"))
+    if "name" in value:
+        return _function(value, where, call_id=call_id)
+    raise BadRecord(f"{where}: a tool call without a function name")
+
+
+def tools_from_chat(value: Any, where: str) -> list[Json]:
+    """Tool schemas, each an object. A bare function schema stays as it is."""
+    return [mapping(tool, f"{where}[{number}]") for number, tool in enumerate(optional_items(value, where))]
+
+
+def _function(value: Any, where: str, *, call_id: str | None, call_type: Any = None) -> ToolCall:
+    value = mapping(value, where)
+    arguments = value.get("arguments")
+    return ToolCall(
+        name=text(value.get("name"), f"{where}.name"),
+        arguments="" if arguments is None else json_text(arguments),
+        id=call_id,
+        type=call_type if isinstance(call_type, str) else "function",
+    )

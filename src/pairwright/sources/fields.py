@@ -1,0 +1,91 @@
+"""Typed access to decoded JSON that nobody has checked yet.
+
+A reader asks for what it needs (`mapping`, `items`, `text`, ...) and either gets that type or raises BadRecord, which
+sends the record to quarantine with the reason. `where` is the path inside the record.
+"""
+
+import math
+from typing import Any
+
+from pairwright.errors import PairwrightError
+from pairwright.jsontext import encode
+from pairwright.messages import Json
+
+
+class BadRecord(PairwrightError, ValueError):
+    """A record that its reader cannot use; the message is the reason that the user sees."""
+
+
+def mapping(value: Any, where: str) -> Json:
+    if not isinstance(value, dict):
+        raise BadRecord(f"{where}: expected an object, got {kind_of(value)}")
+    return value
+
+
+def items(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadRecord(f"{where}: expected a list, got {kind_of(value)}")
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadRecord(f"{where}: expected text, got {kind_of(value)}")
+    return value
+
+
+def optional_mapping(value: Any, where: str) -> Json:
+    """An object; {} where it is null or absent."""
+    return {} if value is None else mapping(value, where)
+
+
+def optional_items(value: Any, where: str) -> list[Any]:
+    """A list; [] where it is null or absent."""
+    return [] if value is None else items(value, where)
+
+
+def optional_text(value: Any, where: str) -> str | None:
+    return None if value is None else text(value, where)
+
+
+def identifier(value: Any) -> int | str | None:
+    """A value used as an id: text or a whole number; anything else is no id."""
+    if isinstance(value, bool):
+        return None
+    return value if isinstance(value, int | str) and value != "" else None
+
+
+def index(value: Any) -> int | None:
+    """A value used as a number of a run or step; anything but a whole number of at least 0 is none."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    return None
+
+
+def score(value: Any) -> float | None:
+    """A reward: number, bool or number as text. None where there is none; NaN and infinities are kept."""
+    if isinstance(value, bool | int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return None
+    return None
+
+
+def json_text(value: Any) -> str:
+    """The arguments of a call as JSON text: text stays as it came, a value is encoded once."""
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), type(value).__name__)

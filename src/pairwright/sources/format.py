@@ -1,0 +1,123 @@
+"""What a reader is, and what it makes: the one interface between files and experiences.
+
+A format has a `unit`: "record" (each line of a JSONL file, each item of a JSON list, or the one object of a JSON file)
+or "file" (all lines of a JSONL file as one list, or the value of a JSON file: one session). `matches` looks at one
+decoded unit and says whether it is this format; `read` turns one unit into experiences. A unit that cannot be used
+raises BadRecord or RecordError and goes to quarantine whole; a part of it that cannot be used is yielded as Rejected.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pairwright.canonical import canonical_messages, content_hash
+from pairwright.messages import ErrorSite, Json, Message
+from pairwright.records import EID, Experience, Kind, Side, Source
+
+
+class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that was read and could not be used; it goes to quarantine.jsonl."""
+
+    file: str
+    line: int | None
+    reason: str
+    format: str | None = None
+    raw: str | None = None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a unit was read: `ordinal` is its position in the file, from 0; `line` its first line, from 1."""
+
+    file: str
+    line: int | None = None
+    ordinal: int = 0
+
+    @property
+    def path(self) -> Path:
+        return Path(self.file)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the user may say about how to read; formats use what concerns them."""
+
+    reward: str | None = None
+    step_name: str | None = None
+
+
+Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
+
+
+@dataclass(frozen=True)
+class Format:
+    name: str
+    unit: Literal["record", "file"]
+    matches: Callable[[Any], bool]
+    read: Read
+    summary: str
+
+
+def build(
+    format_name: str,
+    origin: Origin,
+    *,
+    task: int | str | None,
+    prompt: list[Message],
+    completion: list[Message] = (),  # type: ignore[assignment]
+    tools: list[Json] = (),  # type: ignore[assignment]
+    batch: int | str = "",
+    run: int | None = None,
+    step: int = 0,
+    reward: float | None = None,
+    reward_components: Json | None = None,
+    errors: list[ErrorSite] = (),  # type: ignore[assignment]
+    info: Json | None = None,
+    metrics: Json | None = None,
+    model_version: int | str | None = None,
+    truncate_status: str | None = None,
+    chosen: Side | None = None,
+    rejected: Side | None = None,
+    task_metadata: Any = None,
+    arrays: Json | None = None,
+) -> Experience:
+    """An experience with its identity: task and run as the format says, the suffix a hash of the content.
+
+    With no task of its own the task is a hash of prompt, tools and `task_metadata`; with no run, the run is the
+    record's position in its file. So the same file gives the same ids, and two equal records of one file are both kept.
+    `arrays` are the token fields, as `tokens_of_turns` gives them.
+    """
+    info = info or {}
+    if task is None:
+        task = content_hash(canonical_messages(prompt), list(tools), task_metadata)
+    sides = (chosen, rejected)
+    body = [prompt, completion] + [None if side is None else [side.messages, side.text, side.reward] for side in sides]
+    suffix = content_hash(body, list(tools), reward, reward_components, info)[:24]
+    is_preference = chosen is not None
+    return Experience(
+        eid=EID(batch=batch, task=task, run=origin.ordinal if run is None else run, step=step, suffix=suffix),
+        kind=Kind.PREFERENCE if is_preference else Kind.SINGLE_TURN if len(completion) == 1 else Kind.MULTI_TURN,
+        prompt=tuple(prompt),
+        tools=tuple(tools),
+        completion=tuple(completion),
+        chosen=chosen,
+        rejected=rejected,
+        reward=reward,
+        reward_components=reward_components or {},
+        truncate_status=truncate_status,
+        model_version=model_version,
+        errors=tuple(errors),
+        info=info,
+        metrics=metrics or {},
+        source=Source(file=origin.file, line=origin.line, format=format_name),
+        **(arrays or {}),
+    )
+
+
+def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Prompt and completion of a conversation: the completion begins at the first turn that the model wrote."""
+    for position, message in enumerate(messages):
+        if message.is_generated:
+            return messages[:position], messages[position:]
+    return messages, []
