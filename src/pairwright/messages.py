@@ -12,7 +12,7 @@ from pairwright.jsontext import check_json, check_text
 Json = dict[str, Any]
 
 
-class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON."""
 
     name: str
@@ -25,7 +25,7 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         check_text(self.arguments, "tool_call.arguments")
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One turn. `content` is text, a list of parts, or None; `extra` keeps what a format says beyond these fields.
 
     `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
@@ -70,7 +70,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return self.content or ""
 
 
-class ErrorSite(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`."""
 
     index: int

@@ -58,7 +58,7 @@ RESPONSE_ARRAYS = ("logprobs", "action_mask", "token_level_reward", "advantages"
 ARRAYS = ("tokens", *RESPONSE_ARRAYS, "routed_experts")
 
 
-class EID(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The identity of an experience. Keys are JSON arrays as text, so two different ids never give one key.
 
     >>> EID(batch=0, task="1/2", run=3, step=0, suffix="a").tid
@@ -86,7 +86,7 @@ class EID(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def uid(self) -> str:
-        return encode((self.batch, self.task, self.run, self.step, self.suffix)).decode()
+        return encode(self).decode()
 
     @property
     def tid(self) -> str:
@@ -107,12 +107,12 @@ class EID(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def parse(cls, uid: str | bytes) -> "EID":
         """Invert `uid`."""
         try:
-            return cls(*decode(uid, type=tuple[int | str, int | str, int, int, str]))
+            return decode(uid, type=cls)
         except msgspec.MsgspecError as error:
             raise RecordError("uid", uid, f"[batch, task, run, step, suffix] as JSON ({error})") from None
 
 
-class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """Where a record was read from."""
 
     file: str
@@ -120,7 +120,7 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     format: str | None = None
 
 
-class CustomField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A value of `info` that goes into the training batch: from which key, under which name, as which dtype."""
 
     source_field: str
@@ -131,7 +131,7 @@ class CustomField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dtype_named(self.dtype)
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknown_fields=True):
+class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
     """One answer of a preference, with everything that belongs to it alone."""
 
     messages: tuple[Message, ...] = ()
@@ -160,14 +160,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknown_f
     __hash__ = None  # type: ignore[assignment]
 
 
-class SideOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SideOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Says that an experience is one side of a preference that was split."""
 
     preference: EID
     side: Literal["chosen", "rejected"]
 
 
-class Experience(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unknown_fields=True):
+class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
     """At this prompt (messages and tools) the model produced this completion and got this reward.
 
     `prompt` is what the model was given, `completion` what it and its tools then did. A preference has `chosen` and
@@ -318,7 +318,7 @@ class Experience(msgspec.Struct, frozen=True, kw_only=True, eq=False, forbid_unk
         return None if array is None else to_torch(array)
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """One preference to train on, with the lineage to both experiences. `id` is a hash of the content."""
 
     id: str

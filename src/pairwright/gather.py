@@ -1,0 +1,113 @@
+"""Experiences as rectangular arrays: prompts padded on the left, responses on the right.
+
+    prompt 3 of 4, response 2 of 3:   pad p p p | r r pad
+
+The values are those of Trinity's gather functions. Lengths alone decide the attention mask: a pad id inside the text is
+attended to. Legend: B experiences, P the longest prompt, R the longest response.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pairwright.arrays import Array, dtype_named
+from pairwright.errors import RecordError
+from pairwright.records import Experience, Kind
+
+
+def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
+    """Token ids (B, P+R), in the dtype of the first experience."""
+    lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
+    return _placed(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
+
+
+def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> Array:
+    """True at every token (B, P+R), from lengths alone."""
+    lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    position = np.arange(max_prompt + max_response)
+    starts_B = (max_prompt - prompts_B)[:, None]
+    return (position >= starts_B) & (position < starts_B + lengths_B[:, None])
+
+
+def gather_action_masks(experiences: Sequence[Experience], max_response: int) -> Array:
+    """True at every token that the model generated (B, R); a single turn with no mask is all generated."""
+    masks = [_action_mask(exp) for exp in experiences]
+    return _gather_response(masks, "action_mask", max_response, pad_value=0).astype(bool, copy=False)
+
+
+def gather_response_attr(
+    experiences: Sequence[Experience], name: str, max_response: int, *, pad_value: float = 0
+) -> Array:
+    """Any array over the response, such as "logprobs" (B, R), in the dtype of the first experience."""
+    return _gather_response([getattr(exp, name) for exp in experiences], name, max_response, pad_value=pad_value)
+
+
+def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Array]]:
+    """For each key of the first experience, the array of every experience."""
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    keys = experiences[0].multi_modal_inputs.keys()
+    for exp in experiences:
+        if exp.multi_modal_inputs.keys() != keys:
+            raise RecordError("multi_modal_inputs", sorted(exp.multi_modal_inputs), f"the keys {sorted(keys)}")
+    return {key: [exp.multi_modal_inputs[key] for exp in experiences] for key in keys}
+
+
+def gather_custom_fields(experiences: Sequence[Experience]) -> dict[str, Array]:
+    """The custom fields of the first experience: values of `info` as arrays (B, ...), under their batch names."""
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    batch: dict[str, Array] = {}
+    for field in experiences[0].custom_fields:
+        for exp in experiences:
+            if field not in exp.custom_fields:
+                raise RecordError("custom_fields", field.source_field, f"a custom field of {exp.eid.uid}, too")
+        values = [exp.info[field.source_field] for exp in experiences]
+        try:
+            batch[field.destination_field] = np.array(values).astype(dtype_named(field.dtype))
+        except (TypeError, ValueError):
+            raise RecordError(f"info.{field.source_field}", values, f"numbers of one shape, as {field.dtype}") from None
+    return batch
+
+
+def _lengths(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> tuple[Array, Array]:
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    for exp in experiences:
+        if exp.tokens is None or exp.prompt_length is None:
+            raise RecordError("tokens", None, f"token ids on {exp.eid.uid}: run `pairwright tokens` first")
+        if exp.kind is Kind.PREFERENCE:
+            raise RecordError("kind", exp.kind.value, f"a single sequence; split {exp.eid.uid} with split_preference")
+    lengths_B = np.array([len(exp.tokens) for exp in experiences if exp.tokens is not None])
+    prompts_B = np.array([exp.prompt_length for exp in experiences])
+    if prompts_B.max() > max_prompt:
+        raise RecordError("max_prompt", max_prompt, f"at least {prompts_B.max()}, the longest prompt")
+    if (lengths_B - prompts_B).max() > max_response:
+        raise RecordError("max_response", max_response, f"at least {(lengths_B - prompts_B).max()}, the longest one")
+    return lengths_B, prompts_B
+
+
+def _gather_response(arrays: list[Array | None], name: str, max_response: int, *, pad_value: float) -> Array:
+    present = [array for array in arrays if array is not None]
+    if len(present) != len(arrays) or not present:
+        raise RecordError(name, None, f"{name} on every experience; {len(arrays) - len(present)} have none")
+    lengths_B = np.array([len(array) for array in present])
+    if lengths_B.max() > max_response:
+        raise RecordError("max_response", max_response, f"at least {lengths_B.max()}, the longest response")
+    return _placed(present, np.zeros_like(lengths_B), lengths_B, max_response, pad_value)
+
+
+def _placed(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
+    """Each array in a row of its own, from its start on."""
+    first = arrays[0]
+    out = np.full((len(arrays), width, *first.shape[1:]), pad_value, first.dtype)
+    for row, start, length, array in zip(out, starts_B.tolist(), lengths_B.tolist(), arrays, strict=True):
+        row[start : start + length] = array
+    return out
+
+
+def _action_mask(exp: Experience) -> Array | None:
+    if exp.action_mask is None and exp.kind is Kind.SINGLE_TURN and exp.response_length is not None:
+        return np.ones(exp.response_length, bool)
+    return exp.action_mask

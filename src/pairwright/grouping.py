@@ -1,0 +1,65 @@
+"""Experiences that belong together: by task, run or step; and a preference taken apart into its two sides."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from pairwright.errors import RecordError
+from pairwright.records import EID, Experience, Kind, Side, SideOf
+
+_KEYS = {"task": "tid", "run": "rid", "step": "sid"}
+
+
+def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
+    """Experiences by `tid`, `rid` or `sid`, in the order in which they come."""
+    if by not in _KEYS:
+        raise RecordError("by", by, "'task', 'run' or 'step'")
+    groups: dict[str, list[Experience]] = {}
+    for exp in experiences:
+        groups.setdefault(getattr(exp.eid, _KEYS[by]), []).append(exp)
+    return groups
+
+
+def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
+    """Each preference as two experiences, chosen first. `side_of` says which preference and which side each is."""
+    return [single for exp in experiences for single in split_preference(exp)]
+
+
+def split_preference(exp: Experience) -> tuple[Experience, Experience]:
+    """The two sides of a preference as experiences of their own, each with the shared prompt before it."""
+    if exp.chosen is None or exp.rejected is None:
+        raise RecordError("kind", exp.kind.value, "'preference': only a preference has sides to split")
+    return _single(exp, exp.chosen, "chosen"), _single(exp, exp.rejected, "rejected")
+
+
+def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
+    arrays: dict[str, Any] = {}
+    if exp.tokens is not None and side.tokens is not None:
+        arrays = {
+            "tokens": np.concatenate([exp.tokens, side.tokens]),
+            "prompt_length": len(exp.tokens),
+            "logprobs": side.logprobs,
+            "action_mask": np.ones(len(side.tokens), bool) if side.action_mask is None else side.action_mask,
+        }
+    eid = exp.eid
+    return Experience(
+        eid=side.eid or EID(eid.batch, eid.task, eid.run, eid.step, f"{eid.suffix}.{name}"),
+        kind=Kind.SINGLE_TURN if len(side.messages) <= 1 else Kind.MULTI_TURN,
+        prompt=exp.prompt,
+        tools=exp.tools,
+        completion=side.messages,
+        prompt_text=exp.prompt_text,
+        response_text=side.text,
+        reward=side.reward,
+        truncate_status=side.truncate_status,
+        model_version=exp.model_version,
+        errors=side.errors,
+        info=exp.info,
+        metrics=exp.metrics,
+        source=exp.source,
+        side_of=SideOf(preference=exp.eid, side=name),
+        custom_fields=exp.custom_fields,
+        multi_modal_inputs=exp.multi_modal_inputs,
+        **arrays,
+    )

@@ -1,0 +1,1 @@
+"""Where experiences live: the byte codec and the table on disk."""

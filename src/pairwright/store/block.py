@@ -1,0 +1,172 @@
+"""Many experiences as columns: a `Block` holds everything but the arrays, which are packed beside it.
+
+A column in which every record has the default is left out. Values of `info`, `metrics` and `reward_components` are
+written through jsontext, so that NaN and infinities survive.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from pairwright.arrays import Array
+from pairwright.errors import CorruptBytes
+from pairwright.jsontext import from_json, to_json
+from pairwright.messages import ErrorSite, Json, Message
+from pairwright.records import ARRAYS, EID, SIDE_ARRAYS, CustomField, Experience, Kind, Side, SideOf, Source
+from pairwright.store.packing import Entry, Packed, unpack
+
+_ABSENT = msgspec.Raw()
+
+
+class SideMeta(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A Side without its arrays; the reward as JSON text, since it may be NaN."""
+
+    messages: tuple[Message, ...] = ()
+    text: str | None = None
+    reward: str = "null"
+    eid: EID | None = None
+    truncate_status: str | None = None
+    errors: tuple[ErrorSite, ...] = ()
+
+
+class Block(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """The columns of `num_records` experiences. None or absent: every record has the default of that field."""
+
+    num_records: int
+    eid: list[EID]
+    kind: list[Kind]
+    prompt: list[tuple[Message, ...]] | None = None
+    tools: list[tuple[Json, ...]] | None = None
+    completion: list[tuple[Message, ...]] | None = None
+    chosen: list[SideMeta | None] | None = None
+    rejected: list[SideMeta | None] | None = None
+    prompt_text: list[str | None] | None = None
+    response_text: list[str | None] | None = None
+    reward: msgspec.Raw = _ABSENT
+    reward_components: msgspec.Raw = _ABSENT
+    truncate_status: list[str | None] | None = None
+    model_version: list[int | str | None] | None = None
+    errors: list[tuple[ErrorSite, ...]] | None = None
+    info: msgspec.Raw = _ABSENT
+    metrics: msgspec.Raw = _ABSENT
+    source: list[Source | None] | None = None
+    side_of: list[SideOf | None] | None = None
+    custom_fields: list[tuple[CustomField, ...]] | None = None
+    prompt_length: list[int | None] | None = None
+    multi_modal_keys: list[tuple[str, ...]] | None = None
+    arrays: list[Packed] = []
+
+
+_OPEN_JSON = ("reward", "reward_components", "info", "metrics")
+_SIDES = ("chosen", "rejected")
+_PLAIN = tuple(
+    name
+    for name in Block.__struct_fields__
+    if name not in ("num_records", "arrays", "multi_modal_keys", *_OPEN_JSON, *_SIDES)
+)
+
+
+def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Entry]]:
+    """The columns of experiences, and their arrays as entries for `pack`."""
+    columns: dict[str, Any] = {}
+    for name in _PLAIN:
+        values = [getattr(exp, name) for exp in experiences]
+        if name in ("eid", "kind") or any(value is not None and value != () for value in values):
+            columns[name] = values
+    for name in _OPEN_JSON:
+        values = [getattr(exp, name) for exp in experiences]
+        if any(value is not None and value != {} for value in values):
+            columns[name] = msgspec.Raw(to_json(values).encode())
+    for name in _SIDES:
+        sides = [getattr(exp, name) for exp in experiences]
+        if any(side is not None for side in sides):
+            columns[name] = [None if side is None else _side_meta(side) for side in sides]
+    if any(exp.multi_modal_inputs for exp in experiences):
+        columns["multi_modal_keys"] = [tuple(exp.multi_modal_inputs) for exp in experiences]
+    return Block(num_records=len(experiences), **columns), list(array_entries(experiences))
+
+
+def array_entries(experiences: Sequence[Experience]) -> Iterator[Entry]:
+    """Every array of the experiences with the field it belongs to and its record's number."""
+    for name in ARRAYS:
+        path = (name,)
+        for row, exp in enumerate(experiences):
+            if (array := getattr(exp, name)) is not None:
+                yield path, row, array
+    for row, exp in enumerate(experiences):
+        for key, array in exp.multi_modal_inputs.items():
+            yield ("multi_modal_inputs", key), row, array
+        if exp.chosen is not None and exp.rejected is not None and exp.tokens is not None:
+            for side_name in _SIDES:
+                for name in SIDE_ARRAYS:
+                    if (array := getattr(getattr(exp, side_name), name)) is not None:
+                        yield (side_name, name), row, array
+
+
+def experiences_of(block: Block, data: memoryview) -> list[Experience]:
+    """Invert `block_of`: build, and so check, every experience."""
+    fields: list[dict[str, Any]] = [{} for _ in range(_checked_length(block))]
+    for name in _PLAIN:
+        _spread(fields, name, getattr(block, name))
+    for name in _OPEN_JSON:
+        raw = getattr(block, name)
+        _spread(fields, name, from_json(bytes(raw)) if bytes(raw) else None)
+    _spread(fields, "multi_modal_inputs", block.multi_modal_keys and [dict.fromkeys(k) for k in block.multi_modal_keys])
+    sides: dict[str, dict[int, dict[str, Array]]] = {name: {} for name in _SIDES}
+    for path, row, array in unpack(block.arrays, data):
+        if row >= len(fields):
+            raise CorruptBytes(f"array of {'.'.join(path)}: record {row} of {len(fields)}")
+        if len(path) == 1 and path[0] in ARRAYS:
+            fields[row][path[0]] = array
+        elif path[0] == "multi_modal_inputs" and len(path) == 2 and path[1] in fields[row].get(path[0], {}):
+            fields[row]["multi_modal_inputs"][path[1]] = array
+        elif path[0] in _SIDES and len(path) == 2 and path[1] in SIDE_ARRAYS:
+            sides[path[0]].setdefault(row, {})[path[1]] = array
+        else:
+            raise CorruptBytes(f"array of an unknown field {'.'.join(path)}")
+    for name in _SIDES:
+        metas = getattr(block, name)
+        if metas is not None:
+            _spread(fields, name, [_side(meta, sides[name].get(row, {})) for row, meta in enumerate(metas)])
+    return [Experience(**values) for values in fields]
+
+
+def _checked_length(block: Block) -> int:
+    if block.num_records != len(block.eid):
+        raise CorruptBytes(f"{block.num_records} records, but {len(block.eid)} ids")
+    return len(block.eid)
+
+
+def _spread(fields: list[dict[str, Any]], name: str, values: Any) -> None:
+    if values is None:
+        return
+    if not isinstance(values, list) or len(values) != len(fields):
+        raise CorruptBytes(f"column {name}: not one value for each of {len(fields)} records")
+    for target, value in zip(fields, values, strict=True):
+        target[name] = value
+
+
+def _side_meta(side: Side) -> SideMeta:
+    return SideMeta(
+        messages=side.messages,
+        text=side.text,
+        reward=to_json(side.reward),
+        eid=side.eid,
+        truncate_status=side.truncate_status,
+        errors=side.errors,
+    )
+
+
+def _side(meta: SideMeta | None, arrays: dict[str, Array]) -> Side | None:
+    if meta is None:
+        return None
+    return Side(
+        messages=meta.messages,
+        text=meta.text,
+        reward=from_json(meta.reward),
+        eid=meta.eid,
+        truncate_status=meta.truncate_status,
+        errors=meta.errors,
+        **arrays,
+    )

@@ -1,0 +1,125 @@
+"""Experiences as bytes: checked, columnar, no pickle.
+
+    offset  size
+    0       4     magic "PWXP"
+    4       1     version (1)
+    5       3     zero
+    8       8     length of the metadata as stored (zstd)     little-endian
+    16      8     length of the metadata as JSON
+    24      8     length of the array data
+    32      ...   metadata: one `Block`, columns of everything but arrays
+    ...     ...   array data (packing.py)
+    end     16    xxh3-128 of all that stands before
+
+Bytes that are cut short, changed, too long or not ours raise one CodecError that says where and why; they never give a
+wrong record. A version, once released, stays readable: `_DECODERS` keeps one function for each.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+import xxhash
+import zstandard
+
+from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
+from pairwright.records import Experience
+from pairwright.store.block import Block, block_of, experiences_of
+from pairwright.store.packing import pack
+
+MAGIC = b"PWXP"
+VERSION = 1
+MAX_METADATA_BYTES = 2 * 1024**3
+_HEADER = struct.Struct("<4sB3xQQQ")
+_DIGEST_SIZE = 16
+_decode_block = msgspec.json.Decoder(Block).decode
+
+
+def dumps(experience: Experience) -> bytes:
+    """One experience as bytes; `loads` reads it back."""
+    return dumps_many([experience])
+
+
+def loads(data: bytes) -> Experience:
+    """The one experience of a payload."""
+    experiences = loads_many(data)
+    if len(experiences) != 1:
+        raise CorruptBytes(f"a payload of {len(experiences)} experiences, expected 1: use loads_many")
+    return experiences[0]
+
+
+def dumps_many(experiences: Sequence[Experience]) -> bytes:
+    """Many experiences as one payload: smaller and much faster than one by one."""
+    block, entries = block_of(experiences)
+    block.arrays, data = pack(entries)
+    metadata = msgspec.json.encode(block)
+    if len(metadata) > MAX_METADATA_BYTES:
+        raise RecordError("experiences", len(metadata), "at most 2 GiB of text in one payload: write several")
+    stored = zstandard.ZstdCompressor(level=1).compress(metadata)
+    header = _HEADER.pack(MAGIC, VERSION, len(stored), len(metadata), len(data))
+    digest = xxhash.xxh3_128(header)
+    digest.update(stored)
+    digest.update(data)
+    return b"".join((header, stored, data, digest.digest()))
+
+
+def loads_many(data: bytes | memoryview) -> list[Experience]:
+    """All experiences of a payload, equal to what was written."""
+    view = memoryview(data)
+    size = payload_size(view)
+    if len(view) > size:
+        raise CorruptBytes(f"{len(view) - size} bytes after the end of the payload at {size}")
+    body, digest = view[: size - _DIGEST_SIZE], view[size - _DIGEST_SIZE :]
+    if xxhash.xxh3_128_digest(body) != digest:
+        raise CorruptBytes(f"checksum of the {size} bytes does not match: the payload was changed after it was written")
+    return _DECODERS[view[4]](body)
+
+
+def payload_size(view: memoryview) -> int:
+    """The length of the payload that begins here, from its header; raises if it is not ours or is cut short."""
+    prefix = bytes(view[: len(MAGIC)])
+    if prefix != MAGIC[: len(prefix)] or not prefix:
+        raise ForeignBytes(f"not a pairwright payload: begins with {prefix!r}, expected {MAGIC!r}")
+    if len(view) < _HEADER.size:
+        raise TruncatedBytes(f"{len(view)} bytes, but the header alone has {_HEADER.size}")
+    if view[4] not in _DECODERS:
+        raise ForeignBytes(f"payload version {view[4]}, this release reads {sorted(_DECODERS)}: upgrade pairwright")
+    if bytes(view[5:8]) != b"\0\0\0":
+        raise CorruptBytes(f"header bytes 5 to 7 are {bytes(view[5:8])!r}, expected zeros")
+    _, _, stored_size, _, data_size = _HEADER.unpack_from(view)
+    size = int(_HEADER.size + stored_size + data_size + _DIGEST_SIZE)
+    if len(view) < size:
+        raise TruncatedBytes(f"{len(view)} bytes, but the header promises {size}")
+    return size
+
+
+def _decode_v1(body: memoryview) -> list[Experience]:
+    _, _, stored_size, metadata_size, _ = _HEADER.unpack_from(body)
+    metadata_end = _HEADER.size + stored_size
+    metadata = _decompress(body[_HEADER.size : metadata_end], metadata_size)
+    try:
+        return experiences_of(_decode_block(metadata), body[metadata_end:])
+    except (msgspec.MsgspecError, RecordError, RecursionError, UnicodeDecodeError) as error:
+        raise CorruptBytes(f"the payload holds no valid experiences: {error}") from error
+
+
+def _decompress(stored: memoryview, size: int) -> bytes:
+    """Exactly `size` bytes, produced piece by piece so that a false claim allocates nothing."""
+    if size > MAX_METADATA_BYTES:
+        raise CorruptBytes(f"the header claims {size} bytes of metadata, the limit is {MAX_METADATA_BYTES}")
+    pieces, produced = [], 0
+    try:
+        with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(stored) as reader:
+            while piece := reader.read(min(2**20, size + 1 - produced)):
+                pieces.append(piece)
+                produced += len(piece)
+                if produced > size:
+                    break
+    except zstandard.ZstdError as error:
+        raise CorruptBytes(f"the metadata does not decompress: {error}") from error
+    if produced != size:
+        raise CorruptBytes(f"the metadata has {'more' if produced > size else 'fewer'} bytes than the {size} claimed")
+    return b"".join(pieces)
+
+
+_DECODERS = {1: _decode_v1}

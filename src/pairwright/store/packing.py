@@ -1,0 +1,115 @@
+"""Arrays of many records as flat bytes: one column a field and dtype, with the lengths beside it.
+
+    packed, data = pack([(("tokens",), 0, ids_of_record_0), (("tokens",), 1, ids_of_record_1), ...])
+
+`packed` describes the columns, `data` holds for each of them its rows, its lengths and its values. Booleans take a bit
+each and non-negative integers as few bytes as their largest value needs; `unpack` gives back the dtype that went in, bit
+for bit. Nothing is allocated on the word of a header: every size is checked against the bytes that are there.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from pairwright.arrays import INTEGERS, Array, dtype_name, dtype_named
+from pairwright.errors import CorruptBytes, RecordError
+
+Path = tuple[str, ...]
+Entry = tuple[Path, int, Array]
+
+
+class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One column: which field, how many arrays, of which dtype, stored in `width` bytes a value (0: a bit)."""
+
+    path: Path
+    dtype: str
+    width: int
+    num_arrays: int
+    num_values: int
+    shapes: list[tuple[int, ...]] | None = None  # for arrays that are not one-dimensional
+
+
+def pack(entries: Iterable[Entry]) -> tuple[list[Packed], bytes]:
+    groups: dict[tuple[Path, np.dtype[np.generic], bool], tuple[list[int], list[Array]]] = defaultdict(lambda: ([], []))
+    for path, row, array in entries:
+        rows, arrays = groups[path, array.dtype, array.ndim == 1]
+        rows.append(row)
+        arrays.append(array)
+    columns, chunks = [], []
+    for (path, _, is_flat), (rows, arrays) in groups.items():
+        lengths = [array.size for array in arrays]
+        if max(lengths) >= 2**32:
+            raise RecordError(".".join(path), max(lengths), "fewer than 2**32 values")
+        values = np.concatenate(arrays if is_flat else [array.ravel() for array in arrays])
+        width, data = _narrow(values)
+        shapes = None if is_flat else [array.shape for array in arrays]
+        columns.append(Packed(path, dtype_name(values), width, len(rows), values.size, shapes))
+        chunks += [np.array(rows, "<u4").tobytes(), np.array(lengths, "<u4").tobytes(), data]
+    return columns, b"".join(chunks)
+
+
+def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
+    """Invert `pack`; raises CorruptBytes unless the columns describe exactly these bytes."""
+    offset = 0
+    for column in columns:
+        size = 8 * column.num_arrays + _stored_size(column)
+        if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
+            raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")
+        yield from _unpack_column(column, data[offset : offset + size])
+        offset += size
+    if offset != len(data):
+        raise CorruptBytes(f"array data: {len(data) - offset} bytes that belong to no column")
+
+
+def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
+    name = ".".join(column.path)
+    rows = np.frombuffer(data, "<u4", column.num_arrays)
+    lengths = np.frombuffer(data, "<u4", column.num_arrays, offset=4 * column.num_arrays)
+    if int(lengths.sum()) != column.num_values:
+        raise CorruptBytes(f"array column {name}: lengths add up to {int(lengths.sum())}, not {column.num_values}")
+    values = _widen(column, data[8 * column.num_arrays :])
+    shapes = column.shapes
+    if shapes is not None and [math.prod(shape) for shape in shapes] != lengths.tolist():
+        raise CorruptBytes(f"array column {name}: shapes do not fit the lengths")
+    stop = 0
+    for number, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
+        start, stop = stop, stop + length
+        array = values[start:stop]
+        yield column.path, row, array if shapes is None else array.reshape(shapes[number])
+
+
+def _narrow(values: Array) -> tuple[int, bytes]:
+    """The bytes of an array, without the high bytes that are zero in every value."""
+    name = dtype_name(values)
+    if name == "bool":
+        return 0, np.packbits(values).tobytes()
+    size = values.dtype.itemsize
+    if name in INTEGERS and values.size:
+        bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
+        width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
+        if width < size:
+            return width, values.view(np.uint8).reshape(-1, size)[:, :width].tobytes()
+    return size, values.tobytes()
+
+
+def _widen(column: Packed, data: memoryview) -> Array:
+    try:
+        dtype = dtype_named(column.dtype)
+    except RecordError as error:
+        raise CorruptBytes(f"array column {'.'.join(column.path)}: {error}") from None
+    if column.dtype == "bool" and column.width == 0:
+        return np.unpackbits(np.frombuffer(data, np.uint8), count=column.num_values).view(np.bool_)
+    if column.width == dtype.itemsize and column.dtype != "bool":
+        return np.frombuffer(data, dtype)
+    if column.dtype not in INTEGERS or not 0 < column.width < dtype.itemsize:
+        raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes a value of {column.dtype}")
+    wide = np.zeros((column.num_values, dtype.itemsize), np.uint8)
+    wide[:, : column.width] = np.frombuffer(data, np.uint8).reshape(-1, column.width)
+    return wide.view(dtype).ravel()
+
+
+def _stored_size(column: Packed) -> int:
+    return (column.num_values + 7) // 8 if column.width == 0 else column.num_values * column.width
