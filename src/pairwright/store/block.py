@@ -5,6 +5,7 @@ written through jsontext, so that NaN and infinities survive.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -65,34 +66,36 @@ _PLAIN = tuple(
     for name in Block.__struct_fields__
     if name not in ("num_records", "arrays", "multi_modal_keys", *_OPEN_JSON, *_SIDES)
 )
+_SCALARS = (*_PLAIN, *_OPEN_JSON, *_SIDES, "multi_modal_inputs")
 
 
 def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Entry]]:
     """The columns of experiences, and their arrays as entries for `pack`."""
-    columns: dict[str, Any] = {}
-    for name in _PLAIN:
-        values = [getattr(exp, name) for exp in experiences]
-        if name in ("eid", "kind") or any(value is not None and value != () for value in values):
-            columns[name] = values
-    for name in _OPEN_JSON:
-        values = [getattr(exp, name) for exp in experiences]
-        if any(value is not None and value != {} for value in values):
-            columns[name] = msgspec.Raw(to_json(values).encode())
-    for name in _SIDES:
-        sides = [getattr(exp, name) for exp in experiences]
-        if any(side is not None for side in sides):
-            columns[name] = [None if side is None else _side_meta(side) for side in sides]
-    if any(exp.multi_modal_inputs for exp in experiences):
-        columns["multi_modal_keys"] = [tuple(exp.multi_modal_inputs) for exp in experiences]
+    columns: dict[str, Any] = {"eid": [], "kind": []}
+    for name, values in zip(_SCALARS, zip(*map(attrgetter(*_SCALARS), experiences), strict=True), strict=False):
+        if _all_default(values):
+            continue
+        if name in _OPEN_JSON:
+            columns[name] = msgspec.Raw(to_json(list(values)).encode())
+        elif name in _SIDES:
+            columns[name] = [None if side is None else _side_meta(side) for side in values]
+        elif name == "multi_modal_inputs":
+            columns["multi_modal_keys"] = [tuple(inputs) for inputs in values]
+        else:
+            columns[name] = list(values)
     return Block(num_records=len(experiences), **columns), list(array_entries(experiences))
+
+
+def _all_default(values: tuple[Any, ...]) -> bool:
+    return values.count(None) == len(values) or values.count(()) == len(values) or values.count({}) == len(values)
 
 
 def array_entries(experiences: Sequence[Experience]) -> Iterator[Entry]:
     """Every array of the experiences with the field it belongs to and its record's number."""
     for name in ARRAYS:
         path = (name,)
-        for row, exp in enumerate(experiences):
-            if (array := getattr(exp, name)) is not None:
+        for row, array in enumerate(map(attrgetter(name), experiences)):
+            if array is not None:
                 yield path, row, array
     for row, exp in enumerate(experiences):
         for key, array in exp.multi_modal_inputs.items():

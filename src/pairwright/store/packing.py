@@ -3,8 +3,8 @@
     packed, data = pack([(("tokens",), 0, ids_of_record_0), (("tokens",), 1, ids_of_record_1), ...])
 
 `packed` describes the columns, `data` holds for each of them its rows, its lengths and its values. Booleans take a bit
-each and non-negative integers as few bytes as their largest value needs; `unpack` gives back the dtype that went in, bit
-for bit. Nothing is allocated on the word of a header: every size is checked against the bytes that are there.
+each and non-negative integers as few bytes as their largest value needs; `unpack` gives back the dtype that went in,
+bit for bit. Nothing is allocated on the word of a header: every size is checked against the bytes that are there.
 """
 
 import math
@@ -82,7 +82,10 @@ def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
 
 
 def _narrow(values: Array) -> tuple[int, bytes]:
-    """The bytes of an array, without the high bytes that are zero in every value."""
+    """The bytes of an array, without the high bytes that are zero in every value.
+
+    Three bytes a value are stored as all the low two, then all the high ones: a few whole-array operations.
+    """
     name = dtype_name(values)
     if name == "bool":
         return 0, np.packbits(values).tobytes()
@@ -91,7 +94,7 @@ def _narrow(values: Array) -> tuple[int, bytes]:
         bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
         width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
         if width < size:
-            return width, values.view(np.uint8).reshape(-1, size)[:, :width].tobytes()
+            return width, b"".join((values >> shift).astype(part).tobytes() for part, shift in _parts(width))
     return size, values.tobytes()
 
 
@@ -106,9 +109,21 @@ def _widen(column: Packed, data: memoryview) -> Array:
         return np.frombuffer(data, dtype)
     if column.dtype not in INTEGERS or not 0 < column.width < dtype.itemsize:
         raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes a value of {column.dtype}")
-    wide = np.zeros((column.num_values, dtype.itemsize), np.uint8)
-    wide[:, : column.width] = np.frombuffer(data, np.uint8).reshape(-1, column.width)
-    return wide.view(dtype).ravel()
+    values, offset = np.zeros(column.num_values, dtype), 0
+    for part, shift in _parts(column.width):
+        stored = np.frombuffer(data, part, column.num_values, offset=offset)
+        values |= stored.astype(dtype) << shift
+        offset += stored.nbytes
+    return values
+
+
+def _parts(width: int) -> Iterator[tuple[str, int]]:
+    """The unsigned dtypes that make up `width` bytes, each with the shift of its bits."""
+    shift = 0
+    for size in (4, 2, 1):
+        if width & size:
+            yield f"<u{size}", shift
+            shift += 8 * size
 
 
 def _stored_size(column: Packed) -> int:
