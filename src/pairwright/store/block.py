@@ -4,7 +4,7 @@ A column in which every record has the default is left out. Values of `info`, `m
 written through jsontext, so that NaN and infinities survive.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -78,7 +78,7 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Entry]]:
         if name in _OPEN_JSON:
             columns[name] = msgspec.Raw(to_json(list(values)).encode())
         elif name in _SIDES:
-            columns[name] = [None if side is None else _side_meta(side) for side in values]
+            columns[name] = [None if side is None else side_meta(side) for side in values]
         elif name == "multi_modal_inputs":
             columns["multi_modal_keys"] = [tuple(inputs) for inputs in values]
         else:
@@ -116,8 +116,18 @@ def experiences_of(block: Block, data: memoryview) -> list[Experience]:
         raw = getattr(block, name)
         _spread(fields, name, from_json(bytes(raw)) if bytes(raw) else None)
     _spread(fields, "multi_modal_inputs", block.multi_modal_keys and [dict.fromkeys(k) for k in block.multi_modal_keys])
+    sides = place_arrays(fields, unpack(block.arrays, data))
+    for name in _SIDES:
+        metas = getattr(block, name)
+        if metas is not None:
+            _spread(fields, name, [side_of_meta(meta, sides[name].get(row, {})) for row, meta in enumerate(metas)])
+    return [Experience(**values) for values in fields]
+
+
+def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict[str, dict[int, dict[str, Array]]]:
+    """Put each array into the fields of its record; those of the sides are returned, by side, record and name."""
     sides: dict[str, dict[int, dict[str, Array]]] = {name: {} for name in _SIDES}
-    for path, row, array in unpack(block.arrays, data):
+    for path, row, array in entries:
         if row >= len(fields):
             raise CorruptBytes(f"array of {'.'.join(path)}: record {row} of {len(fields)}")
         if len(path) == 1 and path[0] in ARRAYS:
@@ -128,11 +138,7 @@ def experiences_of(block: Block, data: memoryview) -> list[Experience]:
             sides[path[0]].setdefault(row, {})[path[1]] = array
         else:
             raise CorruptBytes(f"array of an unknown field {'.'.join(path)}")
-    for name in _SIDES:
-        metas = getattr(block, name)
-        if metas is not None:
-            _spread(fields, name, [_side(meta, sides[name].get(row, {})) for row, meta in enumerate(metas)])
-    return [Experience(**values) for values in fields]
+    return sides
 
 
 def _checked_length(block: Block) -> int:
@@ -150,7 +156,7 @@ def _spread(fields: list[dict[str, Any]], name: str, values: Any) -> None:
         target[name] = value
 
 
-def _side_meta(side: Side) -> SideMeta:
+def side_meta(side: Side) -> SideMeta:
     return SideMeta(
         messages=side.messages,
         text=side.text,
@@ -161,7 +167,7 @@ def _side_meta(side: Side) -> SideMeta:
     )
 
 
-def _side(meta: SideMeta | None, arrays: dict[str, Array]) -> Side | None:
+def side_of_meta(meta: SideMeta | None, arrays: dict[str, Array]) -> Side | None:
     if meta is None:
         return None
     return Side(

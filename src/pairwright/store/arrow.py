@@ -1,0 +1,200 @@
+"""Experiences as Arrow and as HF datasets, both ways, without loss: kinds, dtypes, custom fields, any shape of info."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from pairwright.arrays import INTEGERS, Array, dtype_name, dtype_named
+from pairwright.errors import CorruptBytes, PairwrightError, RecordError, TableError
+from pairwright.jsontext import from_json
+from pairwright.messages import ErrorSite, Json, Message
+from pairwright.records import EID, CustomField, Experience, SideOf, Source
+from pairwright.store.block import SideMeta, array_entries, place_arrays, side_of_meta
+from pairwright.store.columns import ARRAY_TYPES, CONTENT, NARROW, SCHEMA
+from pairwright.store.packing import Entry, Packed, pack, unpack
+
+if TYPE_CHECKING:
+    import datasets
+
+_BLOB_HEADER = msgspec.json.Decoder(list[Packed])
+_DECODERS: dict[str, Any] = {
+    "prompt": msgspec.json.Decoder(tuple[Message, ...]).decode,
+    "tools": msgspec.json.Decoder(tuple[Json, ...]).decode,
+    "completion": msgspec.json.Decoder(tuple[Message, ...]).decode,
+    "chosen": msgspec.json.Decoder(SideMeta).decode,
+    "rejected": msgspec.json.Decoder(SideMeta).decode,
+    "errors": msgspec.json.Decoder(tuple[ErrorSite, ...]).decode,
+    "side_of": msgspec.json.Decoder(SideOf).decode,
+    "custom_fields": msgspec.json.Decoder(tuple[CustomField, ...]).decode,
+    "reward_components": from_json,
+    "info": from_json,
+    "metrics": from_json,
+    "model_version": msgspec.json.Decoder(int | str).decode,
+    "prompt_text": str,
+    "response_text": str,
+    "kind": str,
+    "reward": float,
+    "prompt_length": int,
+    "truncate_status": str,
+}
+
+
+def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
+    """Experiences as one record batch with the table's schema."""
+    arrays = [pa.array(map(column.of, experiences), column.type) for column in (*NARROW, *CONTENT)]
+    native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
+    odd: dict[int, list[Entry]] = {}
+    for path, row, array in array_entries(experiences):
+        if len(path) == 1 and _is_native(path[0], array):
+            native[path[0]][row] = array
+        else:
+            odd.setdefault(row, []).append((path, 0, array))
+    arrays += [_list_column(name, rows, len(experiences)) for name, rows in native.items()]
+    arrays.append(pa.array(_dtypes_column(native, len(experiences)), pa.string()))
+    arrays.append(
+        pa.array([_blob(odd[row]) if row in odd else None for row in range(len(experiences))], pa.large_binary())
+    )
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def from_batch(batch: pa.RecordBatch) -> list[Experience]:
+    """Invert `to_batch`; columns may come in any order, and others beside them are ignored."""
+    names = set(batch.schema.names)
+    missing = [name for name in ("uid", "kind") if name not in names]
+    if missing:
+        raise TableError(f"not experiences: no column {missing[0]!r} among {sorted(names)}")
+    fields: list[dict[str, Any]] = [{"eid": EID.parse(uid)} for uid in batch.column("uid").to_pylist()]
+    try:
+        for name, decode in _DECODERS.items():
+            if name in names:
+                for values, value in zip(fields, batch.column(name).to_pylist(), strict=True):
+                    if value is not None:
+                        values[name] = decode(value)
+        _read_sources(batch, names, fields)
+        _read_arrays(batch, names, fields)
+        return [Experience(**values) for values in fields]
+    except (msgspec.MsgspecError, RecordError, CorruptBytes) as error:
+        raise TableError(f"a row that is no valid experience: {error}") from error
+
+
+def to_arrow(experiences: Sequence[Experience]) -> pa.Table:
+    return pa.Table.from_batches([to_batch(experiences)])
+
+
+def from_arrow(table: pa.Table) -> list[Experience]:
+    return [exp for batch in table.to_batches() for exp in from_batch(_cast(batch))]
+
+
+def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
+    """A Hugging Face dataset with the table's columns."""
+    return _datasets().Dataset(to_arrow(experiences))
+
+
+def from_dataset(dataset: "datasets.Dataset") -> list[Experience]:
+    return from_arrow(dataset.with_format("arrow")[:])
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise PairwrightError("HF datasets are not installed: pip install 'pairwright[hf]'") from None
+    return datasets
+
+
+def _cast(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with our column types; other tools may have changed string to large_string and the like."""
+    names = [name for name in SCHEMA.names if name in batch.schema.names]
+    return batch.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
+
+
+def _is_native(name: str, array: Array) -> bool:
+    if name not in ARRAY_TYPES or array.ndim != 1:
+        return False
+    held, given = ARRAY_TYPES[name][0], dtype_name(array)
+    # tokens fit int32 and masks are 0 or 1: both were checked when the record was built
+    return given == held or (held in ("int32", "bool") and given in INTEGERS)
+
+
+def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
+    dtype, item_type = ARRAY_TYPES[name]
+    if not rows:
+        return pa.nulls(num_rows, pa.list_(item_type))
+    lengths = np.zeros(num_rows, np.int32)
+    present = np.zeros(num_rows, bool)
+    for row, array in rows.items():
+        lengths[row], present[row] = array.size, True
+    values = np.concatenate(list(rows.values()), dtype=dtype_named(dtype), casting="unsafe")
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(values, item_type), mask=pa.array(~present))
+
+
+def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[str | None]:
+    """For each row the dtypes that differ from the column's, as JSON; null where none does."""
+    names: list[dict[str, str]] = [{} for _ in range(num_rows)]
+    for name, rows in native.items():
+        for row, array in rows.items():
+            if (given := dtype_name(array)) != ARRAY_TYPES[name][0]:
+                names[row][name] = given
+    return [msgspec.json.encode(row).decode() if row else None for row in names]
+
+
+def _blob(entries: list[Entry]) -> bytes:
+    columns, data = pack(entries)
+    header = msgspec.json.encode(columns)
+    return len(header).to_bytes(4, "little") + header + data
+
+
+def _read_blob(blob: bytes) -> Iterator[Entry]:
+    size = int.from_bytes(blob[:4], "little")
+    if len(blob) < 4 + size:
+        raise CorruptBytes(f"column arrays: a header of {size} bytes in {len(blob)}")
+    return unpack(_BLOB_HEADER.decode(blob[4 : 4 + size]), memoryview(blob)[4 + size :])
+
+
+def _read_sources(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, Any]]) -> None:
+    if not {"source", "source_line", "source_format"} <= names:
+        return
+    columns = (batch.column(name).to_pylist() for name in ("source", "source_line", "source_format"))
+    for values, file, line, format_name in zip(fields, *columns, strict=True):
+        if file is not None:
+            values["source"] = Source(file=file, line=line, format=format_name)
+
+
+def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, Any]]) -> None:
+    dtypes = batch.column("dtypes").to_pylist() if "dtypes" in names else [None] * len(fields)
+    for name in ARRAY_TYPES:
+        if name in names:
+            for row, array in _list_values(batch.column(name), name):
+                given = dtypes[row]
+                dtype = msgspec.json.decode(given, type=dict[str, str]).get(name) if given is not None else None
+                fields[row][name] = array if dtype is None else array.astype(dtype_named(dtype))
+    entries: list[Entry] = []
+    if "arrays" in names:
+        for row, blob in enumerate(batch.column("arrays").to_pylist()):
+            if blob is not None:
+                entries += [(path, row, array) for path, _, array in _read_blob(blob)]
+    for path, row, _ in entries:
+        if path[0] == "multi_modal_inputs":
+            fields[row].setdefault("multi_modal_inputs", {})[path[1]] = None
+    metas = {name: [values.pop(name, None) for values in fields] for name in ("chosen", "rejected")}
+    sides = place_arrays(fields, entries)
+    for name, column in metas.items():
+        for row, meta in enumerate(column):
+            if meta is not None:
+                fields[row][name] = side_of_meta(meta, sides[name].get(row, {}))
+
+
+def _list_values(column: pa.Array, name: str) -> Iterable[tuple[int, Array]]:
+    if column.null_count == len(column):
+        return
+    offsets = column.offsets.to_numpy(zero_copy_only=False)
+    values = column.values.to_numpy(zero_copy_only=False)
+    if values.dtype == object:  # a null inside a list
+        raise CorruptBytes(f"column {name}: a list with a null value")
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    for row in np.flatnonzero(valid).tolist():
+        yield row, values[offsets[row] : offsets[row + 1]]

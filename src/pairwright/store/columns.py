@@ -1,0 +1,120 @@
+"""The columns of the experience table, declared once: Parquet, Arrow, HF datasets and command line derive from this.
+
+Narrow columns are for queries: ids, reward, hashes, lengths, source. They are made from the record, and all but `uid`,
+`kind`, `reward`, `prompt_length` and `source` can be made again from the content. Content is JSON text, so that Arrow
+never unifies shapes across rows. Arrays are native lists where the column's type holds the values exactly; `dtypes`
+says what they were, and `arrays` holds (packed) what no native column can: other float widths, more dimensions,
+multi-modal inputs, the arrays of a preference's sides.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from pairwright.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.jsontext import to_json
+from pairwright.messages import Message
+from pairwright.records import Experience
+from pairwright.store.block import side_meta
+
+encode = msgspec.json.encode
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: pa.DataType
+    of: Callable[[Experience], Any]
+    meaning: str
+
+
+def _json_or_null(value: Any) -> str | None:
+    return encode(value).decode() if value else None
+
+
+def _open_json_or_null(value: Any) -> str | None:
+    return to_json(value) if value else None
+
+
+def _num_characters(messages: tuple[Message, ...]) -> int:
+    return sum(
+        len(message.text) + len(message.reasoning or "") + sum(len(call.arguments) for call in message.tool_calls)
+        for message in messages
+    )
+
+
+def _completion_hash(exp: Experience) -> str | None:
+    if exp.completion:
+        return content_hash(canonical_messages(exp.completion))
+    return None if exp.response_text is None else content_hash(exp.response_text)
+
+
+def _model_version(exp: Experience) -> str | None:
+    return None if exp.model_version is None else encode(exp.model_version).decode()
+
+
+_TEXT, _LONG = pa.string(), pa.large_string()
+
+NARROW = (
+    Column("uid", _TEXT, lambda e: e.eid.uid, "the whole id: [batch, task, run, step, suffix]"),
+    Column("tid", _TEXT, lambda e: e.eid.tid, "the task: [batch, task]"),
+    Column("batch", _TEXT, lambda e: str(e.eid.batch), "collection round"),
+    Column("task", _TEXT, lambda e: str(e.eid.task), "problem put to the agent"),
+    Column("run", pa.int64(), lambda e: e.eid.run, "attempt at the task"),
+    Column("step", pa.int64(), lambda e: e.eid.step, "decision point in the run"),
+    Column("kind", _TEXT, lambda e: e.kind.value, "single_turn, multi_turn or preference"),
+    Column("reward", pa.float64(), lambda e: e.reward, "score; null, NaN or infinite: unscored"),
+    Column("model_version", _TEXT, _model_version, "model that answered, as JSON"),
+    Column("prompt_hash", _TEXT, lambda e: prompt_hash(e.prompt, e.tools), "equal for prompts that may be compared"),
+    Column("completion_hash", _TEXT, _completion_hash, "equal for completions that mean the same"),
+    Column("num_prompt_messages", pa.int32(), lambda e: len(e.prompt), "messages in the prompt"),
+    Column("num_completion_messages", pa.int32(), lambda e: len(e.completion), "messages in the completion"),
+    Column("num_completion_characters", pa.int64(), lambda e: _num_characters(e.completion), "its text and calls"),
+    Column("num_errors", pa.int32(), lambda e: len(e.errors), "error sites"),
+    Column("num_tokens", pa.int32(), lambda e: None if e.tokens is None else len(e.tokens), "token ids recorded"),
+    Column("prompt_length", pa.int32(), lambda e: e.prompt_length, "of them, the prompt's"),
+    Column("truncate_status", _TEXT, lambda e: e.truncate_status, "prompt_truncated or response_truncated"),
+    Column("source_format", _TEXT, lambda e: e.source and e.source.format, "format it was read from"),
+    Column("source", _TEXT, lambda e: e.source and e.source.file, "file it was read from"),
+    Column("source_line", pa.int64(), lambda e: e.source and e.source.line, "and the line, from 1"),
+)
+
+CONTENT = (
+    Column("prompt", _LONG, lambda e: _json_or_null(e.prompt), "messages, as JSON"),
+    Column("tools", _LONG, lambda e: _json_or_null(e.tools), "tool schemas, as JSON"),
+    Column("completion", _LONG, lambda e: _json_or_null(e.completion), "messages, as JSON"),
+    Column("chosen", _LONG, lambda e: e.chosen and encode(side_meta(e.chosen)).decode(), "side, as JSON"),
+    Column("rejected", _LONG, lambda e: e.rejected and encode(side_meta(e.rejected)).decode(), "side, as JSON"),
+    Column("prompt_text", _LONG, lambda e: e.prompt_text, "prompt as plain text"),
+    Column("response_text", _LONG, lambda e: e.response_text, "response as plain text"),
+    Column("reward_components", _LONG, lambda e: _open_json_or_null(e.reward_components), "as JSON"),
+    Column("errors", _LONG, lambda e: _json_or_null(e.errors), "error sites, as JSON"),
+    Column("info", _LONG, lambda e: _open_json_or_null(e.info), "as JSON"),
+    Column("metrics", _LONG, lambda e: _open_json_or_null(e.metrics), "as JSON"),
+    Column("side_of", _TEXT, lambda e: e.side_of and encode(e.side_of).decode(), "preference it was split from"),
+    Column("custom_fields", _TEXT, lambda e: _json_or_null(e.custom_fields), "as JSON"),
+)
+
+# Native list columns: the dtype whose values they hold exactly, and that records have unless `dtypes` says otherwise.
+ARRAY_TYPES = {
+    "tokens": ("int32", pa.int32()),
+    "logprobs": ("float32", pa.float32()),
+    "action_mask": ("bool", pa.bool_()),
+    "token_level_reward": ("float32", pa.float32()),
+    "advantages": ("float32", pa.float32()),
+    "returns": ("float32", pa.float32()),
+    "teacher_logprobs": ("float32", pa.float32()),
+}
+
+SCHEMA = pa.schema(
+    [pa.field(column.name, column.type) for column in (*NARROW, *CONTENT)]
+    + [pa.field(name, pa.list_(item_type)) for name, (_, item_type) in ARRAY_TYPES.items()]
+    + [pa.field("dtypes", pa.string()), pa.field("arrays", pa.large_binary())],
+    metadata={"pairwright.table": "1"},
+)
+NARROW_NAMES = tuple(column.name for column in NARROW)
+# Repeated values that a dictionary shrinks; large texts are left to the compressor.
+DICTIONARY_NAMES = ("tid", "batch", "task", "kind", "model_version", "prompt_hash", "source_format", "source", "dtypes")

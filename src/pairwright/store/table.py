@@ -1,0 +1,302 @@
+"""The experience table: a folder that loses nothing.
+
+    DIR/table.json               says that this is a table, and its version
+    DIR/<id>.parquet             a part: rows with the columns of columns.py
+    DIR/<id>.journal             appends that are not in a part yet (journal.py)
+
+An append is durable when it returns. A journal becomes the part of the same id in one rename, then is deleted; where
+both exist the part counts. So a crash at any moment leaves every acknowledged record there exactly once, readers never
+see half a write, and any number of processes may append. Names sort by time, so rows come in the order of appending.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.errors import TableError
+from pairwright.records import Experience
+from pairwright.store.arrow import from_batch, to_batch
+from pairwright.store.codec import dumps_many
+from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
+from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
+
+_MARKER = "table.json"
+_VERSION = 1
+_GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
+ROWS_PER_GROUP = 4096
+
+
+class Table:
+    """Experiences in a folder. Opening creates the folder unless `create` is False.
+
+    >>> import tempfile; folder = tempfile.mkdtemp()
+    >>> from pairwright import EID, Experience, Message
+    >>> with Table(folder) as table:
+    ...     table.append([Experience(kind="single_turn", prompt=[Message("user", "hi")], reward=1.0)])
+    1
+    >>> [exp.reward for exp in Table(folder).records()]
+    [1.0]
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, journal_bytes: int = 64 * 2**20) -> None:
+        self.path = Path(path)
+        self._journal_bytes = journal_bytes
+        self._journal: JournalWriter | None = None
+        self._lock = threading.Lock()
+        self._compactions: list[threading.Thread] = []
+        self._open(create)
+
+    def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
+        """Add experiences; on return they survive `kill -9` and loss of power. Returns how many were added."""
+        rows = list(experiences)
+        if not rows:
+            return 0
+        payload = dumps_many(rows, compress=False)
+        with self._lock:
+            if self._journal is None or self._journal.pid != os.getpid():  # a forked child writes its own journal
+                self._journal = JournalWriter(self.path)
+            self._journal.write(payload, durable=durable)
+            if self._journal.size >= self._journal_bytes:
+                self._roll()
+        return len(rows)
+
+    def write_part(self, batches: Iterable[pa.RecordBatch]) -> int:
+        """Add rows in bulk as one new part, which appears whole or not at all. Returns how many were added."""
+        return self._write_part(new_segment_id(), batches)
+
+    def records(self, where: pl.Expr | None = None) -> Iterator[Experience]:
+        """The experiences, streamed, a few thousand at a time."""
+        for batch in self.scan(where=where):
+            yield from from_batch(batch)
+
+    def scan(self, where: pl.Expr | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows as record batches, in memory bounded by a batch. `where` is a Polars expression over the columns."""
+        wanted = list(SCHEMA.names if columns is None else columns)
+        unknown = [name for name in wanted if name not in SCHEMA.names]
+        if unknown:
+            raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
+        needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
+        for batch in self._batches(needed):
+            if where is not None:
+                batch = pl.DataFrame(batch).filter(where).select(wanted).to_arrow().combine_chunks()
+                yield from batch.cast(pa.schema([SCHEMA.field(name) for name in wanted])).to_batches()
+            elif batch.num_rows:
+                yield batch.select(wanted)
+
+    def lazy(self) -> pl.LazyFrame:
+        """The table as a Polars LazyFrame, for queries on narrow columns."""
+        empty = pl.DataFrame(SCHEMA.empty_table())
+        frames = [empty.lazy()]
+        for segment in self._segments():
+            if segment.suffix == ".parquet":
+                frames.append(pl.scan_parquet(segment, glob=False))
+            elif batches := list(self._journal_batches(segment, SCHEMA.names)):
+                frames.append(pl.DataFrame(pa.Table.from_batches(batches)).lazy())
+        return pl.concat(frames)
+
+    def count(self, where: pl.Expr | None = None) -> int:
+        """How many rows there are, or how many of them `where` holds for."""
+        frame = self.lazy() if where is None else self.lazy().filter(where)
+        return int(frame.select(pl.len()).collect().item())
+
+    def head(self, num_rows: int = 5, where: pl.Expr | None = None) -> list[Experience]:
+        """The first experiences."""
+        found: list[Experience] = []
+        for batch in self.scan(where=where):
+            found += from_batch(batch.slice(0, num_rows - len(found)))
+            if len(found) >= num_rows:
+                break
+        return found
+
+    def group_by(self, by: Literal["task", "run", "step"]) -> pl.LazyFrame:
+        """One row a group: its key, the ids and rewards of its experiences, and how many there are."""
+        if by not in _GROUP_COLUMNS:
+            raise TableError(f"group_by: got {by!r}, expected 'task', 'run' or 'step'")
+        return (
+            self.lazy()
+            .select("uid", "tid", "run", "step", "reward", "prompt_hash")
+            .group_by(_GROUP_COLUMNS[by], maintain_order=True)
+            .agg(pl.col("uid", "reward", "prompt_hash"), num_experiences=pl.len())
+        )
+
+    def delete(self, where: pl.Expr) -> int:
+        """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
+        self.compact()
+        removed = 0
+        for part in self._segments():
+            before = pq.read_metadata(part).num_rows
+            kept = pl.scan_parquet(part, glob=False).filter(where.not_() | where.is_null()).collect().to_arrow()
+            if kept.num_rows < before:
+                self._write_part(part.stem, kept.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
+                removed += before - kept.num_rows
+        return removed
+
+    def compact(self) -> int:
+        """Turn journals whose writer is gone, and this table's own, into parts. Returns how many were."""
+        with self._lock:
+            self._close_journal()
+            compactions, self._compactions = self._compactions, []
+        for thread in compactions:
+            thread.join()
+        return sum(self._compact(path) for path in sorted(self.path.glob(f"*{SUFFIX}")))
+
+    def close(self) -> None:
+        """Finish: what was appended here becomes a part."""
+        self.compact()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Table({str(self.path)!r})"
+
+    def _open(self, create: bool) -> None:
+        marker = self.path / _MARKER
+        if not marker.exists():
+            if not create:
+                raise TableError(
+                    f"{self.path}: no experience table here; make one with `pairwright import ... -o {self.path}`"
+                )
+            if self.path.is_dir() and any(not name.startswith(".") for name in os.listdir(self.path)):
+                raise TableError(f"{self.path}: not empty and not an experience table: choose another folder")
+            self.path.mkdir(parents=True, exist_ok=True)
+            content = msgspec.json.encode({"format": "pairwright-experience", "version": _VERSION})
+            hidden = self.path / f".{new_segment_id()}.tmp"
+            hidden.write_bytes(content)
+            hidden.rename(marker)
+            sync_folder(self.path)
+        try:
+            found = msgspec.json.decode(marker.read_bytes(), type=dict[str, Any])
+        except (msgspec.MsgspecError, OSError) as error:
+            raise TableError(f"{marker}: cannot be read: {error}") from error
+        if found.get("version") != _VERSION:
+            raise TableError(
+                f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
+            )
+
+    def _roll(self) -> None:
+        """Close the journal and turn it into a part in the background, so that appends go on.
+
+        Where that fails (a full disk, say) the journal stays, and `close` tries again and says why.
+        """
+        journal = self._journal
+        self._close_journal()
+        if journal is not None:
+            thread = threading.Thread(target=self._compact_quietly, args=(journal.path,), name="pairwright-compact")
+            thread.start()
+            self._compactions.append(thread)
+
+    def _compact_quietly(self, path: Path) -> None:
+        with contextlib.suppress(TableError):
+            self._compact(path)
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            if self._journal.pid == os.getpid():
+                self._journal.close()
+            self._journal = None
+
+    def _compact(self, path: Path) -> bool:
+        fd = try_lock(path)
+        if fd is None:
+            return False
+        try:
+            part = path.with_suffix(".parquet")
+            if path.exists() and not part.exists():
+                with open(fd, "rb", closefd=False) as file:
+                    appends = read_journal(file.read(), path.name)
+                    self._write_part(path.stem, (to_batch(experiences) for experiences in appends))
+            path.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(fd)
+
+    def _write_part(self, segment_id: str, batches: Iterable[pa.RecordBatch]) -> int:
+        hidden = self.path / f".{segment_id}.{os.urandom(4).hex()}.tmp"
+        num_rows = 0
+        try:
+            with pq.ParquetWriter(
+                hidden, SCHEMA, compression="zstd", compression_level=1, use_dictionary=list(DICTIONARY_NAMES),
+                write_statistics=["uid", "tid", "run", "step", "reward", "source"],
+            ) as writer:  # fmt: skip
+                for group in _grouped(batches):
+                    writer.write_table(group, row_group_size=group.num_rows)
+                    num_rows += group.num_rows
+            with open(hidden, "rb") as file:
+                os.fsync(file.fileno())
+            if num_rows or (self.path / f"{segment_id}.parquet").exists():
+                hidden.rename(self.path / f"{segment_id}.parquet")
+                sync_folder(self.path)
+        except OSError as error:
+            raise TableError(f"{self.path}: {error.strerror or error}; no part was written") from error
+        finally:
+            hidden.unlink(missing_ok=True)
+        return num_rows
+
+    def _segments(self) -> list[Path]:
+        """The parts, and the journals that are no part yet, at one moment and in order.
+
+        A journal that is compacted while the folder is being listed could be missed in both forms, but then a second
+        listing shows the part: list until two listings agree.
+        """
+        names = sorted(os.listdir(self.path))
+        while names != (again := sorted(os.listdir(self.path))):
+            names = again
+        done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+        return [
+            self.path / name
+            for name in names
+            if name.endswith(".parquet") or (name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in done)
+        ]
+
+    def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for segment in self._segments():
+            read = self._journal_batches if segment.suffix == SUFFIX else self._part_batches
+            yield from read(segment, columns)
+
+    def _part_batches(self, part: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            with pq.ParquetFile(part) as file:
+                yield from file.iter_batches(ROWS_PER_GROUP, columns=columns)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise TableError(f"{part}: damaged or no part of this table: {error}") from error
+
+    def _journal_batches(self, journal: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        try:
+            data = journal.read_bytes()
+        except FileNotFoundError:  # it has become a part since the folder was listed
+            part = journal.with_suffix(".parquet")
+            if part.exists():
+                yield from self._part_batches(part, columns)
+            return
+        for experiences in read_journal(data, journal.name):
+            yield to_batch(experiences).select(columns)
+
+
+def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Small batches put together into row groups of a few thousand rows or 64 MB, whichever is less."""
+    pending: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        pending.append(batch)
+        num_rows += batch.num_rows
+        num_bytes += batch.nbytes
+        if num_rows >= ROWS_PER_GROUP or num_bytes >= 64 * 2**20:
+            yield pa.Table.from_batches(pending)
+            pending, num_rows, num_bytes = [], 0, 0
+    if num_rows:
+        yield pa.Table.from_batches(pending)
