@@ -90,14 +90,14 @@ def from_arrow(table: pa.Table) -> list[Experience]:
 
 def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
     """A Hugging Face dataset with the table's columns."""
-    return _datasets().Dataset(to_arrow(experiences))
+    return import_datasets().Dataset(to_arrow(experiences))
 
 
 def from_dataset(dataset: "datasets.Dataset") -> list[Experience]:
     return from_arrow(dataset.with_format("arrow")[:])
 
 
-def _datasets() -> Any:
+def import_datasets() -> Any:
     try:
         import datasets
     except ImportError:

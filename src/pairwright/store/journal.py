@@ -1,8 +1,8 @@
 """Journals: where appended experiences are safe before they are in a Parquet part.
 
 A journal is a file of payloads (codec.py), one for each append, written and synced before the append returns. One
-process writes it and holds a lock on it; when the lock can be taken, its writer is gone. A payload that was cut short by
-a crash was never acknowledged: reading stops before it.
+process writes it and holds a lock on it; when the lock can be taken, its writer is gone. A payload that a crash cut
+short was never acknowledged: reading stops before it.
 """
 
 import fcntl

@@ -62,7 +62,9 @@ class Table:
             return 0
         payload = dumps_many(rows, compress=False)
         with self._lock:
-            if self._journal is None or self._journal.pid != os.getpid():  # a forked child writes its own journal
+            if self._journal is not None and self._journal.pid != os.getpid():
+                self._close_journal()  # a forked child writes a journal of its own; the parent keeps its lock
+            if self._journal is None:
                 self._journal = JournalWriter(self.path)
             self._journal.write(payload, durable=durable)
             if self._journal.size >= self._journal_bytes:
@@ -206,8 +208,7 @@ class Table:
 
     def _close_journal(self) -> None:
         if self._journal is not None:
-            if self._journal.pid == os.getpid():
-                self._journal.close()
+            self._journal.close()
             self._journal = None
 
     def _compact(self, path: Path) -> bool:

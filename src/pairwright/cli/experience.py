@@ -1,0 +1,124 @@
+"""`pairwright experience stats|head|export DIR`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_json_line, print_table, say
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+app = typer.Typer(help="Look at an experience table and write it elsewhere.", no_args_is_help=True)
+
+Dir = Annotated[Path, typer.Argument(help="The folder of an experience table.", show_default=False)]
+Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL expression holds, e.g. 'reward > 0.5'.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Target(StrEnum):
+    jsonl = "jsonl"
+    parquet = "parquet"
+    hf = "hf"
+    bytes = "bytes"
+
+
+@app.command()
+def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
+    """Count what a table holds: kinds, tasks, rewards, lengths, sources."""
+    from pairwright.store.statistics import table_statistics
+    from pairwright.store.table import Table
+
+    found = table_statistics(Table(folder, create=False), _condition(where))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict)]
+    for name, counts in found.items():
+        if isinstance(counts, dict):
+            rows += [(f"{name}: {key}", value) for key, value in counts.items()]
+    print_table(str(folder), ("what", "value"), rows)
+    say(f"{found['experiences']:,} experiences in {folder}. Next: pairwright experience head {folder}")
+
+
+@app.command()
+def head(
+    folder: Dir,
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 5,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first experiences: their conversation and reward, or whole as JSON lines."""
+    from pairwright.store.jsonform import experience_to_json
+    from pairwright.store.table import Table
+
+    found = Table(folder, create=False).head(num, _condition(where))
+    for exp in found:
+        if as_json:
+            print_json_line(experience_to_json(exp))
+            continue
+        print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
+        for message in exp.prompt:
+            _print_message("  given ", message)
+        for message in exp.completion:
+            _print_message("  made  " if message.is_generated else "  seen  ", message)
+        for name in ("chosen", "rejected"):
+            side = getattr(exp, name)
+            for message in side.messages if side else ():
+                _print_message(f"  {name[:6]:6}", message)
+        print()
+    say(f"{len(found)} shown of {folder}. Whole records: --json")
+
+
+@app.command()
+def export(
+    folder: Dir,
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; for hf a folder.")],
+    to: Annotated[Target | None, typer.Option(help="Format; by default told by the file's ending.")] = None,
+    where: Where = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a table as JSON lines, one Parquet file, an HF dataset on disk, or pairwright bytes."""
+    from pairwright.store.export import EXPORTERS
+    from pairwright.store.table import Table
+
+    table = Table(folder, create=False)
+    if output.exists() and not overwrite:
+        raise PairwrightError(f"{output} exists: replace it with --overwrite, or choose another name")
+    target = to or _target_of(output)
+    num_rows = EXPORTERS[target.value](table, output, _condition(where))
+    say(f"{num_rows:,} experiences written to {output} ({target.value})")
+
+
+def _target_of(output: Path) -> Target:
+    endings = {".jsonl": Target.jsonl, ".parquet": Target.parquet, ".pwxp": Target.bytes, "": Target.hf}
+    if output.suffix not in endings:
+        raise ConfigError(f"{output}: unknown ending {output.suffix!r}; say --to {'|'.join(Target)}")
+    return endings[output.suffix]
+
+
+def _condition(where: str | None) -> "pl.Expr | None":
+    if where is None:
+        return None
+    import polars as pl
+
+    from pairwright.store.columns import SCHEMA
+
+    try:
+        expression = pl.sql_expr(where)
+        unknown = [name for name in expression.meta.root_names() if name not in SCHEMA.names]
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"--where {where!r}: {str(error).splitlines()[0]}") from None
+    if unknown:
+        raise ConfigError(f"--where: no column {unknown[0]!r}; the table has {', '.join(SCHEMA.names)}")
+    return expression
+
+
+def _print_message(label: str, message: Any) -> None:
+    text = " ".join(message.text.split())
+    print(f"{label}{message.role}: {text[:160]}{'…' if len(text) > 160 else ''}")
+    for call in message.tool_calls:
+        print(f"{' ' * len(label)}  calls {call.name}({call.arguments[:120]})")

@@ -1,0 +1,53 @@
+"""The `pairwright` command: its groups, and the one place where errors become exit codes.
+
+Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad configuration or usage.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from pairwright import __version__
+from pairwright.cli import config, experience
+from pairwright.errors import PairwrightError
+
+app = typer.Typer(
+    name="pairwright",
+    help="Turn what an agent did into a better agent.",
+    epilog="Start with: pairwright experience --help. Every command that reads takes --json.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(experience.app, name="experience")
+app.add_typer(config.app, name="config")
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"pairwright {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; one line on stderr for every error a user can act on."""
+    try:
+        code = app(standalone_mode=False)
+    except PairwrightError as error:
+        sys.exit(_fail(str(error), error.exit_code))
+    except TyperException as error:
+        sys.exit(_fail(f"{error.format_message()} Try --help.", 3))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_fail("stopped", 130))
+    except BrokenPipeError:  # `pairwright ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"pairwright: {message}", file=sys.stderr)
+    return code

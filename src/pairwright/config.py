@@ -1,0 +1,209 @@
+"""Configuration: one model tree, filled from a YAML file, the environment and the command line, in that order.
+
+    seed: 0
+    experience: {durable: true}
+    sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
+
+`${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` and `-o sources.format nat`
+override single keys. An unknown key is an error that suggests the nearest one. What came from the environment is never
+shown: `show` prints the reference, and errors do not repeat the value.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from pairwright.errors import ConfigError
+
+ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class Section(BaseModel):
+    """A part of the configuration: frozen, and no key that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+class ExperienceConfig(Section):
+    """The experience table."""
+
+    durable: bool = True
+    """Sync every append to disk before it returns."""
+    journal_megabytes: int = Field(default=64, ge=1, le=4096)
+    """Size at which a journal is turned into a Parquet part."""
+
+
+class SourcesConfig(Section):
+    """What is read into the experience table."""
+
+    paths: list[str] = []
+    """Files, folders and globs."""
+    format: str = "auto"
+    """A format's name, or auto: told by the content of each file."""
+    reward: str | None = None
+    """Name of the reward component to use where a record has several."""
+    redact: bool = False
+    """Replace API keys, tokens and private keys by placeholders."""
+    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
+    """Keep bad records aside and go on, or end with exit code 1 when there are any."""
+
+
+class Config(Section):
+    """A run."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its files are in runs/<name>."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of everything that is drawn."""
+    experience: ExperienceConfig = ExperienceConfig()
+    sources: SourcesConfig = SourcesConfig()
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Config:
+    """The configuration of a file (or the defaults), with the environment and then the overrides applied."""
+    environment = os.environ if environment is None else environment
+    tree = merged_tree(path, overrides=overrides, environment=environment)
+    return _validated(_filled(tree, environment, "config"), str(path or "config"))
+
+
+def shown_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The resolved configuration for people to read: values from the environment stand as `${VAR}`."""
+    environment = os.environ if environment is None else environment
+    resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
+    shown: dict[str, Any] = _with_references(resolved, merged_tree(path, overrides=overrides, environment=environment))
+    return shown
+
+
+def merged_tree(
+    path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
+    tree = {} if path is None else _read_yaml(Path(path))
+    for variable in sorted(environment):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            _set(tree, key, f"${{{variable}}}", variable)
+    for key, value in overrides:
+        _set(tree, key, _yaml_value(value, f"-o {key}"), f"-o {key}")
+    return tree
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of the configuration, for editors."""
+    return Config.model_json_schema()
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {_problem(error)}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
+    return value
+
+
+def _yaml_value(text: str, where: str) -> Any:
+    """A value from the command line, read as YAML: 3 is a number, true a bool, [a, b] a list."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: not valid YAML: {_problem(error)}") from None
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{where}: {parent!r} is a value, not a section")
+    tree[last] = value
+
+
+def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, environment, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise ConfigError(f"{where}: the environment has no {match[1]}: set it, or write the value in the file")
+        return environment[match[1]]
+
+    filled = _REFERENCE.sub(replaced, value)
+    # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
+    return _yaml_value(filled, where) if _REFERENCE.fullmatch(value) else filled
+
+
+def _with_references(resolved: Any, written: Any) -> Any:
+    if isinstance(resolved, dict) and isinstance(written, dict):
+        return {key: _with_references(item, written.get(key)) for key, item in resolved.items()}
+    if isinstance(resolved, list) and isinstance(written, list) and len(resolved) == len(written):
+        return [_with_references(item, source) for item, source in zip(resolved, written, strict=True)]
+    return written if isinstance(written, str) and _REFERENCE.search(written) else resolved
+
+
+def _validated(tree: dict[str, Any], where: str) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors(include_url=False, include_input=False)]
+        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    dotted = ".".join(location)
+    if problem["type"] != "extra_forbidden":
+        return f"{dotted}: {problem['msg']}"
+    known = _known_keys(location[:-1])
+    near = difflib.get_close_matches(location[-1], known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key {dotted!r}; {hint}"
+
+
+def _known_keys(location: list[str]) -> list[str]:
+    model: Any = Config
+    for part in location:
+        field = model.model_fields.get(part)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _mark(error: Exception) -> str:
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(error: Exception) -> str:
+    return str(error.problem or error) if isinstance(error, MarkedYAMLError) else str(error).split("\n")[0]

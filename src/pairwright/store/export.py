@@ -1,0 +1,88 @@
+"""Experiences written for other tools: JSON lines, one Parquet file, an HF dataset, pairwright bytes."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.errors import PairwrightError
+from pairwright.jsontext import encode
+from pairwright.store.arrow import from_batch
+from pairwright.store.codec import dumps_many
+from pairwright.store.columns import SCHEMA
+from pairwright.store.jsonform import experience_to_json
+from pairwright.store.table import Table
+
+
+def export_jsonl(table: Table, output: Path, where: pl.Expr | None) -> int:
+    """One JSON object a line."""
+    num_rows = 0
+    with _written(output) as hidden, open(hidden, "wb") as file:
+        for exp in table.records(where):
+            file.write(encode(experience_to_json(exp)) + b"\n")
+            num_rows += 1
+    return num_rows
+
+
+def export_parquet(table: Table, output: Path, where: pl.Expr | None) -> int:
+    """One Parquet file with the table's columns."""
+    num_rows = 0
+    with _written(output) as hidden, pq.ParquetWriter(hidden, SCHEMA, compression="zstd") as writer:
+        for batch in table.scan(where):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def export_bytes(table: Table, output: Path, where: pl.Expr | None) -> int:
+    """One payload for each few thousand experiences, one after another."""
+    num_rows = 0
+    with _written(output) as hidden, open(hidden, "wb") as file:
+        for batch in table.scan(where):
+            file.write(dumps_many(from_batch(batch)))
+            num_rows += batch.num_rows
+    return num_rows
+
+
+def export_hf(table: Table, output: Path, where: pl.Expr | None) -> int:
+    """A folder that `datasets.load_from_disk` opens."""
+    from pairwright.store.arrow import import_datasets
+
+    datasets = import_datasets()
+    with _written(output) as hidden:
+        rows = pa.Table.from_batches(table.scan(where), schema=SCHEMA)
+        dataset = datasets.Dataset(rows)
+        dataset.save_to_disk(str(hidden))
+    return int(rows.num_rows)
+
+
+EXPORTERS: dict[str, Callable[[Table, Path, pl.Expr | None], int]] = {
+    "jsonl": export_jsonl,
+    "parquet": export_parquet,
+    "hf": export_hf,
+    "bytes": export_bytes,
+}
+
+
+@contextmanager
+def _written(output: Path) -> Iterator[Path]:
+    """A hidden path beside the output that takes its place only when everything was written."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    hidden = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    try:
+        yield hidden
+        if output.is_dir():
+            shutil.rmtree(output)
+        hidden.replace(output)
+    except OSError as error:
+        raise PairwrightError(f"{output}: {error.strerror or error}") from error
+    finally:
+        if hidden.is_dir():
+            shutil.rmtree(hidden)
+        else:
+            hidden.unlink(missing_ok=True)

@@ -1,0 +1,43 @@
+"""What a table holds, in numbers."""
+
+from typing import Any
+
+import polars as pl
+
+from pairwright.store.table import Table
+
+
+def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
+    """Counts of experiences, tasks, runs, rewards, lengths and sources, from narrow columns only."""
+    frame = table.lazy() if where is None else table.lazy().filter(where)
+    scored = pl.col("reward").is_finite().fill_null(False)
+    numbers = frame.select(
+        experiences=pl.len(),
+        tasks=pl.col("tid").n_unique(),
+        runs=pl.struct("tid", "run").n_unique(),
+        prompts=pl.col("prompt_hash").n_unique(),
+        scored=scored.sum(),
+        unscored=scored.not_().sum(),
+        reward_min=pl.col("reward").filter(scored).min(),
+        reward_mean=pl.col("reward").filter(scored).mean(),
+        reward_median=pl.col("reward").filter(scored).median(),
+        reward_max=pl.col("reward").filter(scored).max(),
+        messages=(pl.col("num_prompt_messages") + pl.col("num_completion_messages")).sum(),
+        completion_characters=pl.col("num_completion_characters").sum(),
+        error_sites=pl.col("num_errors").sum(),
+        with_tokens=pl.col("num_tokens").is_not_null().sum(),
+        tokens=pl.col("num_tokens").cast(pl.Int64).sum(),
+        truncated=pl.col("truncate_status").is_not_null().sum(),
+    )
+    found: dict[str, Any] = numbers.collect().row(0, named=True)
+    found["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
+    for name in ("kind", "model_version", "source_format"):
+        counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
+        found[name] = {str(key): count for key, count in counts.iter_rows()}
+    return found
+
+
+def _num_comparable_groups(scored: pl.LazyFrame) -> int:
+    """Groups (same task, step and prompt) with at least two different rewards: where a pair can come from."""
+    groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
+    return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())
