@@ -85,7 +85,7 @@ def check_parts(content: object) -> None:
     """The parts of a message's content: a list of JSON objects."""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise RecordError("message.content", content, "text, a list of parts, or None")
-    check_json(content, "message.content")
+    check_json(content, "message.content", finite=True)
 
 
 def same_record(left: Any, right: Any) -> bool:

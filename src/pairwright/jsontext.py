@@ -34,31 +34,33 @@ def from_json(text: str | bytes) -> Any:
     return _untagged(value) if tagged else value
 
 
-def check_json(value: Any, field: str) -> None:
-    """Raise RecordError unless `from_json(to_json(value))` is `value` again."""
+def check_json(value: Any, field: str, *, finite: bool = False) -> None:
+    """Raise RecordError unless `from_json(to_json(value))` is `value` again; with `finite`, also for NaN and inf."""
     try:
         if decode(encode(value)) == value:
             return
     except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
         pass  # the walk below finds the place and says what is wrong there
-    _check(value, field, 0)
+    _check(value, field, finite, 0)
 
 
-def _check(value: Any, path: str, depth: int) -> None:
+def _check(value: Any, path: str, finite: bool, depth: int) -> None:
     if depth > 200:
         raise RecordError(path, value, "at most 200 levels of nesting")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise RecordError(f"{path} key", key, "a string, as JSON keys are")
-            _check(item, f"{path}.{key}", depth + 1)
+            _check(item, f"{path}.{key}", finite, depth + 1)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            _check(item, f"{path}[{index}]", depth + 1)
+            _check(item, f"{path}[{index}]", finite, depth + 1)
     elif isinstance(value, str):
         check_text(value, path)
     elif value is not None and not isinstance(value, bool | int | float):
         raise RecordError(path, value, "a JSON value: dict, list, string, number, bool or None")
+    elif finite and isinstance(value, float) and not math.isfinite(value):
+        raise RecordError(path, value, "a finite number, as JSON has no other")
 
 
 def check_text(value: object, path: str, expected: str = "a string") -> None:

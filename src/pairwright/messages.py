@@ -56,7 +56,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
             if (value := getattr(self, name)) is not None:
                 check_text(value, f"message.{name}")
         if self.extra:
-            check_json(self.extra, "message.extra")
+            check_json(self.extra, "message.extra", finite=True)
 
     @property
     def is_generated(self) -> bool:
@@ -85,4 +85,4 @@ class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbi
         if type(self.index) is not int or self.index < 0:
             raise RecordError("error.index", self.index, "the position of a message, at least 0")
         if self.meta:
-            check_json(self.meta, "error.meta")
+            check_json(self.meta, "error.meta", finite=True)

@@ -107,7 +107,7 @@ class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
     def parse(cls, uid: str | bytes) -> "EID":
         """Invert `uid`."""
         try:
-            return decode(uid, type=cls)
+            return cls(*decode(uid, type=tuple[int | str, int | str, int, int, str]))
         except msgspec.MsgspecError as error:
             raise RecordError("uid", uid, f"[batch, task, run, step, suffix] as JSON ({error})") from None
 
@@ -233,7 +233,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     def _check_json_fields(self) -> None:
         if self.tools:
             set_tuple(self, "tools", dict)
-            check_json(list(self.tools), "tools")
+            check_json(list(self.tools), "tools", finite=True)
         elif type(self.tools) is not tuple:
             force_setattr(self, "tools", ())
         for name in ("info", "metrics", "reward_components"):
@@ -350,4 +350,4 @@ class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_f
             raise RecordError("pair.chosen_reward", self.chosen_reward, f"more than {self.rejected_reward!r}")
         if self.weight < 0:
             raise RecordError("pair.weight", self.weight, "at least 0")
-        check_json(self.info, "pair.info")
+        check_json(self.info, "pair.info", finite=True)

@@ -132,9 +132,9 @@ def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict
             raise CorruptBytes(f"array of {'.'.join(path)}: record {row} of {len(fields)}")
         if len(path) == 1 and path[0] in ARRAYS:
             fields[row][path[0]] = array
-        elif path[0] == "multi_modal_inputs" and len(path) == 2 and path[1] in fields[row].get(path[0], {}):
+        elif len(path) == 2 and path[0] == "multi_modal_inputs" and path[1] in fields[row].get(path[0], {}):
             fields[row]["multi_modal_inputs"][path[1]] = array
-        elif path[0] in _SIDES and len(path) == 2 and path[1] in SIDE_ARRAYS:
+        elif len(path) == 2 and path[0] in _SIDES and path[1] in SIDE_ARRAYS:
             sides[path[0]].setdefault(row, {})[path[1]] = array
         else:
             raise CorruptBytes(f"array of an unknown field {'.'.join(path)}")

@@ -72,13 +72,17 @@ def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
         raise CorruptBytes(f"array column {name}: lengths add up to {int(lengths.sum())}, not {column.num_values}")
     values = _widen(column, data[8 * column.num_arrays :])
     shapes = column.shapes
-    if shapes is not None and [math.prod(shape) for shape in shapes] != lengths.tolist():
+    if shapes is not None and [_num_values(shape) for shape in shapes] != lengths.tolist():
         raise CorruptBytes(f"array column {name}: shapes do not fit the lengths")
     stop = 0
     for number, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
         start, stop = stop, stop + length
         array = values[start:stop]
         yield column.path, row, array if shapes is None else array.reshape(shapes[number])
+
+
+def _num_values(shape: tuple[int, ...]) -> int:
+    return math.prod(shape) if len(shape) <= 32 and min(shape, default=0) >= 0 else -1
 
 
 def _narrow(values: Array) -> tuple[int, bytes]:

@@ -1,0 +1,33 @@
+"""Fixtures for all tests. Tests that use the shared real data skip, saying so, where it is absent."""
+
+import tracemalloc
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    if not (SHARED / "traces").is_dir():
+        pytest.skip(f"no real traces beside the project ({SHARED.parent.name}/data/traces)")
+    return SHARED / "traces"
+
+
+@pytest.fixture
+def peak_memory():
+    """A context that fails when more memory than `limit` bytes was taken at once inside it."""
+
+    @contextmanager
+    def measured(*, limit: int):
+        tracemalloc.start()
+        try:
+            yield
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert peak < limit, f"{peak} bytes were allocated, the limit is {limit}"
+
+    return measured
