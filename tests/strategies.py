@@ -14,7 +14,9 @@ json_values = st.recursive(
     max_leaves=8,
 )
 open_dicts = st.dictionaries(texts, json_values, max_size=3)
-strict_dicts = st.dictionaries(texts, st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts, max_size=3)
+strict_dicts = st.dictionaries(
+    texts, st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts, max_size=3
+)
 tool_calls = st.builds(ToolCall, name=texts, arguments=texts, id=st.none() | texts)
 messages = st.builds(
     Message,
@@ -100,7 +102,9 @@ def experiences(draw):
         body = {"completion": draw(conversations)} | draw(token_fields(kind))
     prompt, info = draw(conversations), draw(open_dicts)
     num_messages = len(prompt) + len(body.get("completion", ()))
-    sites = st.builds(ErrorSite, index=st.integers(0, max(num_messages - 1, 0)), kind=texts, text=texts, meta=strict_dicts)
+    sites = st.builds(
+        ErrorSite, index=st.integers(0, max(num_messages - 1, 0)), kind=texts, text=texts, meta=strict_dicts
+    )
     custom = [CustomField(key, f"batch_{key}", "float32") for key in info][: draw(st.integers(0, 2))]
     return Experience(
         eid=draw(eids),

@@ -58,7 +58,9 @@ def test_what_cannot_be_gathered_is_refused():
 def test_multi_modal_inputs_and_custom_fields():
     field = CustomField("score", "scores", "float32")
     exps = [
-        Experience(kind="single_turn", multi_modal_inputs={"pixels": np.ones((1, n))}, info={"score": n}, custom_fields=[field])
+        Experience(
+            kind="single_turn", multi_modal_inputs={"pixels": np.ones((1, n))}, info={"score": n}, custom_fields=[field]
+        )
         for n in (1, 2)
     ]
     assert [array.shape for array in gather_multi_modal_inputs(exps)["pixels"]] == [(1, 1), (1, 2)]
@@ -76,7 +78,9 @@ def test_values_equal_trinitys():
         num_prompt, num_response = int(rng.integers(1, 20)), int(rng.integers(1, 30))
         tokens = rng.integers(0, 1000, num_prompt + num_response)
         mask, logprobs = rng.random(num_response) < 0.5, rng.random(num_response, dtype=np.float32)
-        ours.append(Experience(kind="multi_turn", tokens=tokens, prompt_length=num_prompt, action_mask=mask, logprobs=logprobs))
+        ours.append(
+            Experience(kind="multi_turn", tokens=tokens, prompt_length=num_prompt, action_mask=mask, logprobs=logprobs)
+        )
         theirs.append(trinity.Experience(tokens=torch.from_numpy(tokens), prompt_length=num_prompt,
                                          action_mask=torch.from_numpy(mask), logprobs=torch.from_numpy(logprobs)))  # fmt: skip
     for mine, their in (

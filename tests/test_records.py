@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import eids, experiences, json_values
 
 from pairwright import EID, CustomField, ErrorSite, Experience, Kind, Message, Pair, RecordError, Side, ToolCall
 from pairwright.jsontext import check_json, from_json, to_json
+from strategies import eids, experiences, json_values
 
 USER = Message("user", "hi")
 ANSWER = Message("assistant", "hello")
@@ -47,7 +47,10 @@ def made(**fields):
         ({"logprobs": [0.5]}, "logprobs: got array([0.5]"),
         ({"tokens": [1, 2, 3], "prompt_length": 1, "logprobs": [0.5]}, "logprobs.shape: got (1,), expected (2,)"),
         ({"tokens": [1, 2], "prompt_length": 1, "logprobs": np.array([1])}, "logprobs.dtype: got 'int64'"),
-        ({"tokens": [1, 2], "prompt_length": 1, "action_mask": np.array([2])}, "expected booleans, or integers that are 0"),
+        (
+            {"tokens": [1, 2], "prompt_length": 1, "action_mask": np.array([2])},
+            "expected booleans, or integers that are 0",
+        ),
         ({"kind": "multi_turn", "tokens": [1, 2], "prompt_length": 1}, "action_mask: got None, expected a mask"),
         ({"kind": "preference", "completion": ()}, "chosen: got None, expected a Side"),
         ({"chosen": Side()}, "kind: got 'single_turn', expected 'preference'"),
@@ -170,7 +173,7 @@ def test_equality_sees_every_field():
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(experiences())
 def test_an_experience_equals_itself_and_no_other(exp):
-    assert exp == exp  # noqa: PLR0124
+    assert exp == exp
     assert exp != made()
 
 

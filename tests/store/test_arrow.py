@@ -4,13 +4,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import experiences
 from test_codec import golden_experiences
 
 from pairwright import Experience, TableError, from_arrow, from_dataset, to_arrow, to_dataset
 from pairwright.store.arrow import from_batch, to_batch
+from strategies import experiences
 
-MANY = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+MANY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 
 
 @MANY
@@ -47,7 +49,9 @@ def test_other_tools_may_change_string_types_and_column_order():
     table = to_arrow(golden_experiences())
     changed = table.select(list(reversed(table.schema.names)))
     changed = changed.set_column(0, changed.field(0).name, changed.column(0)).append_column("mine", pa.array([1, 2]))
-    large = changed.cast(pa.schema([f.with_type(pa.large_string()) if f.type == pa.string() else f for f in changed.schema]))
+    large = changed.cast(
+        pa.schema([f.with_type(pa.large_string()) if f.type == pa.string() else f for f in changed.schema])
+    )
     assert from_arrow(large) == golden_experiences()
 
 

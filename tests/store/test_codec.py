@@ -10,10 +10,10 @@ import xxhash
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import experiences
 
 from pairwright import EID, CodecError, Experience, Message, Side, ToolCall, dumps, dumps_many, loads, loads_many
 from pairwright.errors import CorruptBytes, ForeignBytes, TruncatedBytes
+from strategies import experiences
 
 GOLDEN = Path(__file__).parent / "golden_v1.pwxp"
 

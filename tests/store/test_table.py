@@ -13,10 +13,10 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import experiences
 from test_codec import golden_experiences
 
 from pairwright import EID, Experience, Message, Table, TableError
+from strategies import experiences
 
 
 def numbered(number: int, writer: str = "w") -> Experience:

@@ -73,6 +73,10 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
                 for values, value in zip(fields, batch.column(name).to_pylist(), strict=True):
                     if value is not None:
                         values[name] = decode(value)
+        if "reward_unscored" in names:
+            for values, text in zip(fields, batch.column("reward_unscored").to_pylist(), strict=True):
+                if text is not None:
+                    values["reward"] = float(text)
         _read_sources(batch, names, fields)
         _read_arrays(batch, names, fields)
         return [Experience(**values) for values in fields]

@@ -1,7 +1,7 @@
 """The columns of the experience table, declared once: Parquet, Arrow, HF datasets and command line derive from this.
 
 Narrow columns are for queries: ids, reward, hashes, lengths, source. They are made from the record, and all but `uid`,
-`kind`, `reward`, `prompt_length` and `source` can be made again from the content. Content is JSON text, so that Arrow
+`kind`, the rewards, `prompt_length` and the source can be made again from the content. Content is JSON text, so that Arrow
 never unifies shapes across rows. Arrays are native lists where the column's type holds the values exactly; `dtypes`
 says what they were, and `arrays` holds (packed) what no native column can: other float widths, more dimensions,
 multi-modal inputs, the arrays of a preference's sides.
@@ -52,6 +52,11 @@ def _completion_hash(exp: Experience) -> str | None:
     return None if exp.response_text is None else content_hash(exp.response_text)
 
 
+def _unscored(exp: Experience) -> str | None:
+    """A reward that is no score. It stays out of `reward`, where NaN would pass a query such as reward > 0.5."""
+    return None if exp.reward is None or exp.is_scored else str(exp.reward)
+
+
 def _model_version(exp: Experience) -> str | None:
     return None if exp.model_version is None else encode(exp.model_version).decode()
 
@@ -66,7 +71,8 @@ NARROW = (
     Column("run", pa.int64(), lambda e: e.eid.run, "attempt at the task"),
     Column("step", pa.int64(), lambda e: e.eid.step, "decision point in the run"),
     Column("kind", _TEXT, lambda e: e.kind.value, "single_turn, multi_turn or preference"),
-    Column("reward", pa.float64(), lambda e: e.reward, "score; null, NaN or infinite: unscored"),
+    Column("reward", pa.float64(), lambda e: e.reward if e.is_scored else None, "score; null where unscored"),
+    Column("reward_unscored", _TEXT, _unscored, "nan, inf or -inf where that was the reward"),
     Column("model_version", _TEXT, _model_version, "model that answered, as JSON"),
     Column("prompt_hash", _TEXT, lambda e: prompt_hash(e.prompt, e.tools), "equal for prompts that may be compared"),
     Column("completion_hash", _TEXT, _completion_hash, "equal for completions that mean the same"),

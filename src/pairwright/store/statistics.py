@@ -10,7 +10,7 @@ from pairwright.store.table import Table
 def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
     """Counts of experiences, tasks, runs, rewards, lengths and sources, from narrow columns only."""
     frame = table.lazy() if where is None else table.lazy().filter(where)
-    scored = pl.col("reward").is_finite().fill_null(False)
+    scored = pl.col("reward").is_not_null()
     numbers = frame.select(
         experiences=pl.len(),
         tasks=pl.col("tid").n_unique(),
@@ -18,10 +18,10 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
         prompts=pl.col("prompt_hash").n_unique(),
         scored=scored.sum(),
         unscored=scored.not_().sum(),
-        reward_min=pl.col("reward").filter(scored).min(),
-        reward_mean=pl.col("reward").filter(scored).mean(),
-        reward_median=pl.col("reward").filter(scored).median(),
-        reward_max=pl.col("reward").filter(scored).max(),
+        reward_min=pl.col("reward").min(),
+        reward_mean=pl.col("reward").mean(),
+        reward_median=pl.col("reward").median(),
+        reward_max=pl.col("reward").max(),
         messages=(pl.col("num_prompt_messages") + pl.col("num_completion_messages")).sum(),
         completion_characters=pl.col("num_completion_characters").sum(),
         error_sites=pl.col("num_errors").sum(),

@@ -1,0 +1,114 @@
+"""The command line as a user meets it: output, JSON, exit codes, one line for an error."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pairwright import EID, Experience, Message, Table, ToolCall, loads_many
+from pairwright.store.codec import payload_size
+
+
+def run(*words, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)],
+        capture_output=True, text=True, env=os.environ | environment, stdin=subprocess.DEVNULL, timeout=120,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    calls = (ToolCall("clock", "{}", id="1"),)
+    with Table(tmp_path / "experience") as table:
+        for run_number, reward in enumerate((0.0, 1.0, float("nan"))):
+            table.append([Experience(
+                eid=EID("b", "t", run_number, 0, "s"), kind="multi_turn", prompt=[Message("user", "time?")],
+                completion=[Message("assistant", None, tool_calls=calls), Message("tool", "9", tool_call_id="1")],
+                reward=reward, info={"loss": reward},
+            )])  # fmt: skip
+    return table.path
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy():
+    done = run("--help")
+    assert done.returncode == 0
+    assert "experience" in done.stdout
+    code = "import sys; from pairwright.cli import app; print([m for m in ('torch','ray','polars','pyarrow','numpy') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_stats_counts_and_speaks_json(folder):
+    done = run("experience", "stats", folder, "--json")
+    found = json.loads(done.stdout)
+    assert (found["experiences"], found["scored"], found["unscored"], found["comparable_groups"]) == (3, 2, 1, 1)
+    assert found["kind"] == {"multi_turn": 3}
+    plain = run("experience", "stats", folder)
+    assert "experiences\t3" in plain.stdout
+    assert "Next: pairwright experience head" in plain.stderr
+    assert (
+        json.loads(run("experience", "stats", folder, "--where", "reward > 0.5", "--json").stdout)["experiences"] == 1
+    )
+
+
+def test_head_shows_conversations_and_whole_records(folder):
+    done = run("experience", "head", folder, "-n", 1)
+    assert "made  assistant" in done.stdout
+    assert "calls clock({})" in done.stdout
+    lines = run("experience", "head", folder, "--json").stdout.splitlines()
+    assert [json.loads(line)["info"]["loss"] for line in lines] == [0.0, 1.0, {"$float": "nan"}]
+
+
+def test_export_writes_each_target_and_does_not_overwrite(folder, tmp_path):
+    for name in ("a.jsonl", "a.parquet", "a.pwxp"):
+        assert run("experience", "export", folder, "-o", tmp_path / name).returncode == 0
+    assert len((tmp_path / "a.jsonl").read_text().splitlines()) == 3
+    data = (tmp_path / "a.pwxp").read_bytes()
+    assert payload_size(memoryview(data)) == len(data)
+    assert loads_many(data) == list(Table(folder).records())
+    refused = run("experience", "export", folder, "-o", tmp_path / "a.jsonl")
+    assert (refused.returncode, "--overwrite" in refused.stderr) == (1, True)
+    assert run("experience", "export", folder, "-o", tmp_path / "a.jsonl", "--overwrite").returncode == 0
+    assert run("experience", "export", folder, "-o", tmp_path / "a.xyz").returncode == 3
+
+
+def test_an_exported_hf_dataset_opens(folder, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    assert run("experience", "export", folder, "-o", tmp_path / "hf").returncode == 0
+    assert datasets.load_from_disk(str(tmp_path / "hf")).num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("nope",), 3, "No such command"),
+        (("experience", "stats"), 3, "Missing argument"),
+        (("experience", "stats", "/nonexistent"), 1, "no experience table here"),
+        (("experience", "head", "FOLDER", "--where", "nope > 1"), 3, "no column 'nope'"),
+        (("experience", "head", "FOLDER", "--where", "select ("), 3, "--where"),
+        (("config", "validate", "nope.yaml"), 3, "no such file"),
+        (("config", "show", "-o", "sede", "1"), 3, "did you mean 'seed'?"),
+        (("config", "show", "-o", "seed"), 3, "expected a key and a value"),
+    ],
+)
+def test_errors_are_one_line_with_the_right_exit_code(folder, words, code, message):
+    done = run(*(folder if word == "FOLDER" else word for word in words))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_config_show_and_schema(tmp_path):
+    assert "seed: 3" in run("config", "show", "-o", "seed", 3).stdout
+    assert json.loads(run("config", "show", "--json", PAIRWRIGHT_NAME="s3cret").stdout)["name"] == "${PAIRWRIGHT_NAME}"
+    assert json.loads(run("config", "schema").stdout)["title"] == "Config"
+    assert run("config", "validate").returncode == 0
+
+
+def test_a_closed_pipe_is_no_error(folder):
+    command = (
+        f"{sys.executable} -c 'from pairwright.cli import main; main()' experience head {folder} --json | head -c 1"
+    )
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr.count("Traceback") == 0
