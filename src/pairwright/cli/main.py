@@ -12,15 +12,17 @@ from typer.exceptions import TyperException
 
 from pairwright import __version__
 from pairwright.cli import config, experience
+from pairwright.cli.import_files import import_files
 from pairwright.errors import PairwrightError
 
 app = typer.Typer(
     name="pairwright",
     help="Turn what an agent did into a better agent.",
-    epilog="Start with: pairwright experience --help. Every command that reads takes --json.",
+    epilog="Start with: pairwright import --help. Every command that reads takes --json.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("import")(import_files)
 app.add_typer(experience.app, name="experience")
 app.add_typer(config.app, name="config")
 

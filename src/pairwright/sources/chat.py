@@ -47,11 +47,11 @@ def messages_from_chat(value: Any, where: str) -> list[Message]:
 
 
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
-    """Text, parts or None. A list whose items are plain strings is read as text parts."""
+    """Text, parts or None. A list whose items are plain strings is read as text parts, an object as JSON text."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, dict):
-        return [value]
+    if isinstance(value, dict):  # a part, or the object that a tool returned
+        return [value] if "type" in value else json_text(value)
     parts = []
     for number, part in enumerate(items(value, where)):
         parts.append({"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]"))
@@ -70,7 +70,11 @@ def call_from_chat(value: Any, where: str) -> ToolCall:
 
 def tools_from_chat(value: Any, where: str) -> list[Json]:
     """Tool schemas, each an object. A bare function schema stays as it is."""
-    return [mapping(tool, f"{where}[{number}]") for number, tool in enumerate(optional_items(value, where))]
+    tools = optional_items(value, where)
+    for number, tool in enumerate(tools):
+        if type(tool) is not dict:
+            mapping(tool, f"{where}[{number}]")
+    return tools
 
 
 def _function(value: Any, where: str, *, call_id: str | None, call_type: Any = None) -> ToolCall:

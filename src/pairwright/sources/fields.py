@@ -81,7 +81,12 @@ def score(value: Any) -> float | None:
 
 def json_text(value: Any) -> str:
     """The arguments of a call as JSON text: text stays as it came, a value is encoded once."""
-    return value if isinstance(value, str) else encode(value).decode()
+    if isinstance(value, str):
+        return value
+    try:
+        return encode(value).decode()
+    except (RecursionError, TypeError, ValueError) as error:  # nested too deep, or not valid Unicode
+        raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
 
 
 def kind_of(value: Any) -> str:

@@ -16,6 +16,7 @@ import msgspec
 from pairwright.canonical import canonical_messages, content_hash
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import EID, Experience, Kind, Side, Source
+from pairwright.sources.fields import BadRecord
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,6 +47,9 @@ class Options(msgspec.Struct, frozen=True):
     reward: str | None = None
     step_name: str | None = None
 
+
+# Members looked up once: `build` runs for every record.
+_SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
 Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
 
@@ -89,15 +93,14 @@ def build(
     `arrays` are the token fields, as `tokens_of_turns` gives them.
     """
     info = info or {}
+    tools = list(tools)
     if task is None:
-        task = content_hash(canonical_messages(prompt), list(tools), task_metadata)
-    sides = (chosen, rejected)
-    body = [prompt, completion] + [None if side is None else [side.messages, side.text, side.reward] for side in sides]
-    suffix = content_hash(body, list(tools), reward, reward_components, info)[:24]
-    is_preference = chosen is not None
-    return Experience(
-        eid=EID(batch=batch, task=task, run=origin.ordinal if run is None else run, step=step, suffix=suffix),
-        kind=Kind.PREFERENCE if is_preference else Kind.SINGLE_TURN if len(completion) == 1 else Kind.MULTI_TURN,
+        task = _hash(canonical_messages(prompt), tools, task_metadata)
+    body = [prompt, completion, _side_body(chosen), _side_body(rejected)]
+    suffix = _hash(body, tools, reward, reward_components, info)[:24]
+    experience = Experience(
+        eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
+        kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
         prompt=tuple(prompt),
         tools=tuple(tools),
         completion=tuple(completion),
@@ -110,9 +113,9 @@ def build(
         errors=tuple(errors),
         info=info,
         metrics=metrics or {},
-        source=Source(file=origin.file, line=origin.line, format=format_name),
-        **(arrays or {}),
+        source=Source(origin.file, origin.line, format_name),
     )
+    return msgspec.structs.replace(experience, **arrays) if arrays else experience
 
 
 def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
@@ -121,3 +124,15 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
         if message.is_generated:
             return messages[:position], messages[position:]
     return messages, []
+
+
+def _side_body(side: Side | None) -> list[Any] | None:
+    return None if side is None else [side.messages, side.text, side.reward]
+
+
+def _hash(*values: Any) -> str:
+    """`content_hash` of values that no record has checked yet."""
+    try:
+        return content_hash(*values)
+    except (RecursionError, TypeError, ValueError) as error:  # nested too deep, or not valid Unicode
+        raise BadRecord(f"a value that cannot be written as JSON: {error}") from None

@@ -1,10 +1,10 @@
 """The columns of the experience table, declared once: Parquet, Arrow, HF datasets and command line derive from this.
 
 Narrow columns are for queries: ids, reward, hashes, lengths, source. They are made from the record, and all but `uid`,
-`kind`, the rewards, `prompt_length` and the source can be made again from the content. Content is JSON text, so that Arrow
-never unifies shapes across rows. Arrays are native lists where the column's type holds the values exactly; `dtypes`
-says what they were, and `arrays` holds (packed) what no native column can: other float widths, more dimensions,
-multi-modal inputs, the arrays of a preference's sides.
+`kind`, the rewards, `prompt_length` and the source can be made again from the content. Content is JSON text, so that
+Arrow never unifies shapes across rows. Arrays are native lists where the column's type holds the values exactly;
+`dtypes` says what they were, and `arrays` holds (packed) what no native column can: other float widths, more
+dimensions, multi-modal inputs, the arrays of a preference's sides.
 """
 
 from collections.abc import Callable

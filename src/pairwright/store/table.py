@@ -26,13 +26,13 @@ from pairwright.errors import TableError
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
 from pairwright.store.codec import dumps_many
-from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
+from pairwright.store.columns import SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
+from pairwright.store.parts import ROWS_PER_GROUP, hidden_part, reveal_part, write_hidden_part
 
 _MARKER = "table.json"
 _VERSION = 1
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
-ROWS_PER_GROUP = 4096
 
 
 class Table:
@@ -74,6 +74,10 @@ class Table:
     def write_part(self, batches: Iterable[pa.RecordBatch]) -> int:
         """Add rows in bulk as one new part, which appears whole or not at all. Returns how many were added."""
         return self._write_part(new_segment_id(), batches)
+
+    def add_hidden_part(self, hidden: Path) -> None:
+        """Add a part that was written with `write_hidden_part` in this folder, by this process or another."""
+        reveal_part(hidden, self.path / f"{new_segment_id()}.parquet")
 
     def records(self, where: pl.Expr | None = None) -> Iterator[Experience]:
         """The experiences, streamed, a few thousand at a time."""
@@ -227,25 +231,12 @@ class Table:
             os.close(fd)
 
     def _write_part(self, segment_id: str, batches: Iterable[pa.RecordBatch]) -> int:
-        hidden = self.path / f".{segment_id}.{os.urandom(4).hex()}.tmp"
-        num_rows = 0
-        try:
-            with pq.ParquetWriter(
-                hidden, SCHEMA, compression="zstd", compression_level=1, use_dictionary=list(DICTIONARY_NAMES),
-                write_statistics=["uid", "tid", "run", "step", "reward", "source"],
-            ) as writer:  # fmt: skip
-                for group in _grouped(batches):
-                    writer.write_table(group, row_group_size=group.num_rows)
-                    num_rows += group.num_rows
-            with open(hidden, "rb") as file:
-                os.fsync(file.fileno())
-            if num_rows or (self.path / f"{segment_id}.parquet").exists():
-                hidden.rename(self.path / f"{segment_id}.parquet")
-                sync_folder(self.path)
-        except OSError as error:
-            raise TableError(f"{self.path}: {error.strerror or error}; no part was written") from error
-        finally:
-            hidden.unlink(missing_ok=True)
+        hidden, part = hidden_part(self.path), self.path / f"{segment_id}.parquet"
+        num_rows = write_hidden_part(hidden, batches)
+        if num_rows or part.exists():
+            reveal_part(hidden, part)
+        else:
+            hidden.unlink()
         return num_rows
 
     def _segments(self) -> list[Path]:
@@ -286,18 +277,3 @@ class Table:
             return
         for experiences in read_journal(data, journal.name):
             yield to_batch(experiences).select(columns)
-
-
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Small batches put together into row groups of a few thousand rows or 64 MB, whichever is less."""
-    pending: list[pa.RecordBatch] = []
-    num_rows = num_bytes = 0
-    for batch in batches:
-        pending.append(batch)
-        num_rows += batch.num_rows
-        num_bytes += batch.nbytes
-        if num_rows >= ROWS_PER_GROUP or num_bytes >= 64 * 2**20:
-            yield pa.Table.from_batches(pending)
-            pending, num_rows, num_bytes = [], 0, 0
-    if num_rows:
-        yield pa.Table.from_batches(pending)

@@ -1,0 +1,126 @@
+"""`pairwright import PATH... -o DIR`."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.errors import PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.store.importing import ImportSummary
+
+_COLUMNS = (
+    "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
+)  # fmt: skip
+
+
+def import_files(
+    paths: Annotated[list[str], typer.Argument(help="Files, folders or globs.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the experience table.", show_default=False)],
+    format_name: Annotated[
+        str, typer.Option("--format", help="A format's name; auto tells it by content. See docs/sources.md.")
+    ] = "auto",
+    reward: Annotated[
+        str | None,
+        typer.Option(help="The reward: a component's name, or an expression such as '0.7*correct + 0.3*style'."),
+    ] = None,
+    scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
+    step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
+    update: Annotated[
+        bool, typer.Option("--update", help="Replace what was imported from these files before.")
+    ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core where it pays.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Read agent traces into an experience table, and say what happened to every record."""
+    from pairwright.sources.format import Options
+    from pairwright.store.importing import import_files as run_import
+    from pairwright.store.table import Table
+
+    table = Table(output)
+    with _Progress() as progress:
+        summary = run_import(
+            paths,
+            table,
+            format_name=format_name,
+            options=Options(reward=reward, step_name=step_name),
+            redact=redact,
+            scores=scores,
+            update=update,
+            num_workers=workers,
+            progress=progress.show,
+        )
+    _report(summary, output, as_json=as_json)
+    if strict and summary.total("quarantined"):
+        raise PairwrightError(f"--strict: {summary.total('quarantined'):,} records were quarantined")
+
+
+def _report(summary: "ImportSummary", output: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_json(summary))
+    else:
+        rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
+        print_table("imported", ("format", *_COLUMNS), rows)
+    for reason, count in list(summary.reasons.items())[:10]:
+        say(f"quarantined: {count:,} × {reason}")
+    if summary.secrets:
+        kinds = {str(secret["kind"]) for secret in summary.secrets}
+        say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
+    if summary.num_scores:
+        say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
+    if summary.total("tokens_dropped"):
+        say(f"token ids dropped: {summary.total('tokens_dropped'):,} records (not contiguous, see info.tokens_dropped)")
+    if summary.num_replaced:
+        say(f"replaced: {summary.num_replaced:,} records of an earlier import")
+    added = summary.total("experiences") - summary.total("already_there")
+    aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
+    say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
+
+
+def _as_json(summary: "ImportSummary") -> dict[str, Any]:
+    return {
+        "formats": summary.formats,
+        "reasons": summary.reasons,
+        "secrets": summary.secrets,
+        "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
+        "replaced": summary.num_replaced,
+        "added": summary.total("experiences") - summary.total("already_there"),
+    }
+
+
+class _Progress:
+    """A bar in a terminal; in a pipe a plain line every ten seconds."""
+
+    def __enter__(self) -> "_Progress":
+        self._next_line = time.monotonic() + 10
+        self._update: Callable[[int, int], None] | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+                console=Console(stderr=True), transient=True,
+            )  # fmt: skip
+            self._bar.start()
+            task = self._bar.add_task("reading", total=None)
+            self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
+        return self
+
+    def show(self, done: int, total: int) -> None:
+        if self._update is not None:
+            self._update(done, total)
+        elif time.monotonic() >= self._next_line:
+            say(f"read {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
+            self._next_line = time.monotonic() + 10
+
+    def __exit__(self, *_: object) -> None:
+        if self._update is not None:
+            self._bar.stop()

@@ -1,0 +1,26 @@
+"""Files that are not text: told by their first bytes, each with a function that gives their units."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pairwright.records import Experience
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.inspect_eval import read_eval
+from pairwright.sources.trinity_bytes import loads_trinity
+
+MAX_PAYLOAD_BYTES = 2 * 2**30
+
+
+def read_trinity(path: Path) -> Iterator[Experience]:
+    """The experiences of a file that is one Trinity payload."""
+    if path.stat().st_size > MAX_PAYLOAD_BYTES:
+        raise BadRecord(f"a Trinity payload of more than {MAX_PAYLOAD_BYTES:,} bytes")
+    yield from loads_trinity(path.read_bytes())
+
+
+# By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
+BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
+    "inspect": (b"PK\x03\x04", read_eval),
+    "trinity": (b"TRXP", read_trinity),
+}

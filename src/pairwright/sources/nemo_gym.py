@@ -1,0 +1,218 @@
+"""NeMo Gym rollouts: one JSON object a line, with items of the Responses API.
+
+    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions lead it
+    response.output           items, see responses.py (older files: `output` at the top): the completion
+    agent_ref, _ng_task_index the task, as the JSON text of [agent name, index]; without an index a hash of the prompt
+    _ng_rollout_index         the run; the batch is the name of the file
+    reward, reward_components numbers; `options.reward` names a component, or a number at the top of the row
+    everything else           info, as long as it is small; the names of the rest are in info["not_read"]
+
+System, developer and user turns at the start of the output are prompt; later ones stay inside the completion.
+A failed rollout has an empty completion and is kept. A row of a reward profile ({"mean/reward": ..., "sample": row}) is
+read as its sample, without a reward, since a mean over rollouts is no rollout's; the statistics are its metrics.
+A response that was cut off (`incomplete_details`) is `response_truncated`.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+from pairwright.jsontext import encode
+from pairwright.messages import ErrorSite, Json, Message
+from pairwright.records import Experience
+from pairwright.sources.chat import tools_from_chat
+from pairwright.sources.errors_seen import error_sites
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    json_text,
+    kind_of,
+    mapping,
+    optional_mapping,
+    score,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build
+from pairwright.sources.gym_tokens import recorded_tokens
+from pairwright.sources.responses import messages_from_items
+from pairwright.sources.result_text import result_error_kind
+from pairwright.sources.scores import pick_reward
+
+NAME = "nemo-gym"
+_PARAMS = "responses_create_params"
+_READ = frozenset(
+    {_PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
+)  # fmt: skip
+_ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
+_PROMPT_ROLES = ("system", "developer", "user")
+_NUMBERS = (float, int, bool)
+_SMALL_BYTES = 2_000
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if _is_profile(value):
+        return True
+    return isinstance(value.get(_PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if _PARAMS not in row and _is_profile(row):
+        metrics = {key: item for key, item in row.items() if key != "sample" and isinstance(item, int | float)}
+        yield _experience(row["sample"], origin, options, metrics=metrics, is_profile=True)
+    else:
+        yield _experience(row, origin, options)
+
+
+def _experience(
+    row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
+) -> Experience:
+    params = mapping(row.get(_PARAMS), _PARAMS)
+    response = optional_mapping(row.get("response"), "response")
+    output = _output(row, response, is_profile)
+    prompt = _prompt(params, response)
+    completion = messages_from_items(output, "output") if output else []
+    while completion and completion[0].role in _PROMPT_ROLES:
+        prompt.append(completion.pop(0))
+    tools = params.get("tools") or response.get("tools")
+    tools = tools_from_chat(tools, "tools") if tools else []
+    info = _info(row, params)
+    arrays = recorded_tokens(output, info) if output else None
+    reward, components = _reward(row, options)
+    number = identifier(row.get("_ng_task_index"))
+    model = response.get("model")
+    return build(
+        NAME,
+        origin,
+        task=None if number is None else json_text([_agent_name(row), number]),
+        run=index(row.get("_ng_rollout_index")),
+        batch=_stem(origin.file),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=_errors(prompt, completion, tools),
+        info=info,
+        metrics=metrics,
+        model_version=model if isinstance(model, str) else None,
+        truncate_status="response_truncated" if response.get("incomplete_details") else None,
+        task_metadata=params.get("metadata"),
+        arrays=arrays,
+    )
+
+
+def _is_profile(row: Json) -> bool:
+    sample = row.get("sample")
+    return isinstance(sample, dict) and isinstance(sample.get(_PARAMS), dict)
+
+
+def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
+    output = response.get("output")
+    if output is None:
+        output = row.get("output")
+    if isinstance(output, list):
+        return output
+    if isinstance(output, str):
+        return [{"role": "assistant", "content": output}]
+    if output is not None:
+        raise BadRecord(f"output: expected a list of items, got {kind_of(output)}")
+    if not is_profile and not any(key in row for key in _ROLLOUT_KEYS):
+        raise BadRecord("neither an output nor a reward: a task for rollouts, not a rollout")
+    return []
+
+
+def _prompt(params: Json, response: Json) -> list[Message]:
+    given = params.get("input")
+    if isinstance(given, list):
+        prompt = messages_from_items(given, "input")
+    elif isinstance(given, str):
+        prompt = [Message("user", given)]
+    elif given is None:
+        prompt = []
+    else:
+        raise BadRecord(f"input: expected text or a list of items, got {kind_of(given)}")
+    instructions = params.get("instructions") or response.get("instructions")
+    if instructions:
+        leading = messages_from_items(instructions, "instructions") if isinstance(instructions, list) else None
+        prompt[:0] = [Message("system", json_text(instructions))] if leading is None else leading
+    return prompt
+
+
+def _agent_name(row: Json) -> str | None:
+    agent = row.get("agent_ref")
+    name = agent.get("name") if isinstance(agent, dict) else agent
+    return name if isinstance(name, str) else None
+
+
+@lru_cache(maxsize=64)
+def _stem(file: str) -> str:
+    return PurePath(file).stem
+
+
+def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
+    """The reward and its components. A reward that is an object is read as components."""
+    value, components = row.get("reward"), row.get("reward_components")
+    if type(value) is float and components is None and options.reward is None:
+        return value, None
+    if isinstance(value, dict):
+        components, value = {**value, **(components if isinstance(components, dict) else {})}, None
+    if not isinstance(components, dict):
+        components = None
+    name = options.reward
+    if name is not None:
+        named = score((components or {}).get(name))
+        return (score(row.get(name)) if named is None else named), components
+    if value is None and components:
+        return pick_reward(components, None), components
+    return score(value), components
+
+
+def _info(row: Json, params: Json) -> Json:
+    """What the row says beyond our fields, as long as it is small; the names of what is not kept."""
+    info: Json = {}
+    not_read: list[str] = []
+    for key, value in row.items():
+        if key in _READ or value is None:
+            continue
+        if type(value) in _NUMBERS or _is_small(value):
+            info[key] = value
+        else:
+            not_read.append(key)
+    metadata = params.get("metadata")
+    if metadata:
+        info["metadata"] = metadata
+    if not_read:
+        info["not_read"] = not_read
+    return info
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _SMALL_BYTES
+    try:
+        return len(encode(value)) <= _SMALL_BYTES
+    except (RecursionError, TypeError, ValueError):
+        return False
+
+
+def _errors(prompt: list[Message], completion: list[Message], tools: list[Json]) -> list[ErrorSite]:
+    """The error sites; most rollouts have none, and are passed over quickly."""
+    names: list[Any] | None = None
+    for message in completion:
+        if message.role == "tool":
+            if result_error_kind(0, message) is not None:
+                break
+        elif message.tool_calls:
+            names = [tool.get("name") for tool in tools] if names is None else names
+            if [call for call in message.tool_calls if call.name not in names]:
+                break
+    else:
+        return []
+    return error_sites([*prompt, *completion], tools, result_error_kind)
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Gym rollouts")

@@ -1,0 +1,150 @@
+"""Any file as experiences: tell its format, cut it into units, read each unit, keep what fails as Rejected.
+
+The format is told by content: the first bytes (a zip, a Trinity payload), then each reader's own `matches` on the first
+units. Reading is a stream; a record that cannot be used never stops it.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from pairwright.errors import CodecError, ConfigError, RecordError
+from pairwright.jsontext import encode
+from pairwright.records import Experience
+from pairwright.sources import BINARY_READERS, READERS
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.files import BROKEN_STREAM, Unit, document, is_json_lines, line_units, open_bytes
+from pairwright.sources.format import Format, Options, Origin, Rejected
+
+_SAMPLE = 64
+_RAW_CHARACTERS = 2000
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """What a file is: its format, the variant of it that reads the file, and whether it has a value a line."""
+
+    format: str
+    variant: int = 0
+    shape: Literal["lines", "document", "binary"] = "document"
+
+    @property
+    def reader(self) -> Format:
+        return READERS[self.format][self.variant]
+
+    @property
+    def splits(self) -> bool:
+        """True if parts of the file can be read apart from one another."""
+        return self.shape == "lines" and self.reader.unit == "record"
+
+
+def detect(path: Path, format_name: str = "auto") -> Layout | Rejected:
+    """The layout of a file, or Rejected with the reason. With a format's name only that format is considered."""
+    if format_name != "auto" and format_name not in READERS:
+        raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
+    try:
+        with open_bytes(path) as file:
+            magic = file.read(8)
+        if not magic.strip():
+            return Rejected(str(path), None, "an empty file")
+        for name, (prefix, _) in BINARY_READERS.items():
+            if magic.startswith(prefix):
+                return Layout(name, shape="binary")
+        return _detect_json(path, format_name)
+    except BROKEN_STREAM as error:
+        return Rejected(str(path), None, f"cannot be read: {error}")
+
+
+def read_file(path: Path, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+    """All experiences of a file, and what had to be left out."""
+    if layout.shape == "binary":
+        yield from _read_binary(path, layout, options)
+    else:
+        yield from read_units(file_units(path, layout), layout, options)
+
+
+def read_units(units: Iterable[Unit | Rejected], layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+    """The experiences of units; the one place where a bad record is caught."""
+    read, name = layout.reader.read, layout.format
+    for unit in units:
+        if isinstance(unit, Rejected):
+            yield unit
+            continue
+        origin, value = unit
+        try:
+            yield from read(value, origin, options)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
+
+
+def file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
+    """The units of a JSON or JSON lines file, as its reader wants them."""
+    try:
+        yield from _file_units(path, layout)
+    except BROKEN_STREAM as error:
+        yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
+
+
+def _file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
+    file = str(path)
+    if layout.shape == "lines" and layout.reader.unit == "record":
+        yield from line_units(path)
+    elif layout.shape == "lines":
+        values = []
+        for unit in line_units(path):
+            if isinstance(unit, Rejected):
+                yield unit
+            else:
+                values.append(unit[1])
+        yield Origin(file, 1, 0), values
+    else:
+        value = document(path)
+        if isinstance(value, Rejected):
+            yield value
+        elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
+            for number, item in enumerate(value):
+                yield Origin(file, None, number), item
+        else:
+            yield Origin(file, None, 0), value
+
+
+def _detect_json(path: Path, format_name: str) -> Layout | Rejected:
+    shape: Literal["lines", "document"] = "lines" if is_json_lines(path) else "document"
+    if shape == "lines":
+        whole: Any = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+        records = whole
+    else:
+        whole = document(path)
+        if isinstance(whole, Rejected):
+            return whole
+        records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+    for name, variants in READERS.items():
+        if format_name not in ("auto", name):
+            continue
+        for variant, reader in enumerate(variants):
+            if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
+                return Layout(name, variant, shape)
+    if format_name != "auto":
+        return Rejected(str(path), None, f"does not look like {format_name}", format_name)
+    return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
+
+
+def _read_binary(path: Path, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+    _, units_of = BINARY_READERS[layout.format]
+    try:
+        for number, value in enumerate(units_of(path)):
+            if isinstance(value, Experience | Rejected):
+                yield value
+            else:
+                yield from read_units([(Origin(str(path), None, number), value)], layout, options)
+    except (BadRecord, CodecError, RecordError, *BROKEN_STREAM) as error:
+        yield Rejected(str(path), None, str(error), layout.format)
+
+
+def _raw(value: Any) -> str | None:
+    try:
+        return encode(value).decode()[:_RAW_CHARACTERS]
+    except (TypeError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,57 @@
+"""Secrets in traces: API keys, tokens and private keys replaced by typed placeholders, counted, and listed.
+
+Only forms that are keys for certain are replaced (a known prefix and length); guessing would damage training data.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+_PATTERNS = {
+    "anthropic_key": r"sk-ant-[A-Za-z0-9_-]{20,}",
+    "openai_key": r"sk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
+    "github_token": r"gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{50,}",
+    "huggingface_token": r"hf_[A-Za-z0-9]{30,}",
+    "nvidia_key": r"nvapi-[A-Za-z0-9_-]{40,}",
+    "aws_key_id": r"(?:AKIA|ASIA)[A-Z0-9]{16}",
+    "google_key": r"AIza[A-Za-z0-9_-]{35}",
+    "slack_token": r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "gitlab_token": r"glpat-[A-Za-z0-9_-]{20,}",
+    "stripe_key": r"[rs]k_(?:live|test)_[A-Za-z0-9]{20,}",
+    "jwt": r"eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
+    "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.*?-----END (?:[A-Z]+ )*PRIVATE KEY-----",
+    "bearer_token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{20,}=*",
+}
+_ANY = re.compile(
+    r"(?<![A-Za-z0-9])(?:" + "|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()) + ")", re.S
+)
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A secret that was replaced: what kind, and the path in its record."""
+
+    kind: str
+    where: str
+
+
+def redact(value: Any, where: str = "") -> tuple[Any, list[Finding]]:
+    """A decoded JSON value with its secrets replaced by `[REDACTED:kind]`, and what was found where."""
+    found: list[Finding] = []
+    return _redacted(value, where, found), found
+
+
+def _redacted(value: Any, where: str, found: list[Finding]) -> Any:
+    if isinstance(value, str):
+
+        def placeholder(match: re.Match[str]) -> str:
+            kind = match.lastgroup or "secret"
+            found.append(Finding(kind, where))
+            return f"[REDACTED:{kind}]"
+
+        return _ANY.sub(placeholder, value)
+    if isinstance(value, dict):
+        return {key: _redacted(item, f"{where}.{key}" if where else str(key), found) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_redacted(item, f"{where}[{number}]", found) for number, item in enumerate(value)]
+    return value

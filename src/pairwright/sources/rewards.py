@@ -1,0 +1,131 @@
+"""Which number is the reward: a component by name, an expression over components, or scores from a file.
+
+`--reward correct` takes the component of that name; `--reward "0.7*correct + 0.3*format"` computes with them. Only
+numbers, names, + - * / and parentheses are understood: an expression is parsed, never run as code.
+"""
+
+import ast
+import csv
+import math
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import ConfigError, SourceError
+from pairwright.records import Experience
+from pairwright.sources.fields import identifier, index, score
+
+_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_MAX_SCORE_BYTES = 256 * 2**20
+
+
+def chosen_reward(exp: Experience, expression: str) -> float | None:
+    """The reward that the expression gives for an experience; None where it has not all the components."""
+    components = {"reward": exp.reward} | exp.reward_components
+    if expression in components:
+        return score(components[expression])
+    return _value(parse_reward(expression), components)
+
+
+def parse_reward(expression: str) -> ast.expr:
+    """The expression as a tree of numbers, names and arithmetic; ConfigError for anything else."""
+    try:
+        tree = ast.parse(expression, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ConfigError(f"--reward {expression!r}: neither a component's name nor an expression") from None
+    for node in ast.walk(tree):
+        allowed = ast.BinOp | ast.UnaryOp | ast.Name | ast.Constant | ast.operator | ast.unaryop | ast.expr_context
+        if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
+            raise ConfigError(f"--reward {expression!r}: only numbers, names, + - * / and parentheses are understood")
+        if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:
+            raise ConfigError(f"--reward {expression!r}: only + - * / are understood")
+    return tree
+
+
+def _value(node: ast.expr, components: Mapping[str, Any]) -> float | None:
+    if isinstance(node, ast.Constant):
+        return float(node.value)  # type: ignore[arg-type]
+    if isinstance(node, ast.Name):
+        return score(components.get(node.id))
+    if isinstance(node, ast.UnaryOp):
+        operand = _value(node.operand, components)
+        return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand
+    assert isinstance(node, ast.BinOp)
+    left, right = _value(node.left, components), _value(node.right, components)
+    if left is None or right is None:
+        return None
+    try:
+        return _OPERATIONS[type(node.op)](left, right)
+    except ZeroDivisionError:
+        return math.nan
+
+
+class Scores:
+    """Rewards from a file, by the id of a record or by task and run; counts which of them were used."""
+
+    def __init__(self, by_id: dict[str, float | None], by_run: dict[tuple[str, int, int | None], float | None]) -> None:
+        self._by_id, self._by_run = by_id, by_run
+        self.num_rows = len(by_id) + len(by_run)
+
+    def of(self, exp: Experience) -> tuple[bool, float | None, Any]:
+        """Whether there is a score for this experience, the score, and the key that it was found under."""
+        for key in _ids_of(exp):
+            if key in self._by_id:
+                return True, self._by_id[key], key
+        task, run, step = str(exp.eid.task), exp.eid.run, exp.eid.step
+        for place in ((task, run, step), (task, run, None)):
+            if place in self._by_run:
+                return True, self._by_run[place], place
+        return False, None, None
+
+
+def read_scores(path: Path) -> Scores:
+    """Scores from CSV or JSON lines: `reward` (or score, rating) with `id`, or with `task`, `run` and maybe `step`."""
+    by_id: dict[str, float | None] = {}
+    by_run: dict[tuple[str, int, int | None], float | None] = {}
+    for number, row in enumerate(_score_rows(path), start=1):
+        reward_key = next((key for key in ("reward", "score", "rating") if key in row), None)
+        if reward_key is None:
+            raise SourceError(f"{path}:{number}: no reward, score or rating in {sorted(map(str, row))}")
+        name = next((identifier(row[key]) for key in ("id", "uid") if row.get(key)), None)
+        task, run = identifier(row.get("task")), index(row.get("run"))
+        if name is not None:
+            by_id[str(name)] = score(row[reward_key])
+        elif task is not None and run is not None:
+            by_run[str(task), run, index(row.get("step"))] = score(row[reward_key])
+        else:
+            raise SourceError(f"{path}:{number}: expected an id, or a task and a run, beside the reward")
+    return Scores(by_id, by_run)
+
+
+def _score_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        if path.stat().st_size > _MAX_SCORE_BYTES:
+            raise SourceError(f"{path}: more than {_MAX_SCORE_BYTES:,} bytes of scores")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: cannot be read: {error}") from error
+    if not text.lstrip().startswith("{"):
+        return list(csv.DictReader(text.splitlines()))
+    rows = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise SourceError(f"{path}:{number}: {error}") from None
+    return rows
+
+
+def _ids_of(exp: Experience) -> list[str]:
+    """The ids under which feedback may name a record: its own, and whatever ids its source gave it."""
+    named = [value for key, value in exp.info.items() if key == "id" or key.endswith("_id") or key == "uid"]
+    return [exp.eid.uid, exp.eid.suffix, *(str(value) for value in named if isinstance(value, str | int))]

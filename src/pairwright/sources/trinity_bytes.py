@@ -1,0 +1,205 @@
+"""Trinity's serialized experiences: `TRXP` bytes, and the whole pickles that came before them.
+
+    TRXP   magic, version byte 1, two little-endian u64 lengths, a pickled dict of metadata, safetensors
+           metadata {version, num_items, items: [{eid, reward, messages, ...}]}; tensors named "0:tokens",
+           "0:multi_modal_inputs:<key>"
+    else   a pickle of one Experience or a list of them
+
+Both pickles go through safe_pickle: nothing runs. Tensors inside a whole pickle ask for torch's own loaders, so such a
+payload is refused by name; write it again with a Trinity that writes TRXP.
+
+Kinds: `chosen` and `rejected` tensors make a preference, a given action mask a multi-turn experience, else it is
+single-turn. (Trinity itself writes a mask for each single-turn experience, so those arrive as multi-turn.)
+Messages: prompt and completion are split at the first assistant turn, those of a preference where its sides part.
+"""
+
+import struct
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from pairwright.arrays import DTYPE_NAMES, Array, dtype_named
+from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
+from pairwright.messages import Json, Message
+from pairwright.records import EID, CustomField, Experience, Kind, Side
+from pairwright.sources.chat import messages_from_chat, tools_from_chat
+from pairwright.sources.errors_seen import error_sites
+from pairwright.sources.fields import BadRecord, items, mapping, optional_items, optional_mapping, optional_text
+from pairwright.sources.format import split_at_first_answer
+from pairwright.sources.result_text import result_error_kind
+from pairwright.sources.safe_pickle import Holders, holder, load_plain
+from pairwright.sources.sides import split_sides
+
+MAGIC = b"TRXP"
+_VERSION = 1
+_HEADER = struct.Struct("<4sBQQ")
+_MODULE = "trinity.common.experience"
+_RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+_DTYPES = {
+    "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
+    "U32": "uint32", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16",
+}  # fmt: skip
+_TRUNCATIONS = (None, "prompt_truncated", "response_truncated")
+
+
+def loads_trinity(data: bytes) -> list[Experience]:
+    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record."""
+    if not data.startswith(MAGIC):
+        rows, tensors = _whole_pickle(data), {}
+    else:
+        metadata, tensor_bytes = _split(data)
+        rows = _rows(load_plain(metadata))
+        tensors = _tensors(tensor_bytes)
+    by_item: list[dict[str, Array]] = [{} for _ in rows]
+    for name, array in tensors.items():
+        number, _, field = name.partition(":")
+        if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(rows):
+            raise CorruptBytes(f"tensor {name!r}: no item of this number among {len(rows)}")
+        by_item[int(number)][field] = array
+    try:
+        return [experience_from_fields(row, arrays) for row, arrays in zip(rows, by_item, strict=True)]
+    except BadRecord as error:
+        raise CorruptBytes(f"metadata: {error}") from None
+
+
+def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
+    """One experience of the fields of Trinity's class; `arrays` holds its tensors."""
+    info = dict(optional_mapping(row.get("info"), "info"))
+    truncate_status = row.get("truncate_status")
+    if truncate_status not in _TRUNCATIONS:
+        info["truncate_status"], truncate_status = truncate_status, None
+    common: Json = {
+        "eid": _eid(row.get("eid")),
+        "tools": tuple(tools_from_chat(row.get("tools"), "tools")),
+        "reward": row.get("reward"),
+        "truncate_status": truncate_status,
+        "info": info,
+        "metrics": optional_mapping(row.get("metrics"), "metrics"),
+        "prompt_text": optional_text(row.get("prompt_text"), "prompt_text"),
+        "response_text": optional_text(row.get("response_text"), "response_text"),
+        "custom_fields": _custom_fields(row.get("custom_fields")),
+        "routed_experts": arrays.get("routed_experts"),
+        "multi_modal_inputs": {
+            name.removeprefix("multi_modal_inputs:"): array
+            for name, array in arrays.items()
+            if name.startswith("multi_modal_inputs:")
+        },
+    }
+    sides = [row.get("chosen_messages"), row.get("rejected_messages")]
+    if ("chosen" in arrays and "rejected" in arrays) or (not arrays and all(sides)):
+        return _preference(row, arrays, common)
+    messages = messages_from_chat(row["messages"], "messages") if row.get("messages") else []
+    prompt, completion = split_at_first_answer(messages)
+    response: Json = {field: arrays.get(field) for field in ("tokens", "action_mask", *_RESPONSE)}
+    return Experience(
+        kind=Kind.MULTI_TURN if "action_mask" in arrays or row.get("type") == "multi_turn" else Kind.SINGLE_TURN,
+        prompt=tuple(prompt),
+        completion=tuple(completion),
+        errors=tuple(error_sites(messages, list(common["tools"]), result_error_kind)),
+        prompt_length=row.get("prompt_length", 1) if "tokens" in arrays else None,
+        **common,
+        **response,
+    )
+
+
+def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
+    """A preference: the shared prompt, and each side with its own tokens. One mask for two answers means nothing."""
+    prompt: list[Message] = []
+    chosen: list[Message] = []
+    rejected: list[Message] = []
+    if row.get("chosen_messages") and row.get("rejected_messages"):
+        prompt, chosen, rejected = split_sides(
+            messages_from_chat(row["chosen_messages"], "chosen_messages"),
+            messages_from_chat(row["rejected_messages"], "rejected_messages"),
+        )
+    elif row.get("messages"):
+        prompt = messages_from_chat(row["messages"], "messages")
+    unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
+    if unused:
+        common["info"]["arrays_dropped"] = unused
+    return Experience(
+        kind=Kind.PREFERENCE,
+        prompt=tuple(prompt),
+        chosen=Side(messages=tuple(chosen), tokens=arrays.get("chosen")),
+        rejected=Side(messages=tuple(rejected), tokens=arrays.get("rejected")),
+        tokens=arrays.get("tokens"),
+        **common,
+    )
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """The metadata and the tensors, after their lengths have been held against the bytes that are there."""
+    if len(data) < _HEADER.size:
+        raise TruncatedBytes(f"header: {len(data)} bytes, expected {_HEADER.size}")
+    _, version, metadata_length, tensor_length = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise ForeignBytes(f"header: version {version}, expected {_VERSION}")
+    expected = _HEADER.size + metadata_length + tensor_length
+    if len(data) < expected:
+        raise TruncatedBytes(f"payload: {len(data)} bytes, and the header promises {expected}")
+    if len(data) > expected:
+        raise CorruptBytes(f"payload: {len(data)} bytes, and the header accounts for {expected}")
+    split = _HEADER.size + metadata_length
+    return data[_HEADER.size : split], data[split:]
+
+
+def _rows(metadata: Any) -> list[Json]:
+    try:
+        rows = [
+            mapping(row, f"items[{number}]")
+            for number, row in enumerate(items(mapping(metadata, "metadata").get("items"), "items"))
+        ]
+    except BadRecord as error:
+        raise CorruptBytes(f"metadata: {error}") from None
+    if metadata.get("num_items", len(rows)) != len(rows):
+        raise CorruptBytes(f"metadata: {len(rows)} items, and num_items is {metadata['num_items']!r}")
+    return rows
+
+
+def _tensors(data: bytes) -> dict[str, Array]:
+    try:
+        stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise CorruptBytes(f"tensors: {error}") from None
+    arrays: dict[str, Array] = {}
+    for name, tensor in stored:
+        if tensor["dtype"] not in _DTYPES:
+            raise CorruptBytes(f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}")
+        if tensor["dtype"] == "BOOL":  # any byte may stand there
+            array = np.frombuffer(tensor["data"], dtype=np.uint8) != 0
+        else:
+            array = np.frombuffer(tensor["data"], dtype=dtype_named(_DTYPES[tensor["dtype"]]))
+        arrays[name] = array.reshape(tensor["shape"])
+    return arrays
+
+
+def _whole_pickle(data: bytes) -> list[Json]:
+    if not data.startswith(b"\x80"):
+        raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
+    holders: Holders = {
+        **{(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")},
+        **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
+    }
+    value = load_plain(data, holders)
+    try:
+        return [mapping(row, "experience") for row in (value if isinstance(value, list) else [value])]
+    except BadRecord as error:
+        raise CorruptBytes(f"pickle: {error}") from None
+
+
+def _eid(value: Any) -> EID:
+    given = optional_mapping(value, "eid")
+    return EID(**{key: given[key] for key in ("batch", "task", "run", "step", "suffix") if given.get(key) is not None})
+
+
+def _custom_fields(value: Any) -> tuple[CustomField, ...]:
+    fields = []
+    for number, item in enumerate(optional_items(value, "custom_fields")):
+        item = mapping(item, f"custom_fields[{number}]")
+        dtype = item.get("data_type")
+        if not isinstance(dtype, str):
+            raise RecordError(f"custom_fields[{number}].data_type", dtype, "the name of a dtype")
+        names = [optional_text(item.get(key), key) or "" for key in ("source_field", "destination_field")]
+        fields.append(CustomField(names[0], names[1], dtype.removeprefix("torch.")))
+    return tuple(fields)

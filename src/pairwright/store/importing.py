@@ -1,0 +1,225 @@
+"""Import: files of any format into the table, on all cores, each record once.
+
+A file is one task, or several if it is a large JSON lines file. Workers write hidden parts; this process checks their
+ids against those that are there and reveals each part whole. Importing a file again adds nothing; killed half way, the
+same command goes on.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+import xxhash
+
+from pairwright.arrays import Array
+from pairwright.sources.files import expand_paths, ranges
+from pairwright.sources.format import Options, Rejected
+from pairwright.sources.reading import Layout, detect
+from pairwright.sources.rewards import parse_reward, read_scores
+from pairwright.store.import_task import ImportResult, ImportTask, run_task
+from pairwright.store.parts import hidden_part, write_hidden_part
+from pairwright.store.table import Table
+
+RANGE_BYTES = 16 * 2**20
+POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
+QUARANTINE = "quarantine.jsonl"
+DEFAULT_OPTIONS = Options()
+
+
+class ImportSummary(msgspec.Struct):
+    """What happened to every record, by format."""
+
+    formats: dict[str, dict[str, int]]
+    reasons: dict[str, int]
+    secrets: list[dict[str, str | int | None]]
+    num_scores: int = 0
+    num_scores_used: int = 0
+    num_replaced: int = 0
+
+    def total(self, name: str) -> int:
+        return sum(counts.get(name, 0) for counts in self.formats.values())
+
+
+def import_files(
+    paths: list[str],
+    table: Table,
+    *,
+    format_name: str = "auto",
+    options: Options = DEFAULT_OPTIONS,
+    redact: bool = False,
+    scores: Path | None = None,
+    update: bool = False,
+    num_workers: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> ImportSummary:
+    """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl."""
+    if options.reward is not None and not options.reward.isidentifier():
+        parse_reward(options.reward)
+    known_scores = None if scores is None else read_scores(scores)
+    files = expand_paths(paths)
+    tasks, unreadable = _plan(files, table.path, format_name, options)
+    tasks = [msgspec.structs.replace(task, redact=redact, scores=known_scores) for task in tasks]
+    ingest = _Ingest(table, keep_seen=update)
+    for rejected in unreadable:
+        ingest.reject(rejected)
+    total = done = sum(file.stat().st_size for file in files)
+    done -= sum(_size(task) for task in tasks)
+    for task, result in _results(tasks, num_workers):
+        ingest.add(task, result)
+        done += _size(task)
+        progress(done, total)
+    ingest.write_quarantine({str(file) for file in files})
+    summary = ingest.summary()
+    if known_scores is not None:
+        summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
+    if update:
+        stale = pl.col("source").is_in([str(file) for file in files]) & pl.col("uid").is_in(list(ingest.seen)).not_()
+        summary.num_replaced = table.delete(stale)
+    return summary
+
+
+def _plan(
+    files: list[Path], folder: Path, format_name: str, options: Options
+) -> tuple[list[ImportTask], list[Rejected]]:
+    tasks, unreadable = [], []
+    for file in files:
+        layout = detect(file, format_name)
+        if isinstance(layout, Rejected):
+            unreadable.append(layout)
+        elif layout.splits and _is_plain(file) and file.stat().st_size > 2 * RANGE_BYTES:
+            for start, stop, line in ranges(file, RANGE_BYTES):
+                tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
+        else:
+            tasks.append(ImportTask(file, layout, folder, options))
+    return tasks, unreadable
+
+
+def _results(tasks: list[ImportTask], num_workers: int | None) -> Iterator[tuple[ImportTask, ImportResult]]:
+    """The results of tasks in their order, on as many processes as there are cores and it pays."""
+    workers = min(num_workers or os.cpu_count() or 1, len(tasks))
+    if workers < 2 or (num_workers is None and sum(map(_size, tasks)) < POOL_BYTES):
+        for task in tasks:
+            yield task, run_task(task)
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting: list[tuple[ImportTask, Future[ImportResult]]] = []
+        for task in tasks:
+            waiting.append((task, pool.submit(run_task, task)))
+            if len(waiting) > 2 * workers:  # bounds how much is done but not yet in the table
+                first, future = waiting.pop(0)
+                yield first, future.result()
+        for task, future in waiting:
+            yield task, future.result()
+
+
+class _Ingest:
+    """The state of one import: which ids are in the table, and what was counted."""
+
+    def __init__(self, table: Table, *, keep_seen: bool) -> None:
+        self.table = table
+        self._keep_seen = keep_seen
+        self.seen: set[str] = set()
+        self.scores_used: set[str] = set()
+        self._counts: dict[str, Counter[str]] = {}
+        self._reasons: Counter[str] = Counter()
+        self._secrets: list[dict[str, str | int | None]] = []
+        self._rejections: list[bytes | Path] = []
+        self._known = np.unique(_digests(uid for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist()))
+
+    def add(self, task: ImportTask, result: ImportResult) -> None:
+        """Reveal a result's part, without the rows that are there already."""
+        counts = self._counts.setdefault(task.layout.format, Counter())
+        counts.update(result.counts)
+        counts["files"] += task.start == 0
+        self._reasons.update(result.reasons)
+        self.scores_used |= result.scores_used
+        self._secrets += [
+            {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
+        ]
+        if result.quarantine is not None:
+            self._rejections.append(result.quarantine)
+        if self._keep_seen:
+            self.seen.update(result.uids)
+        if result.part is not None:
+            counts["already_there"] += self._reveal(result.part, _digests(result.uids))
+
+    def reject(self, rejected: Rejected) -> None:
+        """Count a file that no reader could take."""
+        counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
+        counts["files"] += 1
+        counts["quarantined"] += 1
+        self._reasons[rejected.reason.split(":")[0]] += 1
+        self._rejections.append(msgspec.json.encode(rejected) + b"\n")
+
+    def _reveal(self, part: Path, digests: Array) -> int:
+        _, first = np.unique(digests, return_index=True)
+        is_new = np.zeros(len(digests), bool)
+        is_new[first] = True
+        is_new &= ~np.isin(digests, self._known)
+        num_old = int((~is_new).sum())
+        if num_old < len(digests):
+            if num_old:
+                rows = pq.read_table(part).filter(is_new)
+                part.unlink()
+                part = hidden_part(self.table.path)
+                write_hidden_part(part, rows.to_batches())
+            self.table.add_hidden_part(part)
+            self._known = np.union1d(self._known, digests[is_new])
+        else:
+            part.unlink()
+        return num_old
+
+    def write_quarantine(self, files: set[str]) -> None:
+        """Put this import's rejections in place of the earlier ones of the same files."""
+        target = self.table.path / QUARANTINE
+        hidden = hidden_part(self.table.path)
+        with open(hidden, "wb") as file:
+            if target.exists():
+                with open(target, "rb") as before:
+                    file.writelines(line for line in before if _file_of(line) not in files)
+            for rejection in self._rejections:
+                if isinstance(rejection, Path):
+                    with open(rejection, "rb") as pieces:
+                        file.writelines(pieces)
+                    rejection.unlink()
+                else:
+                    file.write(rejection)
+        if hidden.stat().st_size:
+            hidden.replace(target)
+        else:
+            hidden.unlink()
+            target.unlink(missing_ok=True)
+
+    def summary(self) -> ImportSummary:
+        formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
+        return ImportSummary(formats=formats, reasons=dict(self._reasons.most_common()), secrets=self._secrets)
+
+
+def _digests(uids: Iterable[str]) -> Array:
+    return np.array([xxhash.xxh3_128_digest(uid.encode()) for uid in uids], dtype="V16").view("S16")
+
+
+def _file_of(line: bytes) -> str | None:
+    try:
+        return msgspec.json.decode(line, type=Rejected).file
+    except msgspec.MsgspecError:
+        return None
+
+
+def _is_plain(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
+
+
+def _size(task: ImportTask) -> int:
+    return (task.path.stat().st_size if task.stop is None else task.stop) - task.start
+
+
+__all__ = ["ImportSummary", "Layout", "import_files"]

@@ -1,0 +1,182 @@
+"""Langfuse exports: generations become conversations that agree with Langfuse's own reading of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutations import survives
+
+from pairwright.messages import ErrorSite, Message, ToolCall
+from pairwright.records import Experience
+from pairwright.sources import langfuse
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.message_shapes import conversation
+
+FIXTURE = Path(__file__).parent / "fixtures" / "langfuse.json"
+
+
+def read(value: Any, **options: str) -> list[Experience]:
+    results = list(langfuse.FORMAT.read(value, Origin("lf.json"), Options(**options)))
+    assert not any(isinstance(result, Rejected) for result in results)
+    return [result for result in results if isinstance(result, Experience)]
+
+
+def load() -> Any:
+    return json.loads(FIXTURE.read_text())
+
+
+def test_a_trace_is_read_with_calls_results_tools_scores_and_errors() -> None:
+    sale, judge = read(load())
+    assert sale.prompt == (Message("user", "Sell me a book"),)
+    assert sale.completion == (
+        Message("assistant", "", tool_calls=(ToolCall("shelf", '{"row":  1}', "c1"),)),
+        Message("tool", "shelf fell", tool_call_id="c1"),
+        Message("assistant", "Sold."),
+    )
+    assert sale.tools == ({"type": "function", "function": {"name": "shelf"}},)
+    assert sale.errors == (ErrorSite(2, "tool_error", "shelf fell", "shelf", "c1", ("shelf",)),)
+    assert (sale.eid.task, sale.eid.step, sale.reward) == ("book-3", 0, 0.25)
+    assert sale.reward_components == {"reward": 0.25, "mood": "calm"}
+    assert sale.metrics == {"input_tokens": 30, "output_tokens": 7}
+    assert sale.model_version == "m-3"
+    assert sale.info == {
+        "name": "bookshop", "session_id": "s-1", "tags": ["night"], "trace_id": "lf-1", "calls": ["g1", "g2"],
+    }  # fmt: skip
+    assert judge.prompt == (Message("system", "You judge."), Message("user", "Was it sold?"))
+    assert judge.completion == (Message("assistant", "Yes.", reasoning="It was."),)
+    assert judge.tools == ({"type": "function", "name": "gavel"},)
+    assert (judge.eid.step, judge.reward) == (1, 1.0)
+    assert judge.eid.rid == sale.eid.rid
+
+
+def test_the_user_names_the_score_that_is_the_reward() -> None:
+    assert read(load(), reward="mood")[0].reward is None
+    assert read(load(), reward="absent")[0].reward is None
+    export = load()
+    export["trace"]["scores"] = [{"name": "a", "value": True}, {"name": "b", "value": "0.5"}]
+    assert read(export)[0].reward is None
+    assert read(export, reward="a")[0].reward == 1.0
+    assert read(export, reward="b")[0].reward == 0.5
+
+
+def test_a_trace_with_everything_inside_reads_the_same() -> None:
+    export = load()
+    flat = {**export["trace"], "observations": export["observations"]}
+    assert langfuse.matches(flat)
+    assert [one.messages for one in read(flat)] == [one.messages for one in read(export)]
+
+
+def test_a_failed_generation_is_an_error_site_where_it_was_tried_again() -> None:
+    export = load()
+    failed = {**export["observations"][2], "id": "g0", "startTime": "2026-01-01T00:00:00.5Z", "output": None,
+              "level": "ERROR", "statusMessage": "Request timed out"}  # fmt: skip
+    export["observations"].append(failed)
+    sale = read(export)[0]
+    assert sale.errors[0] == ErrorSite(0, "timeout", "Request timed out", available_tools=("shelf",))
+    assert sale.info["calls"] == ["g0", "g1", "g2"]
+
+
+def test_without_generations_the_trace_itself_is_the_call() -> None:
+    export = load()
+    export["observations"] = []
+    (one,) = read(export)
+    assert one.messages == (Message("user", "Sell me a book"), Message("assistant", "Sold."))
+    export["trace"]["output"] = None
+    with pytest.raises(BadRecord, match="no GENERATION"):
+        read(export)
+
+
+def test_other_files_are_not_claimed() -> None:
+    for other in (
+        None,
+        [],
+        {},
+        {"observations": []},
+        {"trace": {}},
+        {"id": 1, "messages": []},
+        {"observations": [1], "id": 1},
+    ):
+        assert not langfuse.matches(other)
+
+
+def test_no_broken_file_raises_anything_but_our_errors() -> None:
+    assert survives(langfuse.FORMAT, load()) > 1000
+
+
+COUNTS = {
+    "autogen-2025-06-06": (1, 2, 0),
+    "langgraph-python-2025-08-22": (1, 5, 1),
+    "openai-agents-2025-09-30": (1, 5, 1),
+    "pydantic-ai-tools-2025-12-04": (2, 12, 4),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_real_traces_are_read_whole(traces: Path, name: str) -> None:
+    found = read(json.loads((traces / "langfuse" / f"{name}.trace.json").read_text()))
+    messages = [message for one in found for message in one.messages]
+    assert (len(found), len(messages), sum(len(message.tool_calls) for message in messages)) == COUNTS[name]
+    assert not any(one.is_scored or one.errors for one in found)
+
+
+def golden_messages(side: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """What Langfuse's own reader made of an input or output; None where it made nothing."""
+    return side["data"] if side["success"] and all("role" in message for message in side["data"]) else None
+
+
+def assert_agrees(message: Message, golden: dict[str, Any]) -> None:
+    assert message.role == golden["role"]
+    content = golden.get("content")
+    if isinstance(content, str):
+        assert message.text == content
+    elif content is not None:  # it decodes JSON in tool results; ours stays the text
+        assert json.loads(message.text) == content
+    calls = golden.get("tool_calls", [])
+    assert [(call.id, call.name) for call in message.tool_calls] == [(call["id"], call["name"]) for call in calls]
+    for call, theirs in zip(message.tool_calls, calls, strict=True):
+        assert json.loads(call.arguments) == json.loads(theirs["arguments"])
+    assert message.tool_call_id == golden.get("tool_call_id")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_what_we_read_agrees_with_the_golden_reading_of_each_observation(traces: Path, name: str) -> None:
+    trace = json.loads((traces / "langfuse" / f"{name}.trace.json").read_text())
+    golden = json.loads((traces / "langfuse" / f"{name}.chatml.json").read_text())
+    compared = 0
+    for observation in trace["observations"]:
+        for side, role in (("input", "user"), ("output", "assistant")):
+            expected = golden_messages(golden[observation["id"]][side]) if observation["id"] in golden else None
+            if expected is None:
+                continue
+            given, _ = langfuse._without_tool_schemas(langfuse.decoded(observation[side]))
+            messages = conversation(given, side, role=role)
+            assert len(messages) == len(expected)
+            for message, theirs in zip(messages, expected, strict=True):
+                assert_agrees(message, theirs)
+                compared += 1
+    assert compared == {"autogen": 0, "langgraph": 29, "openai": 6, "pydantic": 22}[name.split("-")[0]]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_each_experience_is_the_golden_input_and_output_of_its_last_call(traces: Path, name: str) -> None:
+    trace = json.loads((traces / "langfuse" / f"{name}.trace.json").read_text())
+    golden = json.loads((traces / "langfuse" / f"{name}.chatml.json").read_text())
+    for one in read(trace):
+        last = golden[one.info["calls"][-1]]
+        given, output = golden_messages(last["input"]), golden_messages(last["output"])
+        if given is None or output is None:  # plain text, of which Langfuse makes no messages
+            assert name.startswith("autogen")
+            continue
+        messages = list(one.messages)
+        if name.startswith("openai-agents"):  # the instructions, which the golden reading leaves out
+            assert messages.pop(0) == Message("system", "You are a helpful agent.")
+        assert len(messages) == len(given) + len(output)
+        for message, theirs in zip(messages, given + output, strict=True):
+            assert_agrees(message, theirs)
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_golden_files_themselves_are_not_claimed(traces: Path, name: str) -> None:
+    assert not langfuse.matches(json.loads((traces / "langfuse" / f"{name}.chatml.json").read_text()))

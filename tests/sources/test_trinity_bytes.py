@@ -1,0 +1,206 @@
+"""Trinity's bytes: read exactly, and never obeyed."""
+
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes, UnsafeBytes
+from pairwright.messages import Message
+from pairwright.records import EID, CustomField, Kind
+from pairwright.sources.trinity_bytes import loads_trinity
+
+EID_FIELDS = {"batch": 1, "task": "t", "run": 2, "step": 3, "suffix": "abc123"}
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
+
+
+def trxp(items, tensors, version=1, **metadata):
+    meta = pickle.dumps({"version": 1, "num_items": len(items), "items": items, **metadata})
+    return with_header(meta, save(tensors), version)
+
+
+def with_header(meta, tensors, version=1):
+    return b"TRXP" + struct.pack("<BQQ", version, len(meta), len(tensors)) + meta + tensors
+
+
+def int32(*values):
+    return np.array(values, dtype=np.int32)
+
+
+def test_a_multi_turn_experience_is_read_with_every_field():
+    item = {
+        "eid": EID_FIELDS, "reward": 0.5, "truncate_status": "response_truncated", "info": {"w": 2.0, "t": (1, 2)},
+        "metrics": {"m": 1.0}, "prompt_length": 2, "response_text": "Yo", "prompt_text": "Hi", "messages": CHAT,
+        "tools": [{"name": "f"}], "chosen_messages": None, "rejected_messages": None,
+        "custom_fields": [{"source_field": "w", "destination_field": "weight", "data_type": "torch.float32"}],
+        "multi_modal_input_keys": ["px"],
+    }  # fmt: skip
+    tensors = {
+        "0:tokens": int32(5, 6, 7, 8, 9),
+        "0:action_mask": np.array([True, False, True]),
+        "0:logprobs": np.array([-1, 0, -2], dtype=np.float32),
+        "0:returns": np.array([1, 1, 1], dtype=np.float16),
+        "0:multi_modal_inputs:px": np.ones((2, 2), dtype=np.float32),
+    }
+    (experience,) = loads_trinity(trxp([item], tensors))
+    assert experience.eid == EID(1, "t", 2, 3, "abc123")
+    assert experience.kind is Kind.MULTI_TURN
+    assert (experience.prompt, experience.completion) == ((Message("user", "Hi"),), (Message("assistant", "Yo"),))
+    assert (experience.prompt_text, experience.response_text) == ("Hi", "Yo")
+    assert (experience.reward, experience.truncate_status) == (0.5, "response_truncated")
+    assert (experience.info, experience.metrics) == ({"w": 2.0, "t": [1, 2]}, {"m": 1.0})
+    assert experience.custom_fields == (CustomField("w", "weight", "float32"),)
+    assert (experience.tools, experience.prompt_length) == (({"name": "f"},), 2)
+    assert experience.tokens.tolist() == [5, 6, 7, 8, 9]
+    assert experience.action_mask.tolist() == [True, False, True]
+    assert experience.logprobs.tolist() == [-1.0, 0.0, -2.0]
+    assert experience.returns.dtype == np.float16
+    assert experience.multi_modal_inputs["px"].shape == (2, 2)
+
+
+def test_kinds_follow_from_the_tensors():
+    items = [
+        {"prompt_length": 1},
+        {"prompt_length": 1},
+        {"chosen_messages": CHAT, "rejected_messages": [CHAT[0], {"role": "assistant", "content": "No"}]},
+    ]
+    tensors = {
+        "0:tokens": int32(1, 2), "1:tokens": int32(1, 2), "1:action_mask": np.array([True]),
+        "2:tokens": int32(1, 2), "2:chosen": int32(3), "2:rejected": int32(4, 5),
+    }  # fmt: skip
+    single, multi, preference = loads_trinity(trxp(items, tensors))
+    assert (single.kind, multi.kind, preference.kind) == (Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE)
+    assert (preference.tokens.tolist(), preference.prompt_length) == ([1, 2], 2)
+    assert (preference.chosen.tokens.tolist(), preference.rejected.tokens.tolist()) == ([3], [4, 5])
+    assert preference.prompt == (Message("user", "Hi"),)
+    assert preference.chosen.messages == (Message("assistant", "Yo"),)
+    assert preference.rejected.messages == (Message("assistant", "No"),)
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("pwned",)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_payload_that_asks_for_code_is_refused_by_name(protocol, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    attack = pickle.dumps({"items": [{"info": Attack()}]}, protocol=protocol)
+    with pytest.raises(UnsafeBytes, match=r"asks for \w+\.mkdir"):
+        loads_trinity(with_header(attack, save({})))
+    if protocol >= 2:
+        with pytest.raises(UnsafeBytes, match=r"asks for \w+\.mkdir"):
+            loads_trinity(attack)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["builtins\neval", "trinity.common.experience\n__builtins__", "torch\nload"])
+def test_names_beside_the_known_classes_are_refused(name):
+    payload = b"\x80\x02c" + name.encode() + b"\n."
+    with pytest.raises(UnsafeBytes, match=name.replace("\n", r"\.")):
+        loads_trinity(payload)
+
+
+@pytest.mark.parametrize("opcode", [b"\x82\x01", b"Pid\n", b"Nq\x00Q", b"\x97"])
+def test_objects_from_outside_the_pickle_are_refused(opcode):
+    with pytest.raises(UnsafeBytes, match="from outside"):
+        loads_trinity(b"\x80\x05" + opcode + b".")
+
+
+def test_a_whole_pickle_is_read_where_it_holds_no_tensors():
+    module = b"ctrinity.common.experience\n"
+    eid = module + b"EID\n)\x81}(X\x04\x00\x00\x00taskK\x07X\x03\x00\x00\x00runK\x01u" + b"b"
+    body = b"}(X\x03\x00\x00\x00eid" + eid + b"X\x06\x00\x00\x00rewardG?\xe0\x00\x00\x00\x00\x00\x00u"
+    (experience,) = loads_trinity(b"\x80\x02" + module + b"Experience\n)\x81" + body + b"b.")
+    assert (experience.eid.task, experience.eid.run, experience.reward) == (7, 1, 0.5)
+
+
+def test_tensors_in_a_whole_pickle_are_refused_by_name():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(UnsafeBytes, match=r"torch\._utils\._rebuild_tensor_v2"):
+        loads_trinity(pickle.dumps([torch.tensor([1])]))
+
+
+VALID = trxp([{"prompt_length": 1, "messages": CHAT}], {"0:tokens": int32(1, 2)})
+
+
+def test_every_cut_is_reported_as_such():
+    for length in range(len(VALID)):
+        with pytest.raises((TruncatedBytes, ForeignBytes)):
+            loads_trinity(VALID[:length])
+
+
+def test_no_damaged_byte_makes_another_exception_escape():
+    for position in range(len(VALID)):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged = bytearray(VALID)
+            damaged[position] ^= flip
+            try:
+                loads_trinity(bytes(damaged))
+            except (CodecError, RecordError):
+                continue
+
+
+@pytest.mark.parametrize(
+    "payload, error",
+    [
+        (VALID + b"x", CorruptBytes),
+        (trxp([], {}, version=2), ForeignBytes),
+        (b"not ours", ForeignBytes),
+        (b"", ForeignBytes),
+        (b"TRXP" + struct.pack("<BQQ", 1, 2**63, 2**63), TruncatedBytes),
+        (trxp([{}], {}, num_items=2), CorruptBytes),
+        (trxp([{}], {"1:tokens": int32(1)}), CorruptBytes),
+        (trxp([{}], {"tokens": int32(1)}), CorruptBytes),
+        (trxp([3], {}), CorruptBytes),
+        (trxp([{"messages": 3}], {}), CorruptBytes),
+        (trxp([{"prompt_length": 5}], {"0:tokens": int32(1)}), RecordError),
+    ],
+)
+def test_what_does_not_add_up_is_refused(payload, error):
+    with pytest.raises(error):
+        loads_trinity(payload)
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return b"\x80\x02" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+def doubling(levels):
+    """A pickle of a few hundred bytes whose value, written out, has 2**levels parts."""
+    return b"\x80\x02]q\x00" + b"".join(b"0]q%c(h%ch%ce" % (n + 1, n, n) for n in range(levels)) + b"."
+
+
+@pytest.mark.parametrize(
+    "pickled, reason",
+    [
+        (nested(100_000), "nested deeper"),
+        (doubling(60), "expands to more"),
+        (b"\x80\x02]q\x00h\x00a.", "nested deeper"),
+        (b"\x80\x02Nr\xff\xff\xff\x7f.", "memo slot"),
+        (b"\x80\x04\x8e" + struct.pack("<Q", 2**40) + b"abc.", "ValueError"),
+        (b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b"abc.", "ValueError"),
+    ],
+    ids=["deep", "doubling", "cycle", "memo", "bytes", "bytearray"],
+)
+def test_a_short_pickle_cannot_exhaust_memory(pickled, reason):
+    with pytest.raises(CorruptBytes, match=reason):
+        loads_trinity(with_header(pickled, save({})))
+
+
+def test_payloads_of_trinity_itself_are_read():
+    experience_module = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
+    torch = pytest.importorskip("torch")
+    given = [
+        experience_module.Experience(tokens=torch.tensor([1, 2, 3]), prompt_length=1, reward=1.0, messages=CHAT),
+        experience_module.Experience(tokens=torch.tensor([1]), chosen=torch.tensor([2]), rejected=torch.tensor([3])),
+    ]
+    first, second = loads_trinity(experience_module.Experience.serialize_many(given))
+    assert (first.tokens.tolist(), first.reward, first.eid.suffix) == ([1, 2, 3], 1.0, given[0].eid.suffix)
+    assert (second.kind, second.chosen.tokens.tolist()) == (Kind.PREFERENCE, [2])
