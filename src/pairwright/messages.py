@@ -41,20 +41,24 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     generated: bool | None = None
     extra: Json = {}
 
-    def __post_init__(self) -> None:
+    def __post_init__(self) -> None:  # runs for every message that is read: the usual case takes few steps
+        content = self.content
         if type(self.role) is not str or not self.role:
             raise RecordError("message.role", self.role, "a role such as 'user' or 'assistant'")
-        if type(self.content) is list:
-            check_parts(self.content)
-        elif self.content is not None:
-            check_text(self.content, "message.content")
+        if type(content) is list:
+            check_parts(content)
+        elif content is not None and not (type(content) is str and content.isascii()):
+            check_text(content, "message.content")
         if self.tool_calls:
             set_tuple(self, "tool_calls", ToolCall)
         elif type(self.tool_calls) is not tuple:
             force_setattr(self, "tool_calls", ())
-        for name in ("reasoning", "tool_call_id", "name"):
-            if (value := getattr(self, name)) is not None:
-                check_text(value, f"message.{name}")
+        if self.reasoning is not None:
+            check_text(self.reasoning, "message.reasoning")
+        if self.tool_call_id is not None:
+            check_text(self.tool_call_id, "message.tool_call_id")
+        if self.name is not None:
+            check_text(self.name, "message.name")
         if self.extra:
             check_json(self.extra, "message.extra", finite=True)
 

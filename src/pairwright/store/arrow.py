@@ -44,7 +44,7 @@ _DECODERS: dict[str, Any] = {
 
 def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
     """Experiences as one record batch with the table's schema."""
-    arrays = [pa.array(map(column.of, experiences), column.type) for column in (*NARROW, *CONTENT)]
+    arrays = [pa.array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Entry]] = {}
     for path, row, array in array_entries(experiences):

@@ -7,8 +7,9 @@ Arrow never unifies shapes across rows. Arrays are native lists where the column
 dimensions, multi-modal inputs, the arrays of a preference's sides.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
@@ -25,14 +26,35 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True)
 class Column:
+    """A column: its name and type, how to make it from an experience, and what it means.
+
+    `shared` names the fields that alone decide it. Where they are the very objects of the row before, as for the runs
+    of one task, the value is taken over instead of being made again.
+    """
+
     name: str
     type: pa.DataType
     of: Callable[[Experience], Any]
     meaning: str
+    shared: tuple[str, ...] = ()
+
+    def values(self, experiences: Sequence[Experience]) -> list[Any]:
+        of = self.of
+        if not self.shared:
+            return [of(exp) for exp in experiences]
+        fields = attrgetter("eid", *self.shared)  # never a single name, so that it always gives a tuple
+        values: list[Any] = []
+        before: tuple[Any, ...] = ()
+        for exp in experiences:
+            given = fields(exp)[1:]
+            same = len(before) == len(given) and all(map(is_, before, given))
+            values.append(values[-1] if same else of(exp))
+            before = given
+        return values
 
 
-def _json_or_null(value: Any) -> str | None:
-    return encode(value).decode() if value else None
+def _json_or_null(value: Any) -> bytes | None:
+    return encode(value) if value else None
 
 
 def _open_json_or_null(value: Any) -> str | None:
@@ -40,10 +62,21 @@ def _open_json_or_null(value: Any) -> str | None:
 
 
 def _num_characters(messages: tuple[Message, ...]) -> int:
-    return sum(
-        len(message.text) + len(message.reasoning or "") + sum(len(call.arguments) for call in message.tool_calls)
-        for message in messages
-    )
+    total = 0
+    for message in messages:
+        total += len(message.content) if type(message.content) is str else len(message.text)
+        if message.reasoning is not None:
+            total += len(message.reasoning)
+        for call in message.tool_calls:
+            total += len(call.arguments)
+    return total
+
+
+def _num_tool_calls(exp: Experience) -> int:
+    total = 0
+    for message in exp.completion:
+        total += len(message.tool_calls)
+    return total
 
 
 def _completion_hash(exp: Experience) -> str | None:
@@ -74,11 +107,18 @@ NARROW = (
     Column("reward", pa.float64(), lambda e: e.reward if e.is_scored else None, "score; null where unscored"),
     Column("reward_unscored", _TEXT, _unscored, "nan, inf or -inf where that was the reward"),
     Column("model_version", _TEXT, _model_version, "model that answered, as JSON"),
-    Column("prompt_hash", _TEXT, lambda e: prompt_hash(e.prompt, e.tools), "equal for prompts that may be compared"),
+    Column(
+        "prompt_hash",
+        _TEXT,
+        lambda e: prompt_hash(e.prompt, e.tools),
+        "equal for prompts that may be compared",
+        shared=("prompt", "tools"),
+    ),
     Column("completion_hash", _TEXT, _completion_hash, "equal for completions that mean the same"),
     Column("num_prompt_messages", pa.int32(), lambda e: len(e.prompt), "messages in the prompt"),
     Column("num_completion_messages", pa.int32(), lambda e: len(e.completion), "messages in the completion"),
     Column("num_completion_characters", pa.int64(), lambda e: _num_characters(e.completion), "its text and calls"),
+    Column("num_tool_calls", pa.int32(), _num_tool_calls, "calls in the completion"),
     Column("num_errors", pa.int32(), lambda e: len(e.errors), "error sites"),
     Column("num_tokens", pa.int32(), lambda e: None if e.tokens is None else len(e.tokens), "token ids recorded"),
     Column("prompt_length", pa.int32(), lambda e: e.prompt_length, "of them, the prompt's"),
@@ -89,8 +129,8 @@ NARROW = (
 )
 
 CONTENT = (
-    Column("prompt", _LONG, lambda e: _json_or_null(e.prompt), "messages, as JSON"),
-    Column("tools", _LONG, lambda e: _json_or_null(e.tools), "tool schemas, as JSON"),
+    Column("prompt", _LONG, lambda e: _json_or_null(e.prompt), "messages, as JSON", shared=("prompt",)),
+    Column("tools", _LONG, lambda e: _json_or_null(e.tools), "tool schemas, as JSON", shared=("tools",)),
     Column("completion", _LONG, lambda e: _json_or_null(e.completion), "messages, as JSON"),
     Column("chosen", _LONG, lambda e: e.chosen and encode(side_meta(e.chosen)).decode(), "side, as JSON"),
     Column("rejected", _LONG, lambda e: e.rejected and encode(side_meta(e.rejected)).decode(), "side, as JSON"),

@@ -23,6 +23,7 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
         reward_median=pl.col("reward").median(),
         reward_max=pl.col("reward").max(),
         messages=(pl.col("num_prompt_messages") + pl.col("num_completion_messages")).sum(),
+        tool_calls=pl.col("num_tool_calls").sum(),
         completion_characters=pl.col("num_completion_characters").sum(),
         error_sites=pl.col("num_errors").sum(),
         with_tokens=pl.col("num_tokens").is_not_null().sum(),
