@@ -72,23 +72,22 @@ def damaged(value: Any) -> Iterator[Any]:
 def test_no_damaged_value_escapes_as_another_exception(name: str) -> None:
     form = FIXTURE_OF[name]
     num_read = 0
-    for value in damaged(loaded(FIXTURES / name)):
-        for other in FORMATS:
+    for number, value in enumerate(damaged(loaded(FIXTURES / name))):
+        for other in FORMATS if number % 20 < 2 else [form]:
             other.matches(value)
-        for options in (Options(), Options(reward="type")):
-            try:
-                for result in form.read(value, Origin("x.json", 1), options):
-                    assert isinstance(result, Experience | Rejected)
-                    num_read += isinstance(result, Experience)
-            except (BadRecord, RecordError):
-                pass
+        try:
+            for result in form.read(value, Origin("x.json", 1), Options(reward=None if number % 2 else "type")):
+                assert isinstance(result, Experience | Rejected)
+                num_read += isinstance(result, Experience)
+        except (BadRecord, RecordError):
+            pass
     assert num_read > 100
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_every_reader_refuses_the_files_of_the_others(form: Format) -> None:
     for name, own in FIXTURE_OF.items():
-        is_own = form is own or {form.name, own.name} == {"openhands", "openhands-rows"} and "rows" in name
+        is_own = form is own or (name == "openhands_rows.json" and form is openhands.FORMAT)
         assert form.matches(loaded(FIXTURES / name)) == is_own, name
 
 

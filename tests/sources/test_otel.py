@@ -106,6 +106,8 @@ def test_a_score_of_a_call_counts_more_than_one_of_its_trace_and_not_for_others(
     assert [one.reward for one in found] == [0.9, 0.1]
     assert [one.eid.step for one in found] == [0, 1]
     assert found[0].info["more_scores"] == {"reward": [0.9, 0.1]}
+    root["annotations"].append({"name": "reward", "score": 0.2})  # corrected later: the last one counts
+    assert [one.reward for one in read([root, *calls])[0]] == [0.9, 0.2]
 
 
 def test_alternative_answers_to_one_prompt_share_task_run_and_step() -> None:

@@ -15,7 +15,6 @@ A failed call leaves an error site on the last message that it was given; a fail
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -27,10 +26,10 @@ from pairwright.sources.errors_seen import error_sites, tool_names
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Options, Origin, Rejected, build
 from pairwright.sources.message_shapes import marked_error, tool_content
-from pairwright.sources.scores import pick_reward
+from pairwright.sources.scores import ScoreIndex, index_scores, nearest_scores, pick_reward
 from pairwright.sources.traces import Failure, ModelCall, ToolRun, Trace, run_of
 
-_FAR = 10_000  # a score of the whole trace is farther than any ancestor
+_MAX_UNSEEN = 20
 _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
 
 
@@ -49,23 +48,24 @@ class _Chain(msgspec.Struct, eq=False):
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
-class _Failed(msgspec.Struct):
-    """The failed tool runs of a trace: by the id that their result has, and those that no message shows, by parent."""
+class _Seen(msgspec.Struct):
+    """What a trace shows beside its conversations: scores, failures by the id of their result, and unseen ones."""
 
-    by_id: dict[str, Failure]
-    unseen: dict[str | None, list[Json]]
+    scores: ScoreIndex
+    failures: dict[str, Failure]
+    unseen: dict[str | None, list[Json]]  # by parent: the first failed tool runs that no message shows
 
     @classmethod
-    def of(cls, runs: list[ToolRun], chains: list[_Chain]) -> "_Failed":
+    def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_Seen":
         shown = {message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"}
-        found = cls({}, {})
-        for run in runs:
-            if run.failure is not None:
-                found.by_id[run.call_id or run.id] = run.failure
-                if run.call_id not in shown and run.id not in shown:
-                    told = {"tool": run.name, "kind": run.failure.kind, "text": run.failure.text}
-                    found.unseen.setdefault(run.parent, []).append(told)
-        return found
+        seen = cls(index_scores(trace.scores), {}, {})
+        for run in trace.events:
+            if isinstance(run, ToolRun) and run.failure is not None:
+                seen.failures[run.call_id or run.id] = run.failure
+                unseen = seen.unseen.setdefault(run.parent, [])
+                if run.call_id not in shown and run.id not in shown and len(unseen) < _MAX_UNSEEN:
+                    unseen.append({"tool": run.name, "kind": run.failure.kind, "text": run.failure.text})
+        return seen
 
 
 def read_trace(
@@ -78,7 +78,7 @@ def read_trace(
     chains = _chains(trace.events)
     for chain in chains:
         _answer_open_calls(chain, by_id)
-    failed = _Failed.of(runs, chains)
+    seen = _Seen.in_trace(trace, chains)
     steps: dict[str, int] = {}
     for chain in chains:
         reason = _why_unusable(chain)
@@ -87,7 +87,7 @@ def read_trace(
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
             continue
         step = steps.setdefault(chain.opening, len(steps))
-        yield _experience(name, trace, chain, failed, origin, options, number, step)
+        yield _experience(name, trace, chain, seen, origin, options, number, step)
 
 
 def _why_unusable(chain: _Chain) -> str | None:
@@ -210,11 +210,11 @@ def _add_result(chain: _Chain, run: ToolRun, call_id: str | None) -> None:
 
 
 def _experience(
-    name: str, trace: Trace, chain: _Chain, failed: _Failed, origin: Origin, options: Options, run: int,
+    name: str, trace: Trace, chain: _Chain, seen: _Seen, origin: Origin, options: Options, run: int,
     step: int,
 ) -> Experience:  # fmt: skip
     tools = chain.calls[0].tools
-    components, more = _components(trace, chain)
+    components, more = nearest_scores(seen.scores, [call.id for call in chain.calls], trace.parents)
     info: Json = {
         **trace.info,
         **({} if trace.id is None else {"trace_id": trace.id}),
@@ -229,7 +229,7 @@ def _experience(
     if more:
         info["more_scores"] = more
     unseen = [
-        told for parent in dict.fromkeys(call.parent for call in chain.calls) for told in failed.unseen.get(parent, [])
+        told for parent in dict.fromkeys(call.parent for call in chain.calls) for told in seen.unseen.get(parent, [])
     ]
     if unseen:
         info["tool_failures"] = unseen
@@ -244,7 +244,7 @@ def _experience(
         tools=tools,
         reward=pick_reward(components, options.reward),
         reward_components=components,
-        errors=_errors(chain, failed),
+        errors=_errors(chain, seen),
         info=info,
         metrics=_usage(chain.calls),
         model_version=next((call.model for call in chain.calls if call.model is not None), None),
@@ -252,40 +252,22 @@ def _experience(
     )
 
 
-def _components(trace: Trace, chain: _Chain) -> tuple[Json, Json]:
-    """The scores that concern a chain: of each name the nearest (its calls', an ancestor's, the trace's), and all."""
-    near: dict[str, int] = {}
-    for call in chain.calls:
-        span: str | None = call.id
-        for distance in range(1000):  # a bound, since hostile parents may form a ring
-            if span is None or distance >= near.get(span, _FAR):
-                break
-            near[span] = distance
-            span = trace.parents.get(span)
-    concerned = [score for score in reversed(trace.scores) if score.target is None or score.target in near]
-    concerned.sort(key=lambda score: near.get(score.target or "", _FAR))  # stable: of equal rank the last logged wins
-    values: dict[str, list[Any]] = {}
-    for score in concerned:
-        values.setdefault(score.name, []).append(score.value)
-    more = {label: found for label, found in values.items() if len(found) > 1}
-    return {label: found[0] for label, found in values.items()}, more
-
-
-def _errors(chain: _Chain, failed: _Failed) -> list[ErrorSite]:
+def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     tools: list[Json] = []
     if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
         for call in chain.calls:
-            tools += [tool for tool in call.tools if tool not in tools]
+            if call.tools != tools:
+                tools += [tool for tool in call.tools if tool not in tools]
 
     def kind_of(position: int, message: Message) -> str | None:
-        failure = chain.results.get(position) or failed.by_id.get(message.tool_call_id or "")
+        failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
         return failure.kind if failure is not None else marked_error(position, message)
 
     sites = error_sites(chain.messages, tools, kind_of)
     available = tool_names(tools)
     for index, failure in chain.failures:
         sites.append(ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available))
-    return sites
+    return sorted(sites, key=lambda site: site.index)
 
 
 def _digests(messages: list[Message]) -> list[str]:

@@ -16,6 +16,8 @@ without either is its question and generated_answer.
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from pairwright.errors import PairwrightError
 from pairwright.messages import Json, Message
 from pairwright.records import Experience
@@ -108,7 +110,7 @@ def _read_candidates(
         )
         return
     schemas = _schemas(payloads)
-    turns: dict[str, dict[Any, int]] = {name: {} for name in names}
+    turns = {name: _Turns() for name in names}
     for payload in ends:
         name = _name(payload)
         if options.step_name not in (None, name):
@@ -116,7 +118,7 @@ def _read_candidates(
         start = starts.get(payload["UUID"], {}) if isinstance(payload.get("UUID"), str) else {}
         try:
             fields = _fields(payload, start)
-            step = _step(fields, turns[name])
+            step = turns[name].step(fields)
             batch = name if len(names) > 1 else ""
             yield _candidate(item, payload, fields, schemas, run, step, batch, origin)
         except PairwrightError as error:
@@ -140,17 +142,23 @@ def _fields(payload: Json, start: Json) -> Json:
     }
 
 
-def _step(fields: Json, turns: dict[Any, int]) -> int:
-    """The step of a turn: its turn_index, or the next free number where another turn_id has that already."""
-    turn = identifier(fields["turn_id"])
-    given = index(fields["turn_index"])
-    if turn is None:
-        return 0 if given is None else given
-    if turn not in turns:
-        taken = set(turns.values())
-        free = given if given is not None and given not in taken else max(taken, default=-1) + 1
-        turns[turn] = free
-    return turns[turn]
+class _Turns(msgspec.Struct):
+    """The step of each turn: its turn_index, or the next free number where another turn_id has that already."""
+
+    steps: dict[int | str, int] = {}
+    taken: set[int] = set()
+    free: int = 0
+
+    def step(self, fields: Json) -> int:
+        turn, given = identifier(fields["turn_id"]), index(fields["turn_index"])
+        if turn is None:
+            return 0 if given is None else given
+        if turn not in self.steps:
+            step = given if given is not None and given not in self.taken else self.free
+            self.steps[turn] = step
+            self.taken.add(step)
+            self.free = max(self.free, step + 1)
+        return self.steps[turn]
 
 
 def _candidate(

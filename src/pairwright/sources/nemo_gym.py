@@ -18,7 +18,6 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
-from pairwright.jsontext import encode
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import Experience
 from pairwright.sources.chat import tools_from_chat
@@ -35,6 +34,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected, build
 from pairwright.sources.gym_tokens import recorded_tokens
+from pairwright.sources.leftover import small_fields
 from pairwright.sources.responses import messages_from_items
 from pairwright.sources.result_text import result_error_kind
 from pairwright.sources.scores import pick_reward
@@ -46,8 +46,6 @@ _READ = frozenset(
 )  # fmt: skip
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
-_NUMBERS = (float, int, bool)
-_SMALL_BYTES = 2_000
 
 
 def matches(value: Any) -> bool:
@@ -79,7 +77,10 @@ def _experience(
         prompt.append(completion.pop(0))
     tools = params.get("tools") or response.get("tools")
     tools = tools_from_chat(tools, "tools") if tools else []
-    info = _info(row, params)
+    info = small_fields(row, _READ)
+    metadata = params.get("metadata")
+    if metadata:
+        info["metadata"] = metadata
     arrays = recorded_tokens(output, info) if output else None
     reward, components = _reward(row, options)
     number = identifier(row.get("_ng_task_index"))
@@ -100,7 +101,7 @@ def _experience(
         metrics=metrics,
         model_version=model if isinstance(model, str) else None,
         truncate_status="response_truncated" if response.get("incomplete_details") else None,
-        task_metadata=params.get("metadata"),
+        task_metadata=metadata,
         arrays=arrays,
     )
 
@@ -169,34 +170,6 @@ def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
     if value is None and components:
         return pick_reward(components, None), components
     return score(value), components
-
-
-def _info(row: Json, params: Json) -> Json:
-    """What the row says beyond our fields, as long as it is small; the names of what is not kept."""
-    info: Json = {}
-    not_read: list[str] = []
-    for key, value in row.items():
-        if key in _READ or value is None:
-            continue
-        if type(value) in _NUMBERS or _is_small(value):
-            info[key] = value
-        else:
-            not_read.append(key)
-    metadata = params.get("metadata")
-    if metadata:
-        info["metadata"] = metadata
-    if not_read:
-        info["not_read"] = not_read
-    return info
-
-
-def _is_small(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _SMALL_BYTES
-    try:
-        return len(encode(value)) <= _SMALL_BYTES
-    except (RecursionError, TypeError, ValueError):
-        return False
 
 
 def _errors(prompt: list[Message], completion: list[Message], tools: list[Json]) -> list[ErrorSite]:

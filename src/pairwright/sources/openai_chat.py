@@ -14,7 +14,6 @@ Old `functions` are tools. Numbers, texts and small objects that are left over g
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.jsontext import encode
 from pairwright.messages import Json, Message
 from pairwright.records import Experience
 from pairwright.sources.boundary import guarded
@@ -23,6 +22,7 @@ from pairwright.sources.embedded_json import json_value
 from pairwright.sources.errors_seen import error_sites
 from pairwright.sources.fields import BadRecord, identifier, index, items, mapping, score
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, split_at_first_answer
+from pairwright.sources.leftover import small_fields
 from pairwright.sources.result_text import result_error_kind
 from pairwright.sources.scores import pick_reward
 
@@ -32,7 +32,6 @@ TASK_KEYS = ("task_id", "prompt_id", "question_id", "instance_id", "id")
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
 _RESPONSE_IDS = ("chatcmpl-", "resp_", "msg_", "gen-")  # unique to each answer, so they name no task
 _MAX_CHOICES = 128
-_SMALL_BYTES = 2_000
 _READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *TASK_KEYS})
 # What other formats put beside `messages`; a row with one of these is theirs.
 _FOREIGN = (
@@ -174,29 +173,18 @@ def _messages(value: Any, where: str) -> list[Message]:
 
 
 def _info(row: Json, request: Json) -> Json:
-    info: Json = {}
-    not_read: list[str] = []
-    for key, value in row.items():
-        if key in _READ or value is None or (key in REWARD_KEYS and _is_reward(value)):
-            continue
-        if len(encode(value)) <= _SMALL_BYTES:
-            info[key] = value
-        else:
-            not_read.append(key)
+    info = small_fields(row, _READ)
+    for key in REWARD_KEYS:  # a score that is no number, such as "good", stays
+        if isinstance(info.get(key), dict) or score(info.get(key)) is not None:
+            del info[key]
     parallel = request.get("parallel_tool_calls")
     if parallel is not None:
         info["parallel_tool_calls"] = parallel
-    if not_read:
-        info["not_read"] = not_read
     return info
 
 
 def _has_choices(row: Json) -> bool:
     return isinstance(row.get("response"), dict) and "choices" in row["response"]
-
-
-def _is_reward(value: Any) -> bool:
-    return isinstance(value, dict) or score(value) is not None
 
 
 def _is_message(value: Any) -> bool:

@@ -52,9 +52,10 @@ class Conversation:
 
 
 def matches(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(_is_event(item) for item in value) or (bool(value) and all(map(_is_row, value)))
-    return _is_row(value)
+    if not isinstance(value, list):
+        return _is_row(value)
+    first = value[:100]  # of rows, some may be broken
+    return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:

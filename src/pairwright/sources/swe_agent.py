@@ -46,9 +46,10 @@ _FAILURES = (
 
 
 def matches(value: Any) -> bool:
-    if isinstance(value, list) and not is_plain_list(value):
-        return bool(value) and all(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in value)
-    return _is_traj(value) or is_mini(value)
+    if not isinstance(value, list) or is_plain_list(value):
+        return _is_traj(value) or is_mini(value)
+    first = value[:100]  # a list of them, some of which may be broken
+    return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -227,9 +228,10 @@ def _scores(row: Json, info: Json, wanted: str | None) -> Json:
 def _is_traj(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("trajectory"), list):
         return False
-    if not isinstance(value.get("history"), list) and not isinstance(value.get("info"), dict):
+    steps = value["trajectory"][:5]
+    if not isinstance(value.get("history"), list) and not (steps and isinstance(value.get("info"), dict)):
         return False
-    return all(isinstance(step, dict) and ("action" in step or "response" in step) for step in value["trajectory"][:5])
+    return all(isinstance(step, dict) and isinstance(step.get("action"), str) for step in steps)
 
 
 FORMAT = Format(

@@ -1,0 +1,56 @@
+"""Preference data of NeMo Customizer: `{prompt, chosen_response, rejected_response}`.
+
+The prompt is text or messages with the full history; a response is text, a message or messages. Scores of the
+responses, where there are any, are the rewards of the sides; other small fields go to info.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records import Experience
+from pairwright.sources.boundary import guarded
+from pairwright.sources.fields import mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.leftover import small_fields
+from pairwright.sources.openai_chat import task_of, tools_of
+from pairwright.sources.preference import (
+    SCORES,
+    answer_from,
+    conversations_from,
+    preference_from,
+    prompt_from,
+    side_score,
+)
+
+NAME = "customizer"
+_READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES})
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen_response", "rejected_response"))
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    prompt, chosen, rejected = conversations_from(
+        prompt_from(row.get("prompt"), "prompt"),
+        answer_from(row.get("chosen_response"), "chosen_response"),
+        answer_from(row.get("rejected_response"), "rejected_response"),
+    )
+    yield preference_from(
+        NAME,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        tools=tools_of(row),
+        chosen_reward=side_score(row, "chosen"),
+        rejected_reward=side_score(row, "rejected"),
+        info=small_fields(row, _READ),
+    )
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Customizer preference data")

@@ -1,0 +1,125 @@
+"""The turns of ShareGPT conversations as messages, with calls and their results matched."""
+
+from typing import Any
+
+import msgspec
+
+from pairwright.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, score, text
+
+_ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "developer": "developer",
+    "observation": "tool", "tool": "tool", "function_response": "tool", "function_call": "function_call",
+}  # fmt: skip
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_list = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+class _Calls:
+    """Numbers calls as they come, and knows which of them still await a result."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls = num_calls
+        self.waiting: list[str] = []
+
+    def add(self, calls: list[ToolCall]) -> tuple[ToolCall, ...]:
+        numbered = []
+        for call in calls:
+            numbered.append(ToolCall(call.name, call.arguments, f"call_{self.num_calls}"))
+            self.num_calls += 1
+        self.waiting = [call.id for call in numbered if call.id is not None]
+        return tuple(numbered)
+
+    def answered(self) -> str | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+
+def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Message]:
+    """Messages of `{from, value}` turns; `num_calls` were made before them."""
+    calls = _Calls(num_calls)
+    messages: list[Message] = []
+    for number, turn in enumerate(items(value, where)):
+        turn = mapping(turn, f"{where}[{number}]")
+        speaker = text(turn.get("from", turn.get("role")), f"{where}[{number}].from")
+        said = turn.get("value", turn.get("content"))
+        content = None if said is None else json_text(said)
+        role = _ROLES.get(speaker.lower(), speaker)
+        generated = False if role in ("assistant", "function_call") and score(turn.get("weight")) == 0 else None
+        if role == "function_call":
+            made = calls_of_text(content or "")
+            if made is None:  # not what a call looks like: kept as the text that it is
+                messages.append(Message("assistant", content, generated=generated, extra={"from": speaker}))
+            else:
+                messages.append(Message("assistant", tool_calls=calls.add(made), generated=generated))
+        elif role == "tool":
+            messages.append(Message("tool", content, tool_call_id=calls.answered()))
+        else:
+            messages.append(Message(role, content, generated=generated))
+    return messages
+
+
+def turns_of_parts(value: Any, where: str) -> list[Message]:
+    """Messages of `{role, content: [{type, value}], loss_weight}` turns."""
+    calls = _Calls(0)
+    messages: list[Message] = []
+    for number, turn in enumerate(items(value, where)):
+        path = f"{where}[{number}]"
+        turn = mapping(turn, path)
+        role = text(turn.get("role"), f"{path}.role")
+        content, reasoning, made = _parts(turn.get("content"), f"{path}.content")
+        weight = score(turn.get("loss_weight"))
+        messages.append(
+            Message(
+                role,
+                content,
+                reasoning=reasoning,
+                tool_calls=calls.add(made) if made else (),
+                tool_call_id=calls.answered() if role == "tool" else None,
+                generated=False if weight == 0 and role == "assistant" else None,
+                extra={} if weight is None or weight in (0.0, 1.0) else {"loss_weight": weight},
+            )
+        )
+    return messages
+
+
+def calls_of_text(value: str) -> list[ToolCall] | None:
+    """The calls of JSON text, {name, arguments} or a list of such; the arguments stay the text that stands there."""
+    try:
+        found = _decode_list(value) if value.lstrip().startswith("[") else [_decode_raw(value)]
+        return [_call(item) for item in found] or None
+    except (msgspec.MsgspecError, RecursionError, ValueError, KeyError):
+        return None
+
+
+def _call(item: dict[str, msgspec.Raw]) -> ToolCall:
+    name = msgspec.json.decode(item["name"], type=str)
+    raw = bytes(item["arguments"]).decode() if "arguments" in item else ""
+    return ToolCall(name, msgspec.json.decode(raw, type=str) if raw.startswith('"') else raw)
+
+
+def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None, list[ToolCall]]:
+    """Content, reasoning and calls of a turn's parts; one text is text, anything more stays parts."""
+    if value is None or isinstance(value, str):
+        return value, None, []
+    content: list[Json] = []
+    reasoning: list[str] = []
+    made: list[ToolCall] = []
+    for number, part in enumerate(items(value, where)):
+        part = mapping(part, f"{where}[{number}]")
+        kind, said = part.get("type"), part.get("value")
+        found = calls_of_text(json_text(said)) if kind == "tool_call" else None
+        if found is not None:
+            made += found
+        elif kind == "reasoning" and isinstance(said, str):
+            reasoning.append(said)
+        elif kind == "text" and isinstance(said, str):
+            content.append({"type": "text", "text": said})
+        elif isinstance(kind, str):
+            content.append(part)
+        else:
+            raise BadRecord(f"{where}[{number}]: a part without a type")
+    thought = "\n".join(reasoning) if reasoning else None
+    if len(content) == 1 and content[0].keys() == {"type", "text"}:
+        return content[0]["text"], thought, made
+    return content or None, thought, made

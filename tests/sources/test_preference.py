@@ -1,0 +1,149 @@
+"""The other preference formats: NeMo RL, NeMo Customizer, OpenAI; and junk in all of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pairwright.errors import PairwrightError
+from pairwright.messages import Message, ToolCall
+from pairwright.records import Kind
+from pairwright.sources import (
+    customizer,
+    nemo_rl_preference,
+    openai_preference,
+    sharegpt,
+    trl_preference,
+    ultrafeedback,
+)
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Options, Origin
+
+FIXTURES = Path(__file__).parent / "fixtures"
+SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
+FORMATS = [
+    module.FORMAT
+    for module in (trl_preference, nemo_rl_preference, customizer, openai_preference, sharegpt, ultrafeedback)
+]
+
+
+def rows_of(name):
+    return [json.loads(line) for line in (FIXTURES / f"{name}.jsonl").read_text().splitlines()]
+
+
+def read_all(module, rows):
+    assert all(map(module.FORMAT.matches, rows))
+    return [
+        experience
+        for ordinal, row in enumerate(rows)
+        for experience in module.FORMAT.read(row, Origin("f.jsonl", ordinal + 1, ordinal), Options())
+    ]
+
+
+def test_the_lower_rank_of_two_is_chosen():
+    first = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[0]
+    assert (first.kind, first.prompt) == (Kind.PREFERENCE, (Message("user", "Port?"),))
+    assert first.chosen.messages == (Message("assistant", "Left"),)
+    assert first.rejected.messages == (Message("assistant", "Red"),)
+    assert (first.chosen.reward, first.rejected.reward) == (0.9, 0.2)
+    assert first.info == {"task_name": "sea"}
+
+
+def test_more_than_two_ranks_are_experiences_of_one_task_with_the_rank_as_reward():
+    three = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[1:4]
+    assert [(e.completion[0].content, e.reward, e.eid.run) for e in three] == [
+        ("A bowline", 0.0, 0),
+        ("A hitch", -1.0, 1),
+        ("A bow", -2.0, 2),
+    ]
+    assert len({experience.eid.tid for experience in three}) == 1
+
+
+def test_two_of_one_rank_are_no_preference():
+    tied = read_all(nemo_rl_preference, rows_of("nemo_rl_preference"))[4:]
+    assert [(experience.kind, experience.reward) for experience in tied] == [(Kind.SINGLE_TURN, -1.0)] * 2
+
+
+def test_a_completion_without_a_rank_is_refused():
+    row = {"context": "a", "completions": [{"rank": None, "completion": "b"}]}
+    with pytest.raises(BadRecord, match="rank: expected a number"):
+        list(nemo_rl_preference.FORMAT.read(row, Origin("f"), Options()))
+
+
+def test_binary_preferences_of_nemo_rl_are_read_when_asked_for():
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    assert not nemo_rl_preference.FORMAT.matches(row)  # detected as TRL's, which has the same keys
+    (experience,) = nemo_rl_preference.FORMAT.read(row, Origin("f"), Options())
+    assert experience.chosen.messages == (Message("assistant", "b"),)
+
+
+def test_customizer_rows_are_read_whole():
+    text, messages = read_all(customizer, rows_of("customizer"))
+    assert (text.prompt, text.chosen.messages) == ((Message("user", "Port?"),), (Message("assistant", "Left"),))
+    assert (text.rejected.messages, text.rejected.reward) == ((Message("assistant", "Red"),), 1.0)
+    assert (text.chosen.reward, text.kind) == (2.0, Kind.PREFERENCE)
+    assert messages.prompt == (Message("system", "Sail."), Message("user", "Port?"))
+    assert messages.rejected.messages == (Message("assistant", "Red"),)
+    assert messages.info == {"topic": "sea"}
+
+
+def test_openai_preferences_keep_the_history_and_the_calls():
+    (experience,) = read_all(openai_preference, rows_of("openai_preference"))
+    assert [message.content for message in experience.prompt] == ["Hi", "Hello", "Tide?"]
+    assert experience.chosen.messages == (
+        Message("assistant", tool_calls=(ToolCall("tide", '{"day": 1}', "t"),)),
+    )  # fmt: skip
+    assert experience.rejected.messages == (Message("assistant", "No idea"),)
+    assert experience.tools == ({"type": "function", "function": {"name": "tide"}},)
+    assert experience.info == {"author": "x", "parallel_tool_calls": True}
+
+
+@pytest.mark.parametrize(
+    "module, path, count, prompt",
+    [
+        (nemo_rl_preference, "nemo_preference/test_preference_dataset.jsonl", 1, 1),
+        (openai_preference, "openai_preference/DPO_Intel_Orca__validation.jsonl", 100, 200),
+    ],
+)
+def test_real_files_are_read_completely(module, path, count, prompt):
+    if not (SAMPLES / path).is_file():
+        pytest.skip("the sample traces are not on this machine")
+    read = read_all(module, [json.loads(line) for line in (SAMPLES / path).read_text().splitlines()])
+    assert len(read) == count
+    assert sum(len(experience.prompt) for experience in read) == prompt
+    assert all(len(e.chosen.messages) == len(e.rejected.messages) == 1 for e in read)
+
+
+JUNK = [None, True, 3, float("nan"), "x", "", "\ud800", [], [None], [[]], {}, {"a": "\ud800"}, {"role": 1}, [{"role": "user"}],
+        [{"role": "assistant", "content": "\ud800"}], 10**400]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_no_value_anywhere_makes_another_exception_escape(format, junk):
+    known = rows_of(format.name.replace("-", "_"))
+    values = [junk, *({**row, key: junk} for row in known for key in (*row, "tools", "system", "id", "other"))]
+    for row in known:
+        for key in row:
+            if isinstance(row[key], list):
+                values.append({**row, key: [junk]})
+                values += (
+                    [{**row, key: [{**row[key][0], inner: junk}]} for inner in row[key][0] if inner]
+                    if isinstance(row[key][0], dict)
+                    else []
+                )
+            elif isinstance(row[key], dict):
+                values += [{**row, key: {**row[key], inner: junk}} for inner in row[key]]
+    for value in values:
+        format.matches(value)
+        try:
+            list(format.read(value, Origin("f.jsonl", 1, 0), Options(reward="helpfulness")))
+        except PairwrightError:
+            continue
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_a_format_claims_its_own_files_and_no_other(format):
+    for other in FORMATS:
+        claimed = [format.matches(row) for row in rows_of(other.name.replace("-", "_"))]
+        assert all(claimed) if other is format else not any(claimed)

@@ -1,0 +1,36 @@
+"""The readers of traces claim the files of their own tools and nobody else's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pairwright.sources import atif, langfuse, langsmith, nat, otel
+
+OWN = {
+    otel: {"otel_genai", "otlp_openinference", "openinference_phoenix"},
+    langfuse: {"langfuse"},
+    langsmith: {"langsmith"},
+    atif: {"atif"},
+    nat: {"nat_intermediate_steps"},
+}
+
+
+def values_of(path: Path) -> list[Any]:
+    """What `matches` may be shown of a file: the value, and the first record of it."""
+    text = path.read_text()
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = [json.loads(line) for line in text.splitlines() if line.strip()]
+    return [value, value[0]] if isinstance(value, list) and value else [value]
+
+
+def test_no_real_file_of_another_format_is_claimed(traces: Path) -> None:
+    files = [path for path in traces.rglob("*") if path.suffix in (".json", ".jsonl", ".traj")]
+    assert len(files) > 40
+    for path in files:
+        folder = path.relative_to(traces).parts[0]
+        values = values_of(path)
+        for module, own in OWN.items():
+            expected = folder in own and ".chatml." not in path.name
+            assert any(map(module.matches, values)) == expected, (path.name, module.NAME)
