@@ -144,10 +144,14 @@ def test_no_damaged_byte_makes_another_exception_escape():
                 continue
 
 
+def test_bytes_that_the_header_does_not_account_for_are_refused():
+    with pytest.raises(CorruptBytes, match="the header accounts for"):
+        loads_trinity(VALID + b"x")
+
+
 @pytest.mark.parametrize(
     "payload, error",
     [
-        (VALID + b"x", CorruptBytes),
         (trxp([], {}, version=2), ForeignBytes),
         (b"not ours", ForeignBytes),
         (b"", ForeignBytes),

@@ -111,6 +111,13 @@ def test_equal_conversations_part_before_their_last_answer():
     assert experience.chosen.messages == experience.rejected.messages == (Message("assistant", "b"),)
 
 
+def test_a_conversation_that_goes_on_after_the_other_ends_leaves_neither_answer_empty():
+    short = [turn("user", "Hi"), turn("assistant", "a")]
+    (experience,) = read_all([{"chosen": [*short, turn("user", "More"), turn("assistant", "b")], "rejected": short}])
+    assert experience.prompt == (Message("user", "Hi"),)
+    assert [len(side.messages) for side in (experience.chosen, experience.rejected)] == [3, 1]
+
+
 def test_conversations_that_part_at_a_tool_result_part_at_the_turn_before_it():
     chosen, rejected = [
         [turn("user", "Hi"), turn("assistant", "call"), turn("tool", result), turn("assistant", "done")]

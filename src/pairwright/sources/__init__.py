@@ -8,18 +8,24 @@ from pairwright.sources import (
     atif,
     claude_code,
     codex,
+    customizer,
     inspect_log,
     langfuse,
     langsmith,
     nat,
     nemo_gym,
+    nemo_rl_preference,
     openai_chat,
+    openai_preference,
     openhands,
     openhands_rows,
     otel,
+    sharegpt,
     swe_agent,
     tau_bench,
     trinity,
+    trl_preference,
+    ultrafeedback,
 )
 from pairwright.sources.binary import BINARY_READERS
 from pairwright.sources.format import Format
@@ -38,6 +44,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "swe-agent": (swe_agent.FORMAT,),
     "openhands": (openhands.FORMAT, openhands_rows.FORMAT),
     "trinity": (trinity.FORMAT,),
+    "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
+    "openai-preference": (openai_preference.FORMAT,),
+    "customizer": (customizer.FORMAT,),
+    "ultrafeedback": (ultrafeedback.FORMAT,),
+    "sharegpt": (sharegpt.FORMAT,),
+    "trl-preference": (trl_preference.FORMAT,),
     "openai-chat": (openai_chat.FORMAT,),
 }
 

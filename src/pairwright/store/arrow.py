@@ -12,9 +12,9 @@ from pairwright.errors import CorruptBytes, PairwrightError, RecordError, TableE
 from pairwright.jsontext import from_json
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import EID, CustomField, Experience, SideOf, Source
-from pairwright.store.block import SideMeta, array_entries, place_arrays, side_of_meta
+from pairwright.store.block import SideMeta, array_fields, place_arrays, side_of_meta
 from pairwright.store.columns import ARRAY_TYPES, CONTENT, NARROW, SCHEMA
-from pairwright.store.packing import Entry, Packed, pack, unpack
+from pairwright.store.packing import Entry, Field, Packed, pack, unpack
 
 if TYPE_CHECKING:
     import datasets
@@ -46,12 +46,13 @@ def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
     """Experiences as one record batch with the table's schema."""
     arrays = [pa.array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
-    odd: dict[int, list[Entry]] = {}
-    for path, row, array in array_entries(experiences):
-        if len(path) == 1 and _is_native(path[0], array):
-            native[path[0]][row] = array
-        else:
-            odd.setdefault(row, []).append((path, 0, array))
+    odd: dict[int, list[Field]] = {}
+    for path, rows, values in array_fields(experiences):
+        for row, array in zip(rows, values, strict=True):
+            if len(path) == 1 and _is_native(path[0], array):
+                native[path[0]][row] = array
+            else:
+                odd.setdefault(row, []).append((path, [0], [array]))
     arrays += [_list_column(name, rows, len(experiences)) for name, rows in native.items()]
     arrays.append(pa.array(_dtypes_column(native, len(experiences)), pa.string()))
     arrays.append(
@@ -146,8 +147,8 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
     return [msgspec.json.encode(row).decode() if row else None for row in names]
 
 
-def _blob(entries: list[Entry]) -> bytes:
-    columns, data = pack(entries)
+def _blob(fields: list[Field]) -> bytes:
+    columns, data = pack(fields)
     header = msgspec.json.encode(columns)
     return len(header).to_bytes(4, "little") + header + data
 

@@ -15,7 +15,7 @@ from pairwright.errors import CorruptBytes
 from pairwright.jsontext import from_json, to_json
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import ARRAYS, EID, SIDE_ARRAYS, CustomField, Experience, Kind, Side, SideOf, Source
-from pairwright.store.packing import Entry, Packed, unpack
+from pairwright.store.packing import Entry, Field, Packed, Path, unpack
 
 _ABSENT = msgspec.Raw()
 
@@ -69,8 +69,8 @@ _PLAIN = tuple(
 _SCALARS = (*_PLAIN, *_OPEN_JSON, *_SIDES, "multi_modal_inputs")
 
 
-def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Entry]]:
-    """The columns of experiences, and their arrays as entries for `pack`."""
+def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
+    """The columns of experiences, and their arrays for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
     for name, values in zip(_SCALARS, zip(*map(attrgetter(*_SCALARS), experiences), strict=True), strict=False):
         if _all_default(values):
@@ -83,28 +83,40 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Entry]]:
             columns["multi_modal_keys"] = [tuple(inputs) for inputs in values]
         else:
             columns[name] = list(values)
-    return Block(num_records=len(experiences), **columns), list(array_entries(experiences))
+    return Block(num_records=len(experiences), **columns), list(array_fields(experiences))
 
 
 def _all_default(values: tuple[Any, ...]) -> bool:
     return values.count(None) == len(values) or values.count(()) == len(values) or values.count({}) == len(values)
 
 
-def array_entries(experiences: Sequence[Experience]) -> Iterator[Entry]:
-    """Every array of the experiences with the field it belongs to and its record's number."""
+def array_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
+    """Every array field that some experience has, with the numbers of those records and their arrays."""
     for name in ARRAYS:
-        path = (name,)
-        for row, array in enumerate(map(attrgetter(name), experiences)):
-            if array is not None:
-                yield path, row, array
+        values = list(map(attrgetter(name), experiences))
+        rows = [row for row, array in enumerate(values) if array is not None]
+        if rows:
+            yield (name,), rows, [values[row] for row in rows]
+    odd: dict[Path, tuple[list[int], list[Array]]] = {}
     for row, exp in enumerate(experiences):
-        for key, array in exp.multi_modal_inputs.items():
-            yield ("multi_modal_inputs", key), row, array
-        if exp.chosen is not None and exp.rejected is not None and exp.tokens is not None:
-            for side_name in _SIDES:
-                for name in SIDE_ARRAYS:
-                    if (array := getattr(getattr(exp, side_name), name)) is not None:
-                        yield (side_name, name), row, array
+        if exp.multi_modal_inputs or exp.chosen is not None:
+            for path, array in _odd_arrays(exp):
+                rows, arrays = odd.setdefault(path, ([], []))
+                rows.append(row)
+                arrays.append(array)
+    for path, (rows, arrays) in odd.items():
+        yield path, rows, arrays
+
+
+def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
+    """The arrays of an experience that are not fields of its own: multi-modal inputs and those of its sides."""
+    for key, array in exp.multi_modal_inputs.items():
+        yield ("multi_modal_inputs", key), array
+    for side_name in _SIDES:
+        side = getattr(exp, side_name)
+        for name in SIDE_ARRAYS if side is not None else ():
+            if (array := getattr(side, name)) is not None:
+                yield (side_name, name), array
 
 
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:

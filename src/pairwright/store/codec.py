@@ -55,8 +55,8 @@ def dumps_many(experiences: Sequence[Experience], *, compress: bool = True) -> b
 
     Without compression of the metadata it is faster still, and a third larger.
     """
-    block, entries = block_of(experiences)
-    block.arrays, data = pack(entries)
+    block, fields = block_of(experiences)
+    block.arrays, data = pack(fields)
     metadata = msgspec.json.encode(block)
     if len(metadata) > MAX_METADATA_BYTES:
         raise RecordError("experiences", len(metadata), "at most 2 GiB of text in one payload: write several")

@@ -1,6 +1,6 @@
 """Arrays of many records as flat bytes: one column a field and dtype, with the lengths beside it.
 
-    packed, data = pack([(("tokens",), 0, ids_of_record_0), (("tokens",), 1, ids_of_record_1), ...])
+    packed, data = pack([(("tokens",), [0, 1], [ids_of_record_0, ids_of_record_1]), ...])
 
 `packed` describes the columns, `data` holds for each of them its rows, its lengths and its values. Booleans take a bit
 each and non-negative integers as few bytes as their largest value needs; `unpack` gives back the dtype that went in,
@@ -8,7 +8,6 @@ bit for bit. Nothing is allocated on the word of a header: every size is checked
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -18,6 +17,7 @@ from pairwright.arrays import INTEGERS, Array, dtype_name, dtype_named
 from pairwright.errors import CorruptBytes, RecordError
 
 Path = tuple[str, ...]
+Field = tuple[Path, list[int], list[Array]]  # a field, the numbers of the records that have it, and their arrays
 Entry = tuple[Path, int, Array]
 
 
@@ -32,23 +32,32 @@ class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     shapes: list[tuple[int, ...]] | None = None  # for arrays that are not one-dimensional
 
 
-def pack(entries: Iterable[Entry]) -> tuple[list[Packed], bytes]:
-    groups: dict[tuple[Path, np.dtype[np.generic], bool], tuple[list[int], list[Array]]] = defaultdict(lambda: ([], []))
-    for path, row, array in entries:
-        rows, arrays = groups[path, array.dtype, array.ndim == 1]
-        rows.append(row)
-        arrays.append(array)
-    columns, chunks = [], []
-    for (path, _, is_flat), (rows, arrays) in groups.items():
-        lengths = [array.size for array in arrays]
-        if max(lengths) >= 2**32:
-            raise RecordError(".".join(path), max(lengths), "fewer than 2**32 values")
-        values = np.concatenate(arrays if is_flat else [array.ravel() for array in arrays])
-        width, data = _narrow(values)
-        shapes = None if is_flat else [array.shape for array in arrays]
-        columns.append(Packed(path, dtype_name(values), width, len(rows), values.size, shapes))
-        chunks += [np.array(rows, "<u4").tobytes(), np.array(lengths, "<u4").tobytes(), data]
+def pack(fields: Iterable[Field]) -> tuple[list[Packed], bytes]:
+    columns: list[Packed] = []
+    chunks: list[bytes] = []
+    for path, rows, arrays in fields:
+        for rows_alike, arrays_alike in _alike(rows, arrays):
+            is_flat = arrays_alike[0].ndim == 1
+            lengths = [array.size for array in arrays_alike]
+            if max(lengths) >= 2**32:
+                raise RecordError(".".join(path), max(lengths), "fewer than 2**32 values")
+            values = np.concatenate(arrays_alike if is_flat else [array.ravel() for array in arrays_alike])
+            width, data = _narrow(values)
+            shapes = None if is_flat else [array.shape for array in arrays_alike]
+            columns.append(Packed(path, dtype_name(values), width, len(lengths), values.size, shapes))
+            chunks += [np.array(rows_alike, "<u4").tobytes(), np.array(lengths, "<u4").tobytes(), data]
     return columns, b"".join(chunks)
+
+
+def _alike(rows: list[int], arrays: list[Array]) -> Iterator[tuple[list[int], list[Array]]]:
+    """Arrays of one dtype at a time, flat ones apart from the others. Usually all are alike."""
+    kinds = [(array.dtype, array.ndim == 1) for array in arrays]
+    if kinds.count(kinds[0]) == len(kinds):
+        yield rows, arrays
+        return
+    for kind in dict.fromkeys(kinds):
+        chosen = [number for number, found in enumerate(kinds) if found == kind]
+        yield [rows[number] for number in chosen], [arrays[number] for number in chosen]
 
 
 def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:

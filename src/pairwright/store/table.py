@@ -26,12 +26,14 @@ from pairwright.errors import TableError
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
 from pairwright.store.codec import dumps_many
-from pairwright.store.columns import SCHEMA
+from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
 from pairwright.store.parts import ROWS_PER_GROUP, hidden_part, reveal_part, write_hidden_part
 
 _MARKER = "table.json"
 _VERSION = 1
+_NARROW = frozenset(NARROW_NAMES)
+_NARROW_ROWS = 16 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
 
 
@@ -90,12 +92,17 @@ class Table:
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
+        if _NARROW.issuperset(wanted):  # small columns: Polars reads them on all cores
+            frame = self.lazy() if where is None else self.lazy().filter(where)
+            schema = pa.schema([SCHEMA.field(name) for name in wanted])
+            for found in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
+                yield from found.to_arrow().cast(schema).to_batches()
+            return
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed):
             if where is not None:
-                batch = pl.DataFrame(batch).filter(where).select(wanted).to_arrow().combine_chunks()
-                yield from batch.cast(pa.schema([SCHEMA.field(name) for name in wanted])).to_batches()
-            elif batch.num_rows:
+                batch = batch.filter(pl.DataFrame(batch).select(where.fill_null(False)).to_series().to_arrow())
+            if batch.num_rows:
                 yield batch.select(wanted)
 
     def lazy(self) -> pl.LazyFrame:

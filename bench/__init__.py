@@ -1,0 +1,1 @@
+"""Benchmarks: each against its peer in one run, as ratios of CPU seconds, with peak memory."""

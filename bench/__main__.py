@@ -1,0 +1,19 @@
+"""`make bench`, or `python -m bench [NAME ...]`: run benchmarks and print Markdown tables for docs/benchmarks.md."""
+
+import sys
+
+from bench import importing, records, table
+
+BENCHMARKS = {"records": records.main, "table": table.main, "import": importing.main}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    for name in names:
+        if name not in BENCHMARKS:
+            sys.exit(f"bench: no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+        BENCHMARKS[name]()
+
+
+if __name__ == "__main__":
+    main()

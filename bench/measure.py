@@ -1,0 +1,49 @@
+"""Measuring on a shared machine: CPU seconds, best of several, ours and theirs in turns; peak memory of a child."""
+
+import gc
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def best_cpu(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
+    """The least CPU seconds of each function; they take turns, so that noise meets all of them alike."""
+    best = [float("inf")] * len(functions)
+    for _ in range(rounds):
+        for number, function in enumerate(functions):
+            gc.collect()
+            start = time.process_time()
+            function()
+            best[number] = min(best[number], time.process_time() - start)
+    return best
+
+
+def best_wall(*functions: Callable[[], Any], rounds: int = 5) -> list[float]:
+    """The least wall-clock seconds of each function, for what waits on the disk."""
+    best = [float("inf")] * len(functions)
+    for _ in range(rounds):
+        for number, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            best[number] = min(best[number], time.perf_counter() - start)
+    return best
+
+
+def in_child(code: str, *arguments: str) -> dict[str, Any]:
+    """Run code in a process of its own: what it prints last as JSON, with its CPU seconds and peak memory in MB."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found | {"cpu_seconds": cpu}
+
+
+def row(what: str, ours: float, theirs: float, unit: str, target: str, *, higher_is_better: bool = True) -> str:
+    """A line of docs/benchmarks.md: ours, theirs, the ratio, the target."""
+    ratio = theirs / ours if higher_is_better else ours / theirs
+    return f"| {what} | {ours:.4g} {unit} | {theirs:.4g} {unit} | **{ratio:.2f}×** | {target} |"
