@@ -81,6 +81,19 @@ def check_truncation(status: str | None) -> None:
         raise RecordError("truncate_status", status, f"one of {TRUNCATE_STATUSES}")
 
 
+def check_tools(record: msgspec.Struct) -> None:
+    """Tool schemas: JSON objects. The runs of a task share the very tuple, which is then checked once."""
+    global _last_tools
+    if record.tools is not _last_tools:  # type: ignore[attr-defined]
+        set_tuple(record, "tools", dict)
+        tools = record.tools  # type: ignore[attr-defined]
+        check_json(list(tools), "tools", finite=True)
+        _last_tools = tools
+
+
+_last_tools: object = None
+
+
 def check_parts(content: object) -> None:
     """The parts of a message's content: a list of JSON objects."""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):

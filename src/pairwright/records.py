@@ -24,6 +24,7 @@ from msgspec.structs import force_setattr
 
 from pairwright.arrays import Array, as_array, dtype_named, to_torch
 from pairwright.checks import (
+    check_tools,
     check_truncation,
     same_record,
     set_array,
@@ -232,8 +233,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
 
     def _check_json_fields(self) -> None:
         if self.tools:
-            set_tuple(self, "tools", dict)
-            check_json(list(self.tools), "tools", finite=True)
+            check_tools(self)
         elif type(self.tools) is not tuple:
             force_setattr(self, "tools", ())
         for name in ("info", "metrics", "reward_components"):

@@ -9,7 +9,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -83,21 +83,30 @@ def read_lines(
             yield line, skipped + len(pending) if skipped else pending
 
 
-def decode_line(path: Path, number: int, text: bytes | int) -> Any:
+def _decoded_line(path: Path, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
     """The value of a line, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
     try:
-        return _decode(text)
+        return decode(text)
+    except msgspec.ValidationError:  # valid JSON, but not what a format's own decoder wants: for its reader to refuse
+        return _decoded_line(path, number, text, _decode)
     except (ValueError, RecursionError) as error:
         return _second_look(path, number, text, error)
 
 
-def line_units(path: Path, *, start: int = 0, stop: int | None = None, line: int = 1) -> Iterator[Unit | Rejected]:
+def line_units(
+    path: Path,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    line: int = 1,
+    decode: Callable[[bytes], Any] = _decode,
+) -> Iterator[Unit | Rejected]:
     """Each line of a JSON lines file as a unit; its ordinal is its line number less one."""
     file = str(path)
     for number, text in read_lines(path, start=start, stop=stop, line=line):
-        value = decode_line(path, number, text)
+        value = _decoded_line(path, number, text, decode)
         yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1), value)
 
 

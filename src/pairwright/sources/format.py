@@ -6,7 +6,7 @@ decoded unit and says whether it is this format; `read` turns one unit into expe
 raises BadRecord or RecordError and goes to quarantine whole; a part of it that cannot be used is yielded as Rejected.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +61,7 @@ class Format:
     matches: Callable[[Any], bool]
     read: Read
     summary: str
+    decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
 
 
 def build(
@@ -68,15 +69,15 @@ def build(
     origin: Origin,
     *,
     task: int | str | None,
-    prompt: list[Message],
-    completion: list[Message] = (),  # type: ignore[assignment]
-    tools: list[Json] = (),  # type: ignore[assignment]
+    prompt: Sequence[Message],
+    completion: Sequence[Message] = (),
+    tools: Sequence[Json] = (),
     batch: int | str = "",
     run: int | None = None,
     step: int = 0,
     reward: float | None = None,
     reward_components: Json | None = None,
-    errors: list[ErrorSite] = (),  # type: ignore[assignment]
+    errors: Sequence[ErrorSite] = (),
     info: Json | None = None,
     metrics: Json | None = None,
     model_version: int | str | None = None,
@@ -86,23 +87,24 @@ def build(
     task_metadata: Any = None,
     arrays: Json | None = None,
 ) -> Experience:
-    """An experience with its identity: task and run as the format says, the suffix a hash of the content.
+    """An experience with its identity: task and run as the format says, the suffix a hash of it all.
 
     With no task of its own the task is a hash of prompt, tools and `task_metadata`; with no run, the run is the
-    record's position in its file. So the same file gives the same ids, and two equal records of one file are both kept.
+    record's position in its file. So the same file gives the same ids, and equal records of one file are all kept.
     `arrays` are the token fields, as `tokens_of_turns` gives them.
     """
     info = info or {}
-    tools = list(tools)
+    prompt, tools = tuple(prompt), tuple(tools)
     if task is None:
         task = _hash(canonical_messages(prompt), tools, task_metadata)
-    body = [prompt, completion, _side_body(chosen), _side_body(rejected)]
-    suffix = _hash(body, tools, reward, reward_components, info)[:24]
+    file_name = origin.file.rpartition("/")[2]
+    body = [completion, _side_body(chosen), _side_body(rejected), reward, reward_components, info, file_name]
+    suffix = _hash(_given_hash(prompt, tools), body)[:24]
     experience = Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
         kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
-        prompt=tuple(prompt),
-        tools=tuple(tools),
+        prompt=prompt,
+        tools=tools,
         completion=tuple(completion),
         chosen=chosen,
         rejected=rejected,
@@ -124,6 +126,17 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
         if message.is_generated:
             return messages[:position], messages[position:]
     return messages, []
+
+
+def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
+    """A hash of prompt and tools, kept for the last ones, since the runs of a task often share the very objects."""
+    global _last_given
+    if _last_given[0] is not prompt or _last_given[1] is not tools:
+        _last_given = (prompt, tools, _hash(prompt, tools))
+    return _last_given[2]
+
+
+_last_given: tuple[object, object, str] = (None, None, "")
 
 
 def _side_body(side: Side | None) -> list[Any] | None:

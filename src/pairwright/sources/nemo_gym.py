@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
+import msgspec
+
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import Experience
 from pairwright.sources.chat import tools_from_chat
@@ -46,6 +48,11 @@ _READ = frozenset(
 )  # fmt: skip
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
+_NUM_SHARED = 64
+_PARAMS_SEEN: dict[bytes, Any] = {}
+_MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
+_decode = msgspec.json.decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def matches(value: Any) -> bool:
@@ -71,12 +78,10 @@ def _experience(
     params = mapping(row.get(_PARAMS), _PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)
-    prompt = _prompt(params, response)
+    prompt, tools = _given(params, response)
     completion = messages_from_items(output, "output") if output else []
     while completion and completion[0].role in _PROMPT_ROLES:
-        prompt.append(completion.pop(0))
-    tools = params.get("tools") or response.get("tools")
-    tools = tools_from_chat(tools, "tools") if tools else []
+        prompt = (*prompt, completion.pop(0))
     info = small_fields(row, _READ)
     metadata = params.get("metadata")
     if metadata:
@@ -126,6 +131,40 @@ def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
     return []
 
 
+def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+    """Prompt and tools. The rollouts of a task share `params` (see `decode`), so theirs are made once."""
+    if (not params.get("instructions") and response.get("instructions")) or (
+        not params.get("tools") and response.get("tools")
+    ):
+        return _made(params, response)
+    known = _MADE.get(id(params))
+    if known is None or known[0] is not params:
+        if len(_MADE) >= _NUM_SHARED:
+            _MADE.clear()
+        known = _MADE[id(params)] = (params, *_made(params, {}))
+    return known[1], known[2]
+
+
+def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+    tools = params.get("tools") or response.get("tools")
+    return tuple(_prompt(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
+
+
+def decode(line: bytes) -> Any:
+    """A line as JSON, in which equal `responses_create_params` are one object: the rollouts of a task repeat them."""
+    row: Any = _decode_raw(line)
+    params = row.get(_PARAMS)
+    if params is None:
+        return _decode(line)
+    text = bytes(params)
+    shared = _PARAMS_SEEN.get(text)
+    if shared is None:
+        if len(_PARAMS_SEEN) >= _NUM_SHARED:
+            _PARAMS_SEEN.clear()
+        shared = _PARAMS_SEEN[text] = _decode(text)
+    return {key: shared if key == _PARAMS else _decode(value) for key, value in row.items()}
+
+
 def _prompt(params: Json, response: Json) -> list[Message]:
     given = params.get("input")
     if isinstance(given, list):
@@ -172,7 +211,7 @@ def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
     return score(value), components
 
 
-def _errors(prompt: list[Message], completion: list[Message], tools: list[Json]) -> list[ErrorSite]:
+def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple[Json, ...]) -> list[ErrorSite]:
     """The error sites; most rollouts have none, and are passed over quickly."""
     names: list[Any] | None = None
     for message in completion:
@@ -185,7 +224,7 @@ def _errors(prompt: list[Message], completion: list[Message], tools: list[Json])
                 break
     else:
         return []
-    return error_sites([*prompt, *completion], tools, result_error_kind)
+    return error_sites([*prompt, *completion], list(tools), result_error_kind)
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Gym rollouts")
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Gym rollouts", decode=decode)

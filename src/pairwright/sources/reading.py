@@ -89,8 +89,8 @@ def file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
 
 def _file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
     file = str(path)
-    if layout.shape == "lines" and layout.reader.unit == "record":
-        yield from line_units(path)
+    if layout.splits:
+        yield from line_units(path, decode=layout.reader.decode)
     elif layout.shape == "lines":
         values = []
         for unit in line_units(path):

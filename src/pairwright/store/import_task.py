@@ -110,7 +110,9 @@ def _kept(task: ImportTask, result: ImportResult, write_rejected: Callable[[byte
 
 def _read(task: ImportTask, result: ImportResult) -> Iterator[Experience | Rejected]:
     if task.layout.splits:
-        units: Iterator[Unit | Rejected] = line_units(task.path, start=task.start, stop=task.stop, line=task.line)
+        units: Iterator[Unit | Rejected] = line_units(
+            task.path, start=task.start, stop=task.stop, line=task.line, decode=task.layout.reader.decode
+        )
     elif task.layout.shape == "binary":
         yield from read_file(task.path, task.layout, task.options)
         return
