@@ -74,7 +74,7 @@ def test_each_choice_of_a_log_is_an_experience_of_one_task():
     assert call.eid.tid == text.eid.tid
     assert call.eid.rid != text.eid.rid
     assert call.tools == ({"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},)
-    assert (call.eid.task, call.reward, call.model_version) == ("log-9", 3.0, "m-1")
+    assert (call.info["id"], call.reward, call.model_version) == ("log-9", 3.0, "m-1")
 
 
 def test_a_bare_list_of_messages_is_one_experience():

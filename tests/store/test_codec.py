@@ -98,7 +98,7 @@ def test_foreign_bytes_are_refused(data):
 def test_a_future_version_is_refused_with_the_way_out():
     data = bytearray(dumps_many(golden_experiences()))
     data[4] = 9
-    with pytest.raises(ForeignBytes, match="version 9.*upgrade"):
+    with pytest.raises(ForeignBytes, match=r"version 9.*upgrade"):
         loads_many(bytes(data))
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -43,16 +44,20 @@ def expand_paths(paths: list[str]) -> list[Path]:
     return list(unique.values())
 
 
-def open_bytes(path: Path) -> IO[bytes]:
+@contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """A file as bytes, decompressed by what its first bytes say; the name does not matter."""
-    file = open(path, "rb")  # noqa: SIM115
-    magic = file.read(4)
-    file.seek(0)
-    if magic[:2] == b"\x1f\x8b":
-        return cast(IO[bytes], gzip.open(file))
-    if magic == b"\x28\xb5\x2f\xfd":
-        return zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file, closefd=True)
-    return file
+    with open(path, "rb") as file:
+        magic = file.read(4)
+        file.seek(0)
+        if magic[:2] == b"\x1f\x8b":
+            with gzip.open(file) as unzipped:
+                yield cast(IO[bytes], unzipped)
+        elif magic == b"\x28\xb5\x2f\xfd":
+            with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as plain:
+                yield plain
+        else:
+            yield file
 
 
 def read_lines(
@@ -145,12 +150,9 @@ def ranges(path: Path, size: int) -> list[tuple[int, int, int]]:
     total, cuts, line, position = path.stat().st_size, [(0, 1)], 1, 0
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK):
-            # a cut is the byte after the first newline behind each multiple of the size
-            target = cuts[-1][0] + size
-            if position + len(chunk) > target:
-                at = chunk.find(b"\n", max(0, target - position))
-                if at >= 0 and position + at + 1 < total:
-                    cuts.append((position + at + 1, line + chunk.count(b"\n", 0, at + 1)))
+            # a cut is the byte after the first newline that is at least `size` behind the cut before
+            while (at := chunk.find(b"\n", max(0, cuts[-1][0] + size - position))) >= 0 and position + at + 1 < total:
+                cuts.append((position + at + 1, line + chunk.count(b"\n", 0, at + 1)))
             line += chunk.count(b"\n")
             position += len(chunk)
     stops = [start for start, _ in cuts[1:]] + [total]

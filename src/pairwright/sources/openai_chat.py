@@ -1,13 +1,13 @@
 """OpenAI chat data: rows of messages, request/response logs, or bare lists of messages.
 
-    {messages, tools, reward | score | rating, task_id | id}   a row; the completion begins at the first assistant turn
+    {messages, tools, reward | score | rating, task_id}        a row; the completion begins at the first assistant turn
                                                                that the model wrote (weight 0: it did not)
     {request: {messages, tools}, response: {choices}}          a log; the completion is the answer alone. The request's
                                                                fields may also stand beside the response
     [message, ...]                                             a conversation without a score
 
-task = task_id, prompt_id, question_id or instance_id, else id unless it is the id of an API response; run = run, trial,
-sample_index or attempt. An answer with several choices gives an experience for each, all of one task and step.
+task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` names the row, not its
+task, and goes to info. run = run, trial, sample_index or attempt. An answer with several choices gives an experience for each, all of one task and step.
 Old `functions` are tools. Numbers, texts and small objects that are left over go to info.
 """
 
@@ -28,9 +28,8 @@ from pairwright.sources.scores import pick_reward
 
 NAME = "openai-chat"
 REWARD_KEYS = ("reward", "score", "rating")
-TASK_KEYS = ("task_id", "prompt_id", "question_id", "instance_id", "id")
+TASK_KEYS = ("task_id", "prompt_id", "question_id", "instance_id")
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
-_RESPONSE_IDS = ("chatcmpl-", "resp_", "msg_", "gen-")  # unique to each answer, so they name no task
 _MAX_CHOICES = 128
 _READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *TASK_KEYS})
 # What other formats put beside `messages`; a row with one of these is theirs.
@@ -125,7 +124,7 @@ def task_of(row: Json) -> int | str | None:
     """The id that the row gives its task, or None."""
     for key in TASK_KEYS:
         task = identifier(row.get(key))
-        if task is not None and not (isinstance(task, str) and task.startswith(_RESPONSE_IDS)):
+        if task is not None:
             return task
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pairwright.errors import CodecError, ConfigError, RecordError
+from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.jsontext import encode
 from pairwright.records import Experience
 from pairwright.sources import BINARY_READERS, READERS
@@ -139,7 +139,7 @@ def _read_binary(path: Path, layout: Layout, options: Options) -> Iterator[Exper
                 yield value
             else:
                 yield from read_units([(Origin(str(path), None, number), value)], layout, options)
-    except (BadRecord, CodecError, RecordError, *BROKEN_STREAM) as error:
+    except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error), layout.format)
 
 

@@ -35,6 +35,7 @@ class ImportTask(msgspec.Struct, frozen=True):
     layout: Layout
     folder: Path
     options: Options
+    reward: str | None = None  # an expression; a plain name is in the options, for the reader
     redact: bool = False
     scores: Scores | None = None
     start: int = 0
@@ -98,8 +99,8 @@ def _kept(task: ImportTask, result: ImportResult, write_rejected: Callable[[byte
             result.reasons[_general(found.reason)] += 1
             write_rejected(encode(found) + b"\n")
             continue
-        if task.options.reward is not None and found.kind is not Kind.PREFERENCE:
-            found = replace(found, reward=chosen_reward(found, task.options.reward))
+        if task.reward is not None and found.kind is not Kind.PREFERENCE:
+            found = replace(found, reward=chosen_reward(found, task.reward))
         if task.scores is not None:
             there, score, key = task.scores.of(found)
             if there:

@@ -60,12 +60,14 @@ def import_files(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportSummary:
     """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl."""
+    expression = None
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
+        expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
     files = expand_paths(paths)
     tasks, unreadable = _plan(files, table.path, format_name, options)
-    tasks = [msgspec.structs.replace(task, redact=redact, scores=known_scores) for task in tasks]
+    tasks = [msgspec.structs.replace(task, reward=expression, redact=redact, scores=known_scores) for task in tasks]
     ingest = _Ingest(table, keep_seen=update)
     for rejected in unreadable:
         ingest.reject(rejected)

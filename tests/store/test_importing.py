@@ -1,0 +1,213 @@
+"""Import: every record accounted for, nothing twice, bad input aside, on one process or two."""
+
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pairwright import PairwrightError, Table
+from pairwright.sources import READERS
+from pairwright.sources.format import Options
+from pairwright.store import importing
+from pairwright.store.importing import import_files
+
+FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
+
+
+def chat_row(number: int, **fields) -> str:
+    messages = [
+        {"role": "user", "content": f"question {number % 3}"},
+        {"role": "assistant", "content": f"answer {number}"},
+    ]
+    return json.dumps({"messages": messages, "reward": number / 10} | fields)
+
+
+def imported(tmp_path, *texts: str, table: Table | None = None, **options):
+    paths = []
+    for number, text in enumerate(texts):
+        path = tmp_path / f"in{number}.jsonl"
+        path.write_text(text)
+        paths.append(str(path))
+    table = table or Table(tmp_path / "experience")
+    return table, import_files(paths, table, **options)
+
+
+def quarantine(table: Table) -> list[dict]:
+    return [json.loads(line) for line in (table.path / "quarantine.jsonl").read_text().splitlines()]
+
+
+def test_good_rows_are_kept_and_bad_ones_quarantined_with_file_line_and_reason(tmp_path):
+    rows = [
+        chat_row(0),
+        "{broken",
+        chat_row(1, reward=None),
+        '{"messages": 5}',
+        chat_row(2, reward="nan"),
+        chat_row(3)[:-9],
+    ]
+    table, summary = imported(tmp_path, "\n".join(rows))
+    assert summary.formats == {
+        "openai-chat": {"files": 1, "experiences": 3, "messages": 6, "tool_calls": 0, "errors": 0, "unscored": 2,
+                        "quarantined": 3, "already_there": 0},
+    }  # fmt: skip
+    assert [(row["line"], Path(row["file"]).name) for row in quarantine(table)] == [
+        (2, "in0.jsonl"),
+        (4, "in0.jsonl"),
+        (6, "in0.jsonl"),
+    ]
+    assert all(row["reason"] and row["raw"] for row in quarantine(table))
+    assert table.count() == 3
+
+
+def test_importing_again_adds_nothing_and_does_not_double_the_quarantine(tmp_path):
+    text = "\n".join([*(chat_row(number) for number in range(5)), "{broken"])
+    table, _ = imported(tmp_path, text)
+    _, again = imported(tmp_path, text, table=table)
+    assert (again.total("already_there"), table.count(), len(quarantine(table))) == (5, 5, 1)
+    _, more = imported(tmp_path, text.replace("{broken", chat_row(5)), table=table)
+    assert (more.total("already_there"), table.count()) == (5, 6)
+    assert not (table.path / "quarantine.jsonl").exists()
+
+
+def test_equal_records_of_one_file_are_all_kept(tmp_path):
+    table, _ = imported(tmp_path, "\n".join([chat_row(1)] * 3))
+    assert [exp.eid.run for exp in table.records()] == [0, 1, 2]
+    assert len({exp.eid.tid for exp in table.records()}) == 1
+
+
+def test_different_histories_never_share_a_group(tmp_path):
+    table, _ = imported(tmp_path, "\n".join(chat_row(number) for number in range(6)))
+    assert len({exp.eid.tid for exp in table.records()}) == 3
+
+
+def test_update_replaces_what_the_file_gave_before(tmp_path):
+    table, _ = imported(tmp_path, "\n".join([chat_row(1), chat_row(2)]), chat_row(7))
+    _, summary = imported(tmp_path, "\n".join([chat_row(1), chat_row(2, reward=0.9)]), table=table, update=True)
+    assert summary.num_replaced == 1
+    assert sorted(exp.reward for exp in table.records()) == [0.1, 0.7, 0.9]
+
+
+def test_rewards_may_be_computed_and_scores_attached(tmp_path):
+    (tmp_path / "scores.csv").write_text("id,reward\nr2,0.75\nnobody,1\n")
+    rows = [chat_row(1, id="r1", reward=0.5), chat_row(2, id="r2")]
+    table, summary = imported(
+        tmp_path, "\n".join(rows), scores=tmp_path / "scores.csv", options=Options(reward="reward * 2")
+    )
+    assert sorted(exp.reward for exp in table.records()) == [0.75, 1.0]
+    assert (summary.num_scores, summary.num_scores_used) == (2, 1)
+
+
+def test_redaction_cleans_records_and_quarantine_and_says_where(tmp_path):
+    key = "sk-proj-" + "a1B2" * 8
+    rows = [
+        chat_row(1, note=f"my key is {key}"),
+        f'{{"messages": [{{"role": "user", "content": "{key}"}}], "x": 5, "response": 3',
+    ]
+    table, summary = imported(tmp_path, "\n".join(rows), redact=True)
+    everything = b"".join(path.read_bytes() for path in table.path.iterdir())
+    assert key.encode() not in everything
+    assert [(secret["line"], secret["kind"]) for secret in summary.secrets] == [(1, "openai_key"), (2, "openai_key")]
+
+
+def test_two_processes_give_the_same_rows_as_one(tmp_path, monkeypatch):
+    text = "\n".join([*(chat_row(number) for number in range(400)), "{broken", chat_row(400)])
+    monkeypatch.setattr(importing, "RANGE_BYTES", 8_000)
+    tables = []
+    for workers in (1, 2):
+        table, summary = imported(tmp_path, text, table=Table(tmp_path / f"t{workers}"), num_workers=workers)
+        assert (summary.total("experiences"), summary.total("quarantined"), summary.total("files")) == (401, 1, 1)
+        assert quarantine(table)[0]["line"] == 401
+        tables.append(list(table.records()))
+    assert tables[0] == tables[1]
+
+
+def test_an_eval_archive_that_is_a_bomb_is_quarantined_and_the_rest_imported(tmp_path):
+    bomb = tmp_path / "bomb.eval"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", '{"eval": {"task": "t"}}')
+        archive.writestr("samples/1_epoch_1.json", b" " * 600_000_000)
+    (tmp_path / "good.jsonl").write_text(chat_row(1))
+    table = Table(tmp_path / "t")
+    summary = import_files([str(bomb), str(tmp_path / "good.jsonl")], table)
+    assert (table.count(), summary.total("quarantined")) == (1, 1)
+
+
+def test_files_of_no_known_format_are_quarantined(tmp_path):
+    (tmp_path / "d").mkdir()
+    for name, data in {
+        "a.png": b"\x89PNG\r\n\x1a\n",
+        "b.json": b'{"hello": 1}',
+        "c": b"",
+        "d.gz": b"\x1f\x8bnonsense",
+        "e": b"\0" * 50,
+    }.items():
+        (tmp_path / "d" / name).write_bytes(data)
+    table = Table(tmp_path / "t")
+    summary = import_files([str(tmp_path / "d")], table)
+    assert (summary.total("quarantined"), summary.total("files"), table.count()) == (5, 5, 0)
+    assert {row["reason"].split(":")[0] for row in quarantine(table)} >= {
+        "no known format",
+        "an empty file",
+        "cannot be read",
+    }
+
+
+def test_a_named_format_is_used_or_the_file_is_refused(tmp_path):
+    with pytest.raises(PairwrightError, match="expected auto or one of"):
+        imported(tmp_path, chat_row(1), format_name="nope")
+    _, summary = imported(tmp_path, chat_row(1), format_name="atif")
+    assert summary.reasons == {"does not look like atif": 1}
+
+
+def test_every_format_has_a_fixture_that_is_detected_as_itself(tmp_path):
+    table = Table(tmp_path / "t")
+    summary = import_files([str(FIXTURES)], table)
+    read = {name for name, counts in summary.formats.items() if counts.get("experiences")}
+    assert read >= set(READERS) - {"tau-bench"}
+    assert table.count() == summary.total("experiences") - summary.total("already_there")
+
+
+def test_all_real_traces_import_and_the_numbers_add_up(tmp_path, traces):
+    table = Table(tmp_path / "t")
+    summary = import_files([str(traces)], table)
+    num_files = sum(path.is_file() for path in traces.rglob("*"))
+    assert summary.total("files") == num_files
+    assert table.count() == summary.total("experiences") - summary.total("already_there")
+    assert len(quarantine(table)) == summary.total("quarantined")
+    unknown = {Path(row["file"]).name for row in quarantine(table) if row["reason"].startswith("no known format")}
+    assert unknown == {name for name in unknown if name.endswith(".chatml.json") or name == "dataset_info.json"}
+    folders = {path.parent.name for path in traces.rglob("*") if path.is_file()}
+    assert {
+        Path(row["source"]).parent.name for batch in table.scan(columns=["source"]) for row in batch.to_pylist()
+    } == folders
+
+
+def test_an_import_that_dies_half_way_is_finished_by_the_same_command(tmp_path, monkeypatch):
+    text = "\n".join(chat_row(number) for number in range(300))
+    monkeypatch.setattr(importing, "RANGE_BYTES", 5_000)
+    run_task, done = importing.run_task, []
+
+    def dies(task):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(task)
+        return run_task(task)
+
+    monkeypatch.setattr(importing, "run_task", dies)
+    table = Table(tmp_path / "t")
+    with pytest.raises(KeyboardInterrupt):
+        imported(tmp_path, text, table=table)
+    assert 0 < table.count() < 300
+    monkeypatch.setattr(importing, "run_task", run_task)
+    imported(tmp_path, text, table=table)
+    assert sorted(exp.eid.run for exp in table.records()) == list(range(300))
+
+
+def test_a_folder_can_be_moved_and_imported_again(tmp_path):
+    imported(tmp_path, chat_row(1))
+    shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name}-moved")
+    table = Table(tmp_path / "experience")
+    summary = import_files([str(tmp_path.parent / f"{tmp_path.name}-moved" / "in0.jsonl")], table)
+    assert (summary.total("already_there"), table.count()) == (1, 1)
