@@ -71,7 +71,7 @@ def test_nothing_runs_code_from_data():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
                 if "pickle" in names:
-                    assert path.name == "trinity_bytes.py", path
+                    assert path.name == "safe_pickle.py", path
 
 
 def test_the_annotated_tree_of_the_readme_is_true():

@@ -24,7 +24,7 @@ def test_references_are_filled_from_the_environment(tmp_path):
     path = written(tmp_path, 'seed: ${SEED}\nsources: {paths: ["${DIR}/a", b]}\n')
     config = load_config(path, environment={"SEED": "7", "DIR": "/d"})
     assert (config.seed, config.sources.paths) == (7, ["/d/a", "b"])
-    with pytest.raises(ConfigError, match="config.seed: the environment has no SEED"):
+    with pytest.raises(ConfigError, match="the environment has no SEED"):
         load_config(path, environment={})
 
 
