@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pairwright.grouping import group_by, split_preference, split_preferences
     from pairwright.messages import ErrorSite, Message, ToolCall
     from pairwright.records import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
+    from pairwright.sources.trinity_bytes import loads_trinity
     from pairwright.store.arrow import from_arrow, from_dataset, to_arrow, to_dataset
     from pairwright.store.codec import dumps, dumps_many, loads, loads_many
     from pairwright.store.table import Table
@@ -46,6 +47,7 @@ _HOMES = {
     "grouping": ["group_by", "split_preference", "split_preferences"],
     "messages": ["ErrorSite", "Message", "ToolCall"],
     "records": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],
+    "sources.trinity_bytes": ["loads_trinity"],
     "store.arrow": ["from_arrow", "from_dataset", "to_arrow", "to_dataset"],
     "store.codec": ["dumps", "dumps_many", "loads", "loads_many"],
     "store.table": ["Table"],
@@ -57,7 +59,7 @@ __all__ = [
     "PairwrightError", "RecordError", "Side", "SideOf", "Source", "SourceError", "Table", "TableError", "ToolCall",
     "dumps", "dumps_many", "from_arrow", "from_dataset", "gather_action_masks", "gather_attention_masks",
     "gather_custom_fields", "gather_multi_modal_inputs", "gather_response_attr", "gather_token_ids", "group_by",
-    "load_config", "loads", "loads_many", "prompt_hash", "split_preference", "split_preferences", "to_arrow",
+    "load_config", "loads", "loads_many", "loads_trinity", "prompt_hash", "split_preference", "split_preferences", "to_arrow",
     "to_dataset",
 ]  # fmt: skip
 
