@@ -59,8 +59,8 @@ __all__ = [
     "PairwrightError", "RecordError", "Side", "SideOf", "Source", "SourceError", "Table", "TableError", "ToolCall",
     "dumps", "dumps_many", "from_arrow", "from_dataset", "gather_action_masks", "gather_attention_masks",
     "gather_custom_fields", "gather_multi_modal_inputs", "gather_response_attr", "gather_token_ids", "group_by",
-    "load_config", "loads", "loads_many", "loads_trinity", "prompt_hash", "split_preference", "split_preferences", "to_arrow",
-    "to_dataset",
+    "load_config", "loads", "loads_many", "loads_trinity", "prompt_hash", "split_preference", "split_preferences",
+    "to_arrow", "to_dataset",
 ]  # fmt: skip
 
 

@@ -7,7 +7,8 @@
     [message, ...]                                             a conversation without a score
 
 task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` names the row, not its
-task, and goes to info. run = run, trial, sample_index or attempt. An answer with several choices gives an experience for each, all of one task and step.
+task, and goes to info. run = run, trial, sample_index or attempt. An answer with several choices gives an experience
+for each, all of one task and step.
 Old `functions` are tools. Numbers, texts and small objects that are left over go to info.
 """
 
