@@ -49,7 +49,7 @@ def watch():
     global peak
     while not done:
         peak = max(peak, proportional_kilobytes())
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 if __name__ == "__main__":
     peak, done = 0, False

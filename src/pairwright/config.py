@@ -1,7 +1,6 @@
 """Configuration: one model tree, filled from a YAML file, the environment and the command line, in that order.
 
     seed: 0
-    experience: {durable: true}
     sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
 
 `${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` and `-o sources.format nat`
@@ -33,15 +32,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
-class ExperienceConfig(Section):
-    """The experience table."""
-
-    durable: bool = True
-    """Sync every append to disk before it returns."""
-    journal_megabytes: int = Field(default=64, ge=1, le=4096)
-    """Size at which a journal is turned into a Parquet part."""
-
-
 class SourcesConfig(Section):
     """What is read into the experience table."""
 
@@ -64,7 +54,6 @@ class Config(Section):
     """Name of the run; its files are in runs/<name>."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of everything that is drawn."""
-    experience: ExperienceConfig = ExperienceConfig()
     sources: SourcesConfig = SourcesConfig()
 
 

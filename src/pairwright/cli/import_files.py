@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.store.importing import ImportSummary
@@ -20,11 +20,13 @@ _COLUMNS = (
 
 
 def import_files(
-    paths: Annotated[list[str], typer.Argument(help="Files, folders or globs.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the experience table.", show_default=False)],
+    paths: Annotated[list[str] | None, typer.Argument(help="Files, folders or globs.", show_default=False)] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the experience table.", show_default=False)
+    ] = None,
     format_name: Annotated[
-        str, typer.Option("--format", help="A format's name; auto tells it by content. See docs/sources.md.")
-    ] = "auto",
+        str | None, typer.Option("--format", help="A format's name; by default told by content. See docs/sources.md.")
+    ] = None,
     reward: Annotated[
         str | None,
         typer.Option(help="The reward: a component's name, or an expression such as '0.7*correct + 0.3*style'."),
@@ -32,34 +34,39 @@ def import_files(
     scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
-    update: Annotated[
-        bool, typer.Option("--update", help="Replace what was imported from these files before.")
-    ] = False,
+    update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core where it pays.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
+    from pairwright.config import Config, load_config
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files as run_import
     from pairwright.store.table import Table
 
-    table = Table(output)
+    settings = Config() if config is None else load_config(config)
+    paths = paths or settings.sources.paths
+    if output is None and config is not None:
+        output = Path("runs") / settings.name / "experience"
+    if not paths or output is None:
+        raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
     with _Progress() as progress:
         summary = run_import(
             paths,
-            table,
-            format_name=format_name,
-            options=Options(reward=reward, step_name=step_name),
-            redact=redact,
+            Table(output),
+            format_name=format_name or settings.sources.format,
+            options=Options(reward=reward or settings.sources.reward, step_name=step_name),
+            redact=redact or settings.sources.redact,
             scores=scores,
             update=update,
             num_workers=workers,
             progress=progress.show,
         )
     _report(summary, output, as_json=as_json)
-    if strict and summary.total("quarantined"):
-        raise PairwrightError(f"--strict: {summary.total('quarantined'):,} records were quarantined")
+    if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
+        raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
 
 def _report(summary: "ImportSummary", output: Path, *, as_json: bool) -> None:

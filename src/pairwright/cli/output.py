@@ -23,12 +23,16 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
         for row in rows:
             print("\t".join(_cell(value) for value in row))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(
+        title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+        is_first = number == 0
+        table.add_column(name.replace("_", " "), justify="left" if is_first else "right", no_wrap=is_first)
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     Console().print(table)

@@ -24,7 +24,7 @@ from pairwright.sources.rewards import Scores, chosen_reward
 from pairwright.store.arrow import to_batch
 from pairwright.store.parts import hidden_part, write_hidden_part
 
-ROWS_PER_BATCH = 512
+ROWS_PER_BATCH = 256
 _PREFERENCE = Kind.PREFERENCE
 
 

@@ -27,7 +27,7 @@ from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.parts import hidden_part, write_hidden_part
 from pairwright.store.table import Table
 
-RANGE_BYTES = 16 * 2**20
+RANGE_BYTES = 8 * 2**20
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()

@@ -1,0 +1,99 @@
+"""`pairwright import` as a user meets it."""
+
+import json
+import os
+import pty
+import sys
+
+import pytest
+from test_cli import run
+
+from pairwright import Table
+
+
+def rows(*rewards) -> str:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    return "\n".join(json.dumps({"messages": messages, "reward": reward}) for reward in rewards) + "\n"
+
+
+@pytest.fixture
+def traces_file(tmp_path):
+    path = tmp_path / "traces.jsonl"
+    path.write_text(rows(0.1, 0.9) + "{torn")
+    return path
+
+
+def test_a_summary_a_closing_line_and_exit_code_0(traces_file, tmp_path):
+    done = run("import", traces_file, "-o", tmp_path / "e")
+    assert done.returncode == 0
+    header, line = done.stdout.splitlines()
+    found = dict(zip(header.split("\t"), line.split("\t"), strict=True))
+    assert (found["format"], found["experiences"], found["quarantined"]) == ("openai-chat", "2", "1")
+    assert "quarantined: 1 × not valid JSON" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("2 experiences added to")
+    assert Table(tmp_path / "e").count() == 2
+
+
+def test_strict_makes_it_1_and_json_has_everything(traces_file, tmp_path):
+    done = run("import", traces_file, "-o", tmp_path / "e", "--strict", "--json")
+    assert done.returncode == 1
+    summary = json.loads(done.stdout)
+    assert (summary["added"], summary["formats"]["openai-chat"]["quarantined"]) == (2, 1)
+    assert "strict: 1 records were quarantined" in done.stderr
+
+
+def test_a_configuration_gives_paths_and_options(traces_file, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "name: mine\nsources:\n  paths: ['${HERE}/traces.jsonl']\n  reward: reward * 10\n  on_bad_record: fail\n"
+    )
+    done = run("import", "--config", config, "-o", tmp_path / "e", HERE=str(tmp_path))
+    assert done.returncode == 1
+    assert sorted(exp.reward for exp in Table(tmp_path / "e").records()) == [1.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "expected files to read and -o DIR"),
+        (("FILE",), "expected files to read and -o DIR"),
+        (("FILE", "-o", "OUT", "--format", "nope"), "expected auto or one of"),
+        (("FILE", "-o", "OUT", "--reward", "a ** 2"), "only + - * /"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_code_3(traces_file, tmp_path, words, message):
+    places = {"FILE": traces_file, "OUT": tmp_path / "e"}
+    done = run("import", *(places.get(word, word) for word in words))
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
+    assert message in done.stderr
+
+
+def test_a_path_that_is_not_there_is_exit_code_1(tmp_path):
+    done = run("import", tmp_path / "nope", "-o", tmp_path / "e")
+    assert (done.returncode, "no file there" in done.stderr) == (1, True)
+
+
+def test_a_terminal_gets_a_bar_and_a_table(traces_file, tmp_path):
+    """Run under a pseudo-terminal, as a person would see it."""
+    command = [
+        sys.executable,
+        "-c",
+        "from pairwright.cli import main; main()",
+        "import",
+        str(traces_file),
+        "-o",
+        str(tmp_path / "e"),
+    ]
+    seen = []
+
+    def collect(fd: int) -> bytes:
+        data = os.read(fd, 4096)
+        seen.append(data)
+        return data
+
+    status = pty.spawn(command, collect, lambda fd: b"")
+    assert os.waitstatus_to_exitcode(status) == 0
+    text = b"".join(seen).decode()
+    assert "reading" in text
+    assert "openai-chat" in text
+    assert "────" in text
