@@ -96,4 +96,5 @@ def test_a_terminal_gets_a_bar_and_a_table(traces_file, tmp_path):
     text = b"".join(seen).decode()
     assert "reading" in text
     assert "openai-chat" in text
-    assert "────" in text
+    assert "quarantined" in text
+    assert "\t" not in text

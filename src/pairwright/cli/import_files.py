@@ -74,7 +74,7 @@ def _report(summary: "ImportSummary", output: Path, *, as_json: bool) -> None:
         print_json(_as_json(summary))
     else:
         rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-        print_table("imported", ("format", *_COLUMNS), rows)
+        print_table("imported", ("format", *_COLUMNS), rows, short={"experiences": "read", "already_there": "again"})
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}")
     if summary.secrets:

@@ -1,7 +1,7 @@
 """What commands print: results on stdout, everything else on stderr, JSON on request."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pairwright.jsontext import encode, to_json
@@ -16,23 +16,23 @@ def print_json_line(value: Any) -> None:
     sys.stdout.write(encode(value).decode() + "\n")
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A result for people: a Rich table in a terminal, tab-separated lines in a pipe."""
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, short: Mapping[str, str] | None = None
+) -> None:
+    """A result for people: a table in a terminal, with short headings if given; tab-separated lines in a pipe."""
     if not sys.stdout.isatty():
         print("\t".join(columns))
         for row in rows:
             print("\t".join(_cell(value) for value in row))
         return
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False
-    )
+    table = Table(title=title, title_justify="left", header_style="bold underline", box=None, pad_edge=False)
     for number, name in enumerate(columns):
         is_first = number == 0
-        table.add_column(name.replace("_", " "), justify="left" if is_first else "right", no_wrap=is_first)
+        label = (short or {}).get(name, name.replace("_", " "))
+        table.add_column(label, justify="left" if is_first else "right", no_wrap=is_first)
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     Console().print(table)
