@@ -150,7 +150,7 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
 def _blob(fields: list[Field]) -> bytes:
     columns, data = pack(fields)
     header = msgspec.json.encode(columns)
-    return len(header).to_bytes(4, "little") + header + data
+    return b"".join((len(header).to_bytes(4, "little"), header, *data))
 
 
 def _read_blob(blob: bytes) -> Iterator[Entry]:

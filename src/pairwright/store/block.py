@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple
 
 from pairwright.arrays import Array
 from pairwright.errors import CorruptBytes
@@ -66,14 +67,14 @@ _PLAIN = tuple(
     for name in Block.__struct_fields__
     if name not in ("num_records", "arrays", "multi_modal_keys", *_OPEN_JSON, *_SIDES)
 )
-_SCALARS = (*_PLAIN, *_OPEN_JSON, *_SIDES, "multi_modal_inputs")
+_FIELDS = Experience.__struct_fields__
 
 
 def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
     """The columns of experiences, and their arrays for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
-    for name, values in zip(_SCALARS, zip(*map(attrgetter(*_SCALARS), experiences), strict=True), strict=False):
-        if _all_default(values):
+    for name, values in zip(_FIELDS, zip(*map(astuple, experiences), strict=True), strict=False):
+        if name in ARRAYS or _all_default(values):
             continue
         if name in _OPEN_JSON:
             columns[name] = msgspec.Raw(to_json(list(values)).encode())

@@ -26,7 +26,7 @@ import zstandard
 from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
 from pairwright.records import Experience
 from pairwright.store.block import Block, block_of, experiences_of
-from pairwright.store.packing import pack
+from pairwright.store.packing import Buffer, pack
 
 MAGIC = b"PWXP"
 VERSION = 1
@@ -55,17 +55,23 @@ def dumps_many(experiences: Sequence[Experience], *, compress: bool = True) -> b
 
     Without compression of the metadata it is faster still, and a third larger.
     """
+    return b"".join(payload_pieces(experiences, compress=compress))
+
+
+def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list[Buffer]:
+    """The payload of `dumps_many` in pieces: for those who write it and need no copy of it in one piece."""
     block, fields = block_of(experiences)
     block.arrays, data = pack(fields)
     metadata = msgspec.json.encode(block)
     if len(metadata) > MAX_METADATA_BYTES:
         raise RecordError("experiences", len(metadata), "at most 2 GiB of text in one payload: write several")
     stored = zstandard.ZstdCompressor(level=1).compress(metadata) if compress else metadata
-    header = _HEADER.pack(MAGIC, VERSION, _ZSTD if compress else _PLAIN, len(stored), len(metadata), len(data))
-    digest = xxhash.xxh3_128(header)
-    digest.update(stored)
-    digest.update(data)
-    return b"".join((header, stored, data, digest.digest()))
+    data_size = sum(map(len, data))
+    header = _HEADER.pack(MAGIC, VERSION, _ZSTD if compress else _PLAIN, len(stored), len(metadata), data_size)
+    digest = xxhash.xxh3_128()
+    for piece in (header, stored, *data):
+        digest.update(piece)
+    return [header, stored, *data, digest.digest()]
 
 
 def loads_many(data: bytes | memoryview) -> list[Experience]:

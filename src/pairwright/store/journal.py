@@ -8,12 +8,13 @@ short was never acknowledged: reading stops before it.
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pairwright.errors import CodecError, ForeignBytes, TableError, TruncatedBytes
 from pairwright.records import Experience
 from pairwright.store.codec import loads_many, payload_size
+from pairwright.store.packing import Buffer
 
 SUFFIX = ".journal"
 
@@ -46,18 +47,21 @@ class JournalWriter:
         hidden.rename(self.path)
         sync_folder(folder)
 
-    def write(self, payload: bytes, *, durable: bool) -> None:
+    def write(self, pieces: Sequence[Buffer], *, durable: bool) -> None:
         """Append a payload; after a failed write the journal is cut back to what was whole."""
+        size = sum(map(len, pieces))
         try:
-            view = memoryview(payload)
-            while view:
-                view = view[os.write(self._fd, view) :]
+            written = os.writev(self._fd, pieces)
+            if written < size:  # a short write: the rest in one piece
+                rest = memoryview(b"".join(pieces))[written:]
+                while rest:
+                    rest = rest[os.write(self._fd, rest) :]
             if durable:
                 os.fdatasync(self._fd)
         except OSError as error:
             os.ftruncate(self._fd, self.size)
             raise TableError(f"{self.path}: {error.strerror}; nothing of this append was kept") from error
-        self.size += len(payload)
+        self.size += size
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -17,6 +17,7 @@ from pairwright.arrays import INTEGERS, Array, dtype_name, dtype_named
 from pairwright.errors import CorruptBytes, RecordError
 
 Path = tuple[str, ...]
+Buffer = bytes | memoryview
 Field = tuple[Path, list[int], list[Array]]  # a field, the numbers of the records that have it, and their arrays
 Entry = tuple[Path, int, Array]
 
@@ -32,9 +33,10 @@ class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     shapes: list[tuple[int, ...]] | None = None  # for arrays that are not one-dimensional
 
 
-def pack(fields: Iterable[Field]) -> tuple[list[Packed], bytes]:
+def pack(fields: Iterable[Field]) -> tuple[list[Packed], list[Buffer]]:
+    """The columns of the fields, and their data in pieces, so that they need not be copied into one."""
     columns: list[Packed] = []
-    chunks: list[bytes] = []
+    pieces: list[Buffer] = []
     for path, rows, arrays in fields:
         for rows_alike, arrays_alike in _alike(rows, arrays):
             is_flat = arrays_alike[0].ndim == 1
@@ -45,8 +47,8 @@ def pack(fields: Iterable[Field]) -> tuple[list[Packed], bytes]:
             width, data = _narrow(values)
             shapes = None if is_flat else [array.shape for array in arrays_alike]
             columns.append(Packed(path, dtype_name(values), width, len(lengths), values.size, shapes))
-            chunks += [np.array(rows_alike, "<u4").tobytes(), np.array(lengths, "<u4").tobytes(), data]
-    return columns, b"".join(chunks)
+            pieces += [np.array(rows_alike, "<u4").data.cast("B"), np.array(lengths, "<u4").data.cast("B"), *data]
+    return columns, pieces
 
 
 def _alike(rows: list[int], arrays: list[Array]) -> Iterator[tuple[list[int], list[Array]]]:
@@ -94,21 +96,21 @@ def _num_values(shape: tuple[int, ...]) -> int:
     return math.prod(shape) if len(shape) <= 32 and min(shape, default=0) >= 0 else -1
 
 
-def _narrow(values: Array) -> tuple[int, bytes]:
-    """The bytes of an array, without the high bytes that are zero in every value.
+def _narrow(values: Array) -> tuple[int, list[Buffer]]:
+    """The bytes of an array in pieces, without the high bytes that are zero in every value.
 
     Three bytes a value are stored as all the low two, then all the high ones: a few whole-array operations.
     """
     name = dtype_name(values)
     if name == "bool":
-        return 0, np.packbits(values).tobytes()
+        return 0, [np.packbits(values).data]
     size = values.dtype.itemsize
     if name in INTEGERS and values.size:
         bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
         width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
         if width < size:
-            return width, b"".join((values >> shift).astype(part).tobytes() for part, shift in _parts(width))
-    return size, values.tobytes()
+            return width, [(values >> shift).astype(part).view(np.uint8).data for part, shift in _parts(width)]
+    return size, [values.view(np.uint8).data]
 
 
 def _widen(column: Packed, data: memoryview) -> Array:

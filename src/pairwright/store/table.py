@@ -9,7 +9,6 @@ both exist the part counts. So a crash at any moment leaves every acknowledged r
 see half a write, and any number of processes may append. Names sort by time, so rows come in the order of appending.
 """
 
-import contextlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 from pairwright.errors import TableError
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
-from pairwright.store.codec import dumps_many
+from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
 from pairwright.store.parts import ROWS_PER_GROUP, hidden_part, reveal_part, write_hidden_part
@@ -54,7 +53,6 @@ class Table:
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
-        self._compactions: list[threading.Thread] = []
         self._open(create)
 
     def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
@@ -62,15 +60,15 @@ class Table:
         rows = list(experiences)
         if not rows:
             return 0
-        payload = dumps_many(rows, compress=False)
+        pieces = payload_pieces(rows, compress=False)
         with self._lock:
             if self._journal is not None and self._journal.pid != os.getpid():
                 self._close_journal()  # a forked child writes a journal of its own; the parent keeps its lock
             if self._journal is None:
                 self._journal = JournalWriter(self.path)
-            self._journal.write(payload, durable=durable)
+            self._journal.write(pieces, durable=durable)
             if self._journal.size >= self._journal_bytes:
-                self._roll()
+                self._close_journal()  # the next append begins another; `close` turns them into parts
         return len(rows)
 
     def write_part(self, batches: Iterable[pa.RecordBatch]) -> int:
@@ -157,13 +155,10 @@ class Table:
         """Turn journals whose writer is gone, and this table's own, into parts. Returns how many were."""
         with self._lock:
             self._close_journal()
-            compactions, self._compactions = self._compactions, []
-        for thread in compactions:
-            thread.join()
         return sum(self._compact(path) for path in sorted(self.path.glob(f"*{SUFFIX}")))
 
     def close(self) -> None:
-        """Finish: what was appended here becomes a part."""
+        """Finish: what was appended becomes parts. Without it nothing is lost, but scans of journals are slower."""
         self.compact()
 
     def __enter__(self) -> Self:
@@ -200,22 +195,6 @@ class Table:
             raise TableError(
                 f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
             )
-
-    def _roll(self) -> None:
-        """Close the journal and turn it into a part in the background, so that appends go on.
-
-        Where that fails (a full disk, say) the journal stays, and `close` tries again and says why.
-        """
-        journal = self._journal
-        self._close_journal()
-        if journal is not None:
-            thread = threading.Thread(target=self._compact_quietly, args=(journal.path,), name="pairwright-compact")
-            thread.start()
-            self._compactions.append(thread)
-
-    def _compact_quietly(self, path: Path) -> None:
-        with contextlib.suppress(TableError):
-            self._compact(path)
 
     def _close_journal(self) -> None:
         if self._journal is not None:

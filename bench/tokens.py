@@ -1,0 +1,215 @@
+"""Exactness and speed of tokens/.
+
+    python bench/tokens.py table    families x cases: exact (and of these, where the template drops text, which the
+                                    report says), exact as one sequence per turn, refused (and why)
+    python bench/tokens.py speed    throughput against raw encoding of the same text, at 20, 200 and 1,000 turns
+    python bench/tokens.py prefixes against re-rendering every prefix, at 200 turns
+    python bench/tokens.py trl      against TRL's DPO tokenisation of the same preference data (needs trl)
+    python bench/tokens.py cores    a file of conversations on one and on two processes
+
+Ratios are of the best of several rounds, alternating, in one run. Real tokenizers are read from the shared folder.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("RAYON_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "tokens"))
+
+from token_cases import CASES, assistant, call, tool, user  # noqa: E402
+from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer  # noqa: E402
+
+from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_pair, encode_turns  # noqa: E402
+
+
+def text(size: int, random_source: random.Random) -> str:
+    """Prose and code of about `size` words, taken from our own source."""
+    words = _words()
+    start = random_source.randrange(len(words) - size)
+    return " ".join(words[start : start + size]) + f" {random_source.randrange(10**6)}"
+
+
+def _words(kept: list[str] = []) -> list[str]:  # noqa: B006 - read once
+    if not kept:
+        for path in sorted((ROOT / "src" / "pairwright").rglob("*.py")):
+            kept.extend(path.read_text(encoding="utf-8").split(" "))
+    return kept
+
+
+def chat(turns: int, seed: int) -> list[dict[str, Any]]:
+    source = random.Random(seed)
+    return [m for _ in range(turns // 2) for m in (user(text(60, source)), assistant(text(60, source)))]
+
+
+def agent(turns: int, seed: int) -> list[dict[str, Any]]:
+    """A long run: a call with a thought and its result, each a message."""
+    source = random.Random(seed)
+    steps = (
+        (assistant(text(15, source), calls=[call(n, {"query": text(15, source)})]), tool(text(80, source), n))
+        for n in range(turns // 2)
+    )
+    return [user(text(60, source)), *(message for step in steps for message in step)]
+
+
+def best(rounds: int, *functions: Callable[[], Any]) -> list[float]:
+    """The best time of each function; rounds alternate, so that all see the same machine."""
+    times = [float("inf")] * len(functions)
+    for _ in range(rounds):
+        for number, function in enumerate(functions):
+            start = time.perf_counter()
+            function()
+            times[number] = min(times[number], time.perf_counter() - start)
+    return times
+
+
+def table() -> None:
+    rows: list[tuple[str, ChatTokenizer]] = [(f"written: {name}", small_tokenizer(name)) for name in FAMILIES]
+    if SHARED.is_dir():
+        rows += [(f"real: {name}", real_tokenizer(name)) for name in REAL_STOPS]
+    print(f"{'family':<58} exact (drops)  per turn  refused (reason: cases)")
+    total: Counter[str] = Counter()
+    for name, tokenizer in rows:
+        counts: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        for messages, tools in CASES.values():
+            try:
+                report = encode_chat(tokenizer, messages, tools).report
+                counts["exact"] += 1
+                counts["drops"] += bool(report.dropped)
+            except Refusal as refusal:
+                try:
+                    encode_turns(tokenizer, messages, tools)
+                    counts["per turn"] += 1
+                except Refusal:
+                    counts["refused"] += 1
+                    reasons[refusal.reason] += 1
+        total += counts
+        told = ", ".join(f"{reason}: {count}" for reason, count in sorted(reasons.items()))
+        numbers = f"{counts['exact']:>5} {counts['drops']:>7} {counts['per turn']:>9} {counts['refused']:>8}"
+        print(f"{name:<58} {numbers}  {told}")
+    print(
+        f"{'all':<58} {total['exact']:>5} {total['drops']:>7} {total['per turn']:>9} {total['refused']:>8}  "
+        f"of {total.total() - total['drops']}"
+    )
+
+
+def speed(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    for kind in (chat, agent):
+        for turns in (20, 200, 1000):
+            chats = [kind(turns, seed) for seed in range(max(2, 2000 // turns))]
+            texts = [tokenizer.renderer(None).text(messages) for messages in chats]
+            encode_chat(tokenizer, chats[0])
+            raw, ours = best(
+                5,
+                lambda texts=texts: [tokenizer.backend.encode(t, add_special_tokens=False).ids for t in texts],
+                lambda chats=chats: [encode_chat(tokenizer, c) for c in chats],
+            )
+            tokens = sum(len(tokenizer.backend.encode(t, add_special_tokens=False).ids) for t in texts)
+            print(
+                f"{name:<12} {kind.__name__:<6} {turns:>5} turns: raw {tokens / raw:>9,.0f} tok/s, "
+                f"ours {tokens / ours:>9,.0f} tok/s, ratio {raw / ours:.2f}"
+            )
+
+
+def by_prefixes(tokenizer: ChatTokenizer, messages: list[dict[str, Any]]) -> list[bool]:
+    """The usual way: render and encode every prefix, and take what each turn adds."""
+    renderer = tokenizer.renderer(None)
+    ids = tokenizer.backend.encode(renderer.text(messages), add_special_tokens=False).ids
+    mask = [False] * len(ids)
+    for turn, message in enumerate(messages):
+        if message["role"] == "assistant":
+            start, end = (
+                len(tokenizer.backend.encode(rendered, add_special_tokens=False).ids)
+                for rendered in (
+                    renderer.text(messages[:turn], prompt=True),
+                    renderer.text(messages[: turn + 1]),
+                )
+            )
+            mask[start:end] = [True] * (end - start)
+    return mask
+
+
+def prefixes(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    messages = chat(200, 0)
+    encode_chat(tokenizer, messages)
+    theirs = best(1, lambda: by_prefixes(tokenizer, messages))[0]
+    ours = best(5, lambda: encode_chat(tokenizer, messages))[0]
+    print(f"{name} at 200 turns: every prefix {theirs:.3f} s, ours {ours:.4f} s, ratio {theirs / ours:.0f}x")
+
+
+def trl(name: str) -> None:
+    """The same pairs through the preparation of TRL's DPOTrainer, itself, and through ours."""
+    import datasets
+    import transformers
+    from trl import DPOTrainer
+
+    datasets.disable_caching()
+    datasets.disable_progress_bars()
+    pairs = []
+    for seed in range(300):
+        source = random.Random(seed)
+        pairs.append(([user(text(200, source))], [assistant(text(80, source))], [assistant(text(80, source))]))
+    rows = datasets.Dataset.from_list(
+        [dict(zip(("prompt", "chosen", "rejected"), pair, strict=True)) for pair in pairs]
+    )
+    hf = transformers.AutoTokenizer.from_pretrained(SHARED / name)
+    trainer, config = SimpleNamespace(_tokenizer=hf), SimpleNamespace(dataset_num_proc=None, max_length=None)
+    tokenizer = real_tokenizer(name)
+    encode_pair(tokenizer, *pairs[0])
+    theirs, ours = best(
+        3,
+        lambda: DPOTrainer._prepare_dataset(trainer, rows, hf, config, "train"),
+        lambda: [encode_pair(tokenizer, *pair) for pair in pairs],
+    )
+    print(f"{name}, 300 pairs: TRL {theirs:.3f} s, ours {ours:.3f} s, ratio {theirs / ours:.1f}x")
+
+
+def _encode_part(arguments: tuple[str, list[int]]) -> int:
+    name, seeds = arguments
+    tokenizer = real_tokenizer(name)
+    return sum(len(encode_chat(tokenizer, agent(40, seed))) for seed in seeds)
+
+
+def cores(name: str) -> None:
+    seeds = list(range(600))
+    _encode_part((name, seeds[:2]))
+    start = time.perf_counter()
+    tokens = _encode_part((name, seeds))
+    one = time.perf_counter() - start
+    with ProcessPoolExecutor(2) as pool:
+        list(pool.map(_encode_part, [(name, seeds[:2])] * 2))
+        start = time.perf_counter()
+        list(
+            pool.map(_encode_part, [(name, seeds[0::4]), (name, seeds[1::4]), (name, seeds[2::4]), (name, seeds[3::4])])
+        )
+        two = time.perf_counter() - start
+    print(f"{name}: {tokens:,} tokens, one process {one:.2f} s, two {two:.2f} s, {one / two:.2f}x")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["table", "speed", "prefixes", "trl", "cores"])
+    parser.add_argument("--tokenizer", default="qwen2_5", help="a folder of the shared tokenizers")
+    options = parser.parse_args()
+    if options.what == "table":
+        table()
+    else:
+        {"speed": speed, "prefixes": prefixes, "trl": trl, "cores": cores}[options.what](options.tokenizer)
+
+
+if __name__ == "__main__":
+    main()
