@@ -62,9 +62,8 @@ def _append(batches: list[list[Experience]], root: Path) -> None:
         theirs_best = min(theirs_best, time.perf_counter() - start)
     what = f"append in batches of {BATCH}, each synced; wall clock a batch"
     print(row(what, ours_best / len(batches) * 1e3, theirs_best / len(batches) * 1e3, "ms", "≥ 0.5×"))
-    print(
-        f"| turning the journals into parts at the end, wall clock a batch | {close_best / len(batches) * 1e3:.4g} ms | | | |"
-    )
+    closing = close_best / len(batches) * 1e3
+    print(f"| turning the journals into parts at the end, wall clock a batch | {closing:.4g} ms | | | |")
 
 
 def _scan(exps: list[Experience], root: Path) -> None:

@@ -109,7 +109,8 @@ def _narrow(values: Array) -> tuple[int, list[Buffer]]:
         bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
         width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
         if width < size:
-            return width, [(values >> shift).astype(part).view(np.uint8).data for part, shift in _parts(width)]
+            shifted = ((values >> shift if shift else values).astype(part) for part, shift in _parts(width))
+            return width, [part.view(np.uint8).data for part in shifted]
     return size, [values.view(np.uint8).data]
 
 
