@@ -1,0 +1,101 @@
+"""Every reader against records that are broken at random: types swapped, keys removed, nesting changed.
+
+The records are the hand-written fixtures and, where they are there, real traces. Each broken record goes to every
+reader, its own and all the others. Only BadRecord and RecordError may come out, and `matches` always answers.
+"""
+
+import random
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pairwright.errors import RecordError
+from pairwright.sources import READERS
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.files import expand_paths
+from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.reading import Layout, detect, file_units
+
+FIXTURES = Path(__file__).parent / "fixtures"
+READERS_FLAT = [reader for variants in READERS.values() for reader in variants]
+SWAPS: tuple[Any, ...] = (
+    None, True, 0, -1, 2**70, 1.5, float("nan"), float("-inf"), "", "text", "\ud800", "0.5", "[]", '{"a": 1}', [], {}, [[]],
+    [None], {"": None}, [{"role": "user"}], {"type": "message"}, [["a", 1], {"b": []}],
+)  # fmt: skip
+
+
+def places(value: Any, path: tuple = ()) -> list[tuple]:
+    """The paths of all values inside a value, up to a few hundred."""
+    found: list[tuple] = [path]
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in children:
+        if len(found) > 400:
+            break
+        found += places(item, (*path, key))
+    return found
+
+
+def broken(value: Any, draw: random.Random) -> Any:
+    """A copy with one to three random damages."""
+    value = deepcopy(value)
+    for _ in range(draw.randint(1, 3)):
+        path = draw.choice(places(value))
+        if not path:
+            return draw.choice(SWAPS)
+        parent = value
+        for key in path[:-1]:
+            parent = parent[key]
+        damage = draw.randrange(4)
+        if damage == 0:
+            parent[path[-1]] = draw.choice(SWAPS)
+        elif damage == 1:
+            del parent[path[-1]]
+        elif damage == 2:
+            parent[path[-1]] = [parent[path[-1]]]
+        else:
+            parent[path[-1]] = {"nested": parent[path[-1]]}
+    return value
+
+
+def units_of(path: Path, most: int) -> list[Any]:
+    layout = detect(path)
+    if not isinstance(layout, Layout) or layout.shape == "binary":
+        return []
+    return [unit[1] for unit in list(file_units(path, layout))[:most] if not isinstance(unit, Rejected)]
+
+
+def feed(value: Any) -> None:
+    for reader in READERS_FLAT:
+        assert reader.matches(value) in (True, False)
+        try:
+            for found in reader.read(value, Origin("broken.jsonl", 1, 0), Options()):
+                assert found is not None
+        except (BadRecord, RecordError):
+            pass
+
+
+@pytest.mark.parametrize("path", expand_paths([str(FIXTURES)]), ids=lambda path: path.name)
+def test_no_exception_escapes_on_broken_fixtures(path):
+    draw = random.Random(path.name)
+    for value in units_of(path, 3):
+        for _ in range(60):
+            feed(broken(value, draw))
+
+
+def test_no_exception_escapes_on_broken_real_records(traces):
+    draw, num_fed = random.Random(0), 0
+    for path in expand_paths([str(traces)]):
+        if path.stat().st_size > 2_000_000:
+            continue
+        for value in units_of(path, 2):
+            for _ in range(6):
+                feed(broken(value, draw))
+                num_fed += 1
+    assert num_fed > 400
+
+
+def test_values_of_every_type_go_to_every_reader():
+    for value in SWAPS:
+        feed(value)
