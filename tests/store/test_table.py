@@ -61,11 +61,13 @@ while True:
     table.append(exps)
     number += 5
     print(number, flush=True)
+    if number % 35 == 0:
+        table.compact()
 """
 
 
 def test_kill_9_at_any_moment_loses_nothing_and_doubles_nothing(tmp_path):
-    """Twelve times: append until killed, then everything acknowledged is there once, and what is there is whole."""
+    """Twelve times: append and compact until killed, then everything acknowledged is there once, and what is there is whole."""
     folder, draw, acknowledged = tmp_path / "t", random.Random(1), 0
     for _ in range(12):
         child = subprocess.Popen(
