@@ -133,7 +133,8 @@ class _Ingest:
         self._reasons: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Path] = []
-        self._known = np.unique(_digests(uid for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist()))
+        self._known = np.sort(_digests(uid for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist()))
+        self._added: set[bytes] = set()
 
     def add(self, task: ImportTask, result: ImportResult) -> None:
         """Reveal a result's part, without the rows that are there already."""
@@ -161,10 +162,11 @@ class _Ingest:
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
     def _reveal(self, part: Path, digests: Array) -> int:
-        _, first = np.unique(digests, return_index=True)
-        is_new = np.zeros(len(digests), bool)
-        is_new[first] = True
-        is_new &= ~np.isin(digests, self._known)
+        is_new = ~_contains(self._known, digests)
+        for number, digest in enumerate(digests.tolist()):
+            if digest in self._added:
+                is_new[number] = False
+            self._added.add(digest)
         num_old = int((~is_new).sum())
         if num_old < len(digests):
             if num_old:
@@ -173,7 +175,6 @@ class _Ingest:
                 part = hidden_part(self.table.path)
                 write_hidden_part(part, rows.to_batches())
             self.table.add_hidden_part(part)
-            self._known = np.union1d(self._known, digests[is_new])
         else:
             part.unlink()
         return num_old
@@ -202,6 +203,14 @@ class _Ingest:
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
         return ImportSummary(formats=formats, reasons=dict(self._reasons.most_common()), secrets=self._secrets)
+
+
+def _contains(sorted_digests: Array, digests: Array) -> Array:
+    """Which digests are among the sorted ones."""
+    if not len(sorted_digests):
+        return np.zeros(len(digests), bool)
+    places = np.minimum(np.searchsorted(sorted_digests, digests), len(sorted_digests) - 1)
+    return np.asarray(sorted_digests[places] == digests)
 
 
 def _digests(uids: Iterable[str]) -> Array:
