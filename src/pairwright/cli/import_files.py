@@ -1,14 +1,12 @@
 """`pairwright import PATH... -o DIR`."""
 
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -52,7 +50,7 @@ def import_files(
         output = Path("runs") / settings.name / "experience"
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
-    with _Progress() as progress:
+    with Progress("reading", "MB") as progress:
         summary = run_import(
             paths,
             Table(output),
@@ -100,34 +98,3 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
         "replaced": summary.num_replaced,
         "added": summary.total("experiences") - summary.total("already_there"),
     }
-
-
-class _Progress:
-    """A bar in a terminal; in a pipe a plain line every ten seconds."""
-
-    def __enter__(self) -> "_Progress":
-        self._next_line = time.monotonic() + 10
-        self._update: Callable[[int, int], None] | None = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("reading"), BarColumn(), DownloadColumn(), TimeRemainingColumn(),
-                console=Console(stderr=True), transient=True,
-            )  # fmt: skip
-            self._bar.start()
-            task = self._bar.add_task("reading", total=None)
-            self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
-        return self
-
-    def show(self, done: int, total: int) -> None:
-        if self._update is not None:
-            self._update(done, total)
-        elif time.monotonic() >= self._next_line:
-            say(f"read {done / 1e6:,.0f} of {total / 1e6:,.0f} MB")
-            self._next_line = time.monotonic() + 10
-
-    def __exit__(self, *_: object) -> None:
-        if self._update is not None:
-            self._bar.stop()

@@ -11,7 +11,8 @@ import typer
 from typer.exceptions import TyperException
 
 from pairwright import __version__
-from pairwright.cli import config, experience
+from pairwright.cli import config, experience, pairs, tokens
+from pairwright.cli.export import export_pairs
 from pairwright.cli.import_files import import_files
 from pairwright.errors import PairwrightError
 
@@ -24,6 +25,9 @@ app = typer.Typer(
 )
 app.command("import")(import_files)
 app.add_typer(experience.app, name="experience")
+app.add_typer(pairs.app, name="pairs")
+app.command("export")(export_pairs)
+app.add_typer(tokens.app, name="tokens")
 app.add_typer(config.app, name="config")
 
 

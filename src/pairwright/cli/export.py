@@ -1,0 +1,55 @@
+"""`pairwright export PAIRS --to FORMAT -o FILE`."""
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.pairs.exporters import ExportSummary
+
+
+def export_pairs(
+    pairs: Annotated[Path, typer.Argument(help="The folder of a pairs table, or its file.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="Target, such as trl. See docs/exports.md.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; for hf a folder.", show_default=False)],
+    split: Annotated[str, typer.Option(help="Which pairs: train, validation or all.")] = "all",
+    history: Annotated[
+        bool, typer.Option("--history", help="customizer: messages with the full history as prompt.")
+    ] = False,
+    arguments: Annotated[
+        str, typer.Option(help="Arguments of tool calls in chat messages: text (JSON text) or object.")
+    ] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Write pairs for a trainer, and say what became of every pair."""
+    from pairwright.pairs.exporters import EXPORTERS, ExportOptions
+
+    if to not in EXPORTERS:
+        near = difflib.get_close_matches(to, EXPORTERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
+        raise ConfigError(f"--to {to!r}: {hint}")
+    options = ExportOptions(split=split, history=history, arguments=arguments)  # type: ignore[arg-type]
+    if output.exists() and not overwrite:
+        raise PairwrightError(f"{output} exists: replace it with --overwrite, or choose another name")
+    summary = EXPORTERS[to](pairs, output, options)
+    _report(summary, output, as_json=as_json)
+
+
+def _report(summary: "ExportSummary", output: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json({name: getattr(summary, name) for name in summary.__struct_fields__} | {"output": str(output)})
+    else:
+        rows: list[tuple[str, int, str | None]] = [("pairs", summary.pairs, None), ("written", summary.written, None)]
+        rows.append(("rows", summary.rows, None))
+        for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
+            rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
+        print_table(f"exported to {summary.target}", ("what", "pairs", "example"), rows)
+    say(f"{summary.written:,} of {summary.pairs:,} pairs written to {output} ({summary.target})")
+    if summary.pairs and not summary.written:
+        say(f"no pair fits {summary.target}: docs/exports.md says what each target holds")

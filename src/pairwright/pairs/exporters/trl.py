@@ -1,0 +1,65 @@
+"""TRL's preference data: explicit prompt, implicit prompt, and unpaired. Conversational, with tools.
+
+    explicit   {prompt: [...], chosen: [...], rejected: [...], tools: JSON text, score_chosen, score_rejected}
+    implicit   {chosen: [prompt and answer], rejected: [prompt and answer], tools, score_chosen, score_rejected}
+    unpaired   {prompt: [...], completion: [...], label: true or false, tools}, two rows a pair
+
+`tools` is there when any pair has tools, and is JSON text: TRL decodes it, and a list of schemas would come out of
+Arrow with the keys of all of them. The arguments of calls are JSON text too; `--arguments object` writes them as
+objects, for chat templates that encode them again. TRL trains all that follows the prompt, tool results included:
+pairs with several messages a side are noted as `several_messages_a_side`.
+"""
+
+from pairwright.jsontext import encode
+from pairwright.pairs.exporters.chat import Chat, chats_of, note_several_messages, tools_text
+from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
+
+
+def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
+    prompt, chosen, rejected = _checked(row, context)
+    return [
+        b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n'
+        % (prompt.json, chosen.json, rejected.json, _tools(row, context), _scores(row))
+    ]
+
+
+def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, implicit prompt: two conversations. The prompt that TRL extracts is the longest beginning they share."""
+    prompt, chosen, rejected = chats_of(row, context)
+    note_several_messages(context, chosen, rejected)
+    sides = (_joined(prompt, chosen), _joined(prompt, rejected))
+    return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
+
+
+def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, unpaired (KTO): the chosen side labelled true, then the rejected one labelled false.
+
+    A completion is written once for each pair that it is in, so one may appear with both labels.
+    """
+    prompt, chosen, rejected = _checked(row, context)
+    tools = _tools(row, context)
+    return [
+        b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (prompt.json, side.json, label, tools)
+        for side, label in ((chosen, b"true"), (rejected, b"false"))
+    ]
+
+
+def _checked(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:
+    prompt, chosen, rejected = chats_of(row, context)
+    if prompt.last_role in ("system", "developer"):
+        raise Unfit("prompt_ends_with_system_message")
+    note_several_messages(context, chosen, rejected)
+    return prompt, chosen, rejected
+
+
+def _joined(prompt: Chat, side: Chat) -> bytes:
+    return prompt.json[:-1] + b"," + side.json[1:]
+
+
+def _tools(row: PairRow, context: Context) -> bytes:
+    return b',"tools":' + tools_text(row) if context.has_tools else b""
+
+
+def _scores(row: PairRow) -> bytes:
+    return b',"score_chosen":%b,"score_rejected":%b' % (encode(row.chosen_reward), encode(row.rejected_reward))

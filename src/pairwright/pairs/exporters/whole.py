@@ -1,0 +1,40 @@
+"""Pairs whole: one Parquet file, or a Hugging Face dataset on disk, with the columns of the pairs table.
+
+Nothing is refused or left out. Messages, tools and info are JSON text, so that Arrow never unifies shapes across rows.
+"""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.pairs.exporters.stream import ExportOptions, ExportSummary, split_batches, written
+from pairwright.pairs.table import PAIR_SCHEMA
+from pairwright.store.arrow import import_datasets
+
+
+def export_parquet(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+    """One Parquet file that `pairwright` commands read like the pairs table itself."""
+    num_rows = 0
+    with written(output) as hidden, pq.ParquetWriter(hidden, PAIR_SCHEMA, compression="zstd") as writer:
+        for batch in split_batches(pairs, options.split):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+    return ExportSummary(target="parquet", pairs=num_rows, written=num_rows, rows=num_rows)
+
+
+def export_hf(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+    """A folder that `datasets.load_from_disk` opens. The rows go through a file that is mapped, not through memory."""
+    datasets = import_datasets()
+    num_rows = 0
+    with written(output) as hidden:
+        stream = hidden.with_suffix(".arrow")
+        try:
+            with pa.OSFile(str(stream), "wb") as sink, pa.ipc.new_stream(sink, PAIR_SCHEMA) as writer:
+                for batch in split_batches(pairs, options.split):
+                    writer.write_batch(batch)
+                    num_rows += batch.num_rows
+            datasets.Dataset.from_file(str(stream)).save_to_disk(str(hidden))
+        finally:
+            stream.unlink(missing_ok=True)
+    return ExportSummary(target="hf", pairs=num_rows, written=num_rows, rows=num_rows)

@@ -1,0 +1,162 @@
+"""The funnel: how many went in, how many came out, and under which reason each of the others was left.
+
+Three stages: experiences become candidates of groups, groups give pairs or not, pairs are kept or not. In each stage
+what goes in is what comes out plus what was dropped; `close` says so or fails. Reasons are written for people.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import TableError
+
+FILE_NAME = "funnel.json"
+NUM_EXAMPLES = 5
+
+
+class Reason(StrEnum):
+    """Why something is in no pair."""
+
+    REPEATED_RECORD = "the same record again"
+    IS_A_PAIR = "already a pair (use the strategy given)"
+    IS_NO_PAIR = "not a pair (use another strategy)"
+    FAILED = "failed or masked rollout"
+    UNSCORED = "unscored: no reward, NaN or infinite"
+    NO_PROMPT = "no prompt"
+    EMPTY = "empty completion"
+    TRUNCATED = "truncated"
+    REPEATED_CANDIDATE = "the same completion with the same reward again"
+    DIFFERENT_PROMPTS = "no other candidate with an equal prompt"
+    SINGLE = "single candidate"
+    TOO_FEW = "fewer candidates than the minimum"
+    TIED = "tied rewards"
+    BELOW_GAP = "below the minimum gap"
+    ABOVE_GAP = "above the maximum gap"
+    IDENTICAL = "identical completions"
+    NOT_PICKED = "not picked by the strategy"
+    GROUP_CAP = "beyond the largest gaps of the group"
+    NOT_HIGH = "no candidate above the high threshold"
+    NOT_LOW = "no candidate below the low threshold"
+    ENVIRONMENT = "first difference not written by the model"
+    PREFIX = "one run is the beginning of the other"
+    OPPOSITE = "rewards say the opposite of the given order"
+    NO_VOTE = "no vote"
+    UNUSABLE_VOTE = "vote on an experience that cannot be used"
+    AGREES = "the student agrees with the teachers"
+    NO_TEACHER = "no teacher answered at this prompt"
+    TEACHERS_DISAGREE = "too few teachers agree"
+    DUPLICATE = "duplicate pair"
+    NEAR_DUPLICATE = "near-duplicate pair"
+    CONTRADICTION = "contradiction: the opposite was also seen"
+    CURRICULUM = "beyond the share of the curriculum"
+    TASK_CAP = "beyond the maximum of the task"
+    LENGTH = "length balance"
+    SAMPLED = "not in the sample"
+
+
+@dataclass
+class Drop:
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Stage:
+    """One step of the funnel; `unit` is what is counted."""
+
+    unit: str
+    num_in: int
+    drops: dict[str, Drop] = field(default_factory=dict)
+    num_out: int | None = None
+
+    def drop(self, reason: Reason, count: int, examples: Iterable[str] = ()) -> None:
+        """Count what was dropped; the first few ids are kept as examples."""
+        if count == 0:
+            return
+        found = self.drops.setdefault(reason.value, Drop())
+        found.count += count
+        for example in examples:
+            if len(found.examples) >= NUM_EXAMPLES:
+                break
+            found.examples.append(example)
+
+    def close(self, num_out: int) -> None:
+        dropped = sum(drop.count for drop in self.drops.values())
+        assert self.num_in == dropped + num_out, f"{self.unit}: {self.num_in} in, {dropped} dropped, {num_out} out"
+        self.num_out = num_out
+
+
+@dataclass
+class Funnel:
+    """All stages of one build, in order."""
+
+    stages: list[Stage] = field(default_factory=list)
+    hint: str | None = None
+
+    def stage(self, unit: str, num_in: int) -> Stage:
+        stage = Stage(unit, num_in)
+        self.stages.append(stage)
+        return stage
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stages": [
+                {
+                    "unit": stage.unit,
+                    "in": stage.num_in,
+                    "drops": [
+                        {"reason": reason, "count": drop.count, "examples": drop.examples}
+                        for reason, drop in stage.drops.items()
+                    ],
+                    "out": stage.num_out,
+                }
+                for stage in self.stages
+            ],
+            "hint": self.hint,
+        }
+
+    def rows(self) -> list[tuple[str, str, int]]:
+        """For the terminal: stage, what happened, how many."""
+        rows: list[tuple[str, str, int]] = []
+        for stage in self.stages:
+            rows.append((stage.unit, "in", stage.num_in))
+            rows += [(stage.unit, reason, -drop.count) for reason, drop in stage.drops.items()]
+            rows.append((stage.unit, "out", stage.num_out or 0))
+        return rows
+
+    def line(self) -> str:
+        """In one line: `412 groups → 96 tied rewards → ... → 285 pairs`."""
+        parts: list[str] = []
+        for stage in self.stages:
+            parts.append(f"{stage.num_in:,} {stage.unit}")
+            parts += [f"{drop.count:,} {reason}" for reason, drop in stage.drops.items()]
+        parts.append(f"{(self.stages[-1].num_out or 0) if self.stages else 0:,} kept")
+        return " → ".join(parts)
+
+
+def read_funnel(folder: Path) -> dict[str, Any]:
+    """The funnel of a pairs folder."""
+    path = folder / FILE_NAME
+    try:
+        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise TableError(
+            f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
+        ) from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TableError(f"{path}: cannot be read: {error}") from error
+    return found
+
+
+def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
+    """The rows of a funnel that was read back."""
+    rows: list[tuple[str, str, int]] = []
+    for stage in found.get("stages", []):
+        rows.append((stage["unit"], "in", stage["in"]))
+        rows += [(stage["unit"], drop["reason"], -drop["count"]) for drop in stage["drops"]]
+        rows.append((stage["unit"], "out", stage["out"]))
+    return rows

@@ -1,0 +1,132 @@
+"""What can be asked of pair building: one frozen record, checked when it is built. Its defaults are the safe ones."""
+
+import math
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from pairwright.errors import ConfigError
+
+STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
+_CHOICES = {
+    "strategy": STRATEGY_NAMES,
+    "weight": ("one", "gap", "chosen"),
+    "contradictions": ("drop", "majority", "keep"),
+    "balance_by": ("drop", "reweight"),
+    "curriculum": ("none", "easy-first", "hard-first"),
+    "teacher_choice": ("majority", "best"),
+}
+_AT_LEAST = {
+    "min_candidates": 2, "max_pairs_per_group": 1, "max_pairs_per_task": 1, "max_pairs": 1, "max_per_chosen": 1,
+    "min_teachers": 1, "seed": 0, "memory_megabytes": 16,
+}  # fmt: skip
+_SHARES = ("validation", "near_duplicates", "curriculum_share")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A reward, or a quantile of the rewards: `0.7`, `q0.8`."""
+
+    value: float
+    is_quantile: bool = False
+
+    @classmethod
+    def parse(cls, text: "str | float | Threshold", name: str) -> "Threshold":
+        if isinstance(text, Threshold):
+            return text
+        match = re.fullmatch(r"(q?)([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", str(text).strip().lower())
+        try:
+            value = float(match[2]) if match else math.nan
+        except ValueError:
+            value = math.nan
+        if match is None or not math.isfinite(value) or (match[1] and not 0 <= value <= 1):
+            raise ConfigError(f"{name}: got {text!r}, expected a reward such as 0.7 or a quantile such as q0.8")
+        return cls(value, bool(match[1]))
+
+    def __str__(self) -> str:
+        return f"{'q' if self.is_quantile else ''}{self.value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOptions:
+    """How pairs are built. None means: no limit."""
+
+    strategy: str = "all"
+    min_gap: float = 0.0
+    """The least difference of rewards; a tie is never a pair, whatever this is."""
+    max_gap: float | None = None
+    min_candidates: int = 2
+    max_pairs_per_group: int | None = None
+    max_pairs_per_task: int | None = None
+    max_pairs: int | None = None
+    """Seeded sample of this many pairs."""
+    weight: str = "one"
+    high: Threshold = Threshold(0.7)
+    low: Threshold = Threshold(0.4)
+    across_groups: bool = False
+    """Stratified only: allow different prompts in a pair; such pairs are marked."""
+    max_per_chosen: int = 1
+    dedupe: bool = True
+    near_duplicates: float | None = None
+    """Drop a pair whose text is at least this similar (estimated Jaccard) to one that was kept."""
+    contradictions: str = "drop"
+    drop_truncated: bool = False
+    keep_masked: bool = False
+    length_balance: float | None = None
+    """Bound on the length effect size (mean over standard deviation of the differences of lengths)."""
+    balance_by: str = "drop"
+    validation: float = 0.0
+    """Share of the groups that goes to the validation split."""
+    curriculum: str = "none"
+    curriculum_share: float | None = None
+    """Keep the first of the tasks in curriculum order, as a share of them."""
+    tree: bool = False
+    """Divergence only: compare sibling branches by the mean reward below them, not runs one by one."""
+    environment_divergence: bool = False
+    """Divergence only: also pair runs whose first difference the model did not write; such pairs are marked."""
+    teachers: tuple[Path, ...] = ()
+    min_teachers: int | None = None
+    """How many teachers must agree; by default more than half of those that answered."""
+    teacher_choice: str = "majority"
+    votes: Path | None = None
+    seed: int = 0
+    memory_megabytes: int = 1024
+    """About how much text is held at once while pairs are written."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}: got {getattr(self, name)!r}, expected one of {', '.join(choices)}")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                raise ConfigError(f"{name}: got {value!r}, expected an integer of at least {least}")
+        for name in _SHARES:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ConfigError(f"{name}: got {value!r}, expected a share from 0 to 1")
+        if not (math.isfinite(self.min_gap) and self.min_gap >= 0):
+            raise ConfigError(f"min_gap: got {self.min_gap!r}, expected a finite number of at least 0")
+        if self.max_gap is not None and not self.max_gap >= max(self.min_gap, 0):
+            raise ConfigError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
+        if self.length_balance is not None and not self.length_balance > 0:
+            raise ConfigError(f"length_balance: got {self.length_balance!r}, expected a bound above 0")
+        if self.across_groups and self.strategy != "stratified":
+            raise ConfigError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.strategy == "teachers" and not self.teachers:
+            raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
+
+    def as_json(self) -> dict[str, Any]:
+        """What was asked for, for funnel.json; paths by name, since where they lie is no part of the result."""
+        shown: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Threshold):
+                value = str(value)
+            elif isinstance(value, Path):
+                value = value.name
+            elif isinstance(value, tuple):
+                value = [path.name for path in value]
+            shown[field.name] = value
+        return shown

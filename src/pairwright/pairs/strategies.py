@@ -1,0 +1,66 @@
+"""The strategies by name: each turns the rows of a build into drafts, and counts what it leaves."""
+
+from collections.abc import Callable
+
+import polars as pl
+
+from pairwright.pairs.all_pairs import all_pairs
+from pairwright.pairs.best_worst import best_worst_pairs
+from pairwright.pairs.candidates import Candidates, candidates_of, grouped
+from pairwright.pairs.divergence import plan_divergence
+from pairwright.pairs.drafts import drafts_of
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.gap_funnel import count_group_pairs, count_groups
+from pairwright.pairs.given import plan_given
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.pairing import RowPairs
+from pairwright.pairs.stratified import across_groups_pairs, stratified_pairs
+from pairwright.pairs.teachers import plan_teachers
+from pairwright.pairs.work import Work
+
+Planner = Callable[[Work], pl.DataFrame]
+
+
+def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
+    """A strategy that picks pairs of rows inside groups."""
+
+    def plan(work: Work) -> pl.DataFrame:
+        work.rows = grouped(work.rows, work.options)
+        work.close_experiences()
+        candidates = work.candidates = candidates_of(work.rows)
+        pairs = pick(candidates, work.options)
+        giving = count_groups(candidates, pairs, work.options, work.funnel)
+        count_group_pairs(giving, len(pairs.chosen), work.options, work.funnel)
+        return drafts_of(candidates, pairs)
+
+    return plan
+
+
+def plan_stratified(work: Work) -> pl.DataFrame:
+    """High against low, inside groups unless asked for otherwise."""
+    if not work.options.across_groups:
+        return in_groups(stratified_pairs)(work)
+    work.close_experiences()
+    candidates = work.candidates = candidates_of(work.rows)
+    dealt = across_groups_pairs(candidates, work.options)
+    work.funnel.stage("pairs", len(dealt.chosen))
+    drafts = drafts_of(candidates, dealt)
+    gap, options = pl.col("gap"), work.options
+    for reason, bad in (
+        (Reason.TIED, gap <= 0),
+        (Reason.BELOW_GAP, gap < options.min_gap),
+        (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
+        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
+    ):
+        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+    return drafts
+
+
+STRATEGIES: dict[str, Planner] = {
+    "all": in_groups(all_pairs),
+    "best-worst": in_groups(best_worst_pairs),
+    "stratified": plan_stratified,
+    "divergence": plan_divergence,
+    "teachers": plan_teachers,
+    "given": plan_given,
+}

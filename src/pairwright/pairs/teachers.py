@@ -1,0 +1,106 @@
+"""Strategy `teachers`: at a student's recorded states, what teachers agree on against what the student did.
+
+A teacher's answer belongs to a state by its prompt hash. A teacher is a table, or a model where a table holds several.
+The chosen answer is the one most teachers gave (or the best-scored one); it needs `min_teachers` behind it, by default
+more than half of those that answered. A student that gave the same answer gives no pair. Rewards are the shares of the
+teachers that gave the chosen and the student's answer.
+"""
+
+from collections.abc import Iterable
+
+import polars as pl
+
+from pairwright.pairs.candidates import read_rows, with_reasons
+from pairwright.pairs.drafts import finished, no_drafts
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.work import Work
+from pairwright.store.table import Table
+
+
+def plan_teachers(work: Work) -> pl.DataFrame:
+    """Drafts of all states at which teachers answered."""
+    options = work.options
+    unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
+    work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
+    answers = _answers(work.tables[-len(options.teachers) :], options)
+    asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
+    work.rows = work.rows.with_columns(
+        reason=pl.when(pl.col("reason").is_null() & asked.not_())
+        .then(pl.lit(Reason.NO_TEACHER.value))
+        .otherwise("reason")
+    )
+    work.close_experiences()
+    students = work.rows.filter(pl.col("reason").is_null()).sort("tid", "step", "prompt_hash", "uid")
+    work.funnel.stage("pairs", students.height)
+    if not students.height:
+        return no_drafts()
+    return _judged(_drafts(students, answers), options, work)
+
+
+def _answers(tables: Iterable[Table], options: PairOptions) -> pl.DataFrame:
+    """One row for each answer at each state: how many teachers gave it, out of how many, and the favourite."""
+    # Table by table: two teachers that say the same have two voices, even where their records have one id.
+    several = [with_reasons(read_rows([table]), options) for table in tables]
+    rows = pl.concat([rows.with_columns(table=pl.lit(number, pl.UInt32)) for number, rows in enumerate(several)])
+    usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
+    rows = rows.filter(usable).with_columns(teacher=pl.struct("table", "model_version"))
+    # A teacher that answered more than once has one voice: its best-scored answer, then the first by id.
+    rows = rows.sort("reward", "uid", descending=[True, False], nulls_last=True)
+    rows = rows.unique(["prompt_hash", "teacher"], keep="first", maintain_order=True)
+    answers = rows.group_by("prompt_hash", "completion_hash", maintain_order=True).agg(
+        pl.len().alias("num_votes"),
+        pl.col("uid").sort().first().alias("teacher_uid"),
+        pl.col("num_characters").sort_by("uid").first().alias("num_teacher_characters"),
+        pl.col("reward").max().alias("score"),
+    )
+    order = ["score", "num_votes"] if options.teacher_choice == "best" else ["num_votes", "score"]
+    answers = answers.sort(*order, "completion_hash", descending=[True, True, False], nulls_last=True)
+    return answers.with_columns(
+        num_teachers=pl.col("num_votes").sum().over("prompt_hash"),
+        place=pl.int_range(pl.len()).over("prompt_hash"),
+    )
+
+
+def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+    favourites = answers.filter(pl.col("place") == 0)
+    own = answers.select("prompt_hash", "completion_hash", num_own="num_votes")
+    joined = students.join(
+        favourites.rename({"completion_hash": "teacher_hash"}), on="prompt_hash", how="left", maintain_order="left"
+    ).join(own, on=["prompt_hash", "completion_hash"], how="left", maintain_order="left")
+    share, own_share = (
+        pl.col("num_votes") / pl.col("num_teachers"),
+        pl.col("num_own").fill_null(0) / pl.col("num_teachers"),
+    )
+    return finished(
+        joined.select(
+            "tid", "task", "step", "prompt_hash",
+            group=pl.struct("tid", "step", "prompt_hash").rle_id(),
+            chosen_hash="teacher_hash",
+            rejected_hash="completion_hash",
+            chosen_uid="teacher_uid",
+            rejected_uid="uid",
+            chosen_reward=share,
+            rejected_reward=own_share,
+            gap=(pl.col("num_votes") - pl.col("num_own").fill_null(0)) / pl.col("num_teachers"),
+            num_chosen_characters="num_teacher_characters",
+            num_rejected_characters="num_characters",
+        )
+    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])  # fmt: skip
+
+
+def _judged(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:
+    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
+    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
+    if options.min_teachers is None and options.teacher_choice == "best":
+        enough = pl.lit(True)
+    checks = [
+        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        (Reason.TEACHERS_DISAGREE, ~enough),
+        (Reason.TIED, pl.col("gap") <= 0),
+        (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
+        (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
+    ]
+    for reason, bad in checks:
+        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+    return drafts.drop("num_votes", "num_teachers")

@@ -1,0 +1,181 @@
+"""Conversations to sequences: one render, one encode, the mask by provenance.
+
+Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
+model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
+Where that cannot be had, a Refusal names the turn and the reason.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.messages import Json, Message
+from pairwright.tokens.adapt import adapted_chat
+from pairwright.tokens.marks import Chat, plain_chat
+from pairwright.tokens.owned import CALL, CALL_ID, REASONING
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.regions import Located, Region, locate
+from pairwright.tokens.render import Rendered
+from pairwright.tokens.sequence import Paint, Report, Sequence
+from pairwright.tokens.spelling import Encoded, encode_text
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+
+ControlTokens = Literal["keep", "escape", "refuse"]
+Messages = Items[Message] | Items[Mapping[str, Any]]
+Ints = NDArray[np.int64]
+
+_PAINT_OF_ROLE = {"system": Paint.SYSTEM, "developer": Paint.SYSTEM, "user": Paint.USER, "assistant": Paint.ASSISTANT}
+
+
+def encode_chat(
+    tokenizer: Any,
+    messages: Messages,
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    boundaries: Literal["whole", "split"] = "whole",
+    control_tokens: ControlTokens = "keep",
+    require_stop: bool = True,
+) -> Sequence:
+    """A conversation as one sequence.
+
+    tokenizer       a ChatTokenizer, a model's folder, or a transformers fast tokenizer
+    messages        records, or chat dicts, which the template gets as they are
+    train_from      turns before this message are context
+    boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
+                    merge across the start of a turn, encode both sides apart, as inference did
+    control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
+    """
+    ready = chat_tokenizer(tokenizer)
+    schemas = ready.schemas(tools)
+    chat, generated = prepared(ready, messages, schemas)
+    turns = [index for index in generated if index >= train_from]
+    located = locate(ready, chat, schemas, turns, require_stop=require_stop)
+    return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+
+
+def prepared(tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None) -> tuple[Chat, list[int]]:
+    """Messages in the form that the template takes, and which of them the model generated."""
+    if not messages:
+        raise Refusal("not_generated", "a conversation without messages")
+    records = [message for message in messages if isinstance(message, Message)]
+    if len(records) == len(messages):
+        chat = adapted_chat(tokenizer, records, tools)
+        return chat, [index for index, record in enumerate(records) if record.is_generated]
+    chat = plain_chat([message for message in messages if not isinstance(message, Message)])
+    if len(chat) != len(messages):
+        raise Refusal("not_generated", "messages are either all records or all dicts")
+    return chat, [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+
+
+def encode_located(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    *,
+    boundaries: Literal["whole", "split"] = "whole",
+    control_tokens: ControlTokens = "keep",
+) -> Sequence:
+    """Encode a conversation whose regions are known."""
+    rendered, regions = located.rendered, located.regions
+    encoded, num_controls = encode_text(tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens)
+    mask, message_index, paint = painted(encoded, rendered, regions, chat)
+    report = checked_report(tokenizer, tools, encoded, located, num_controls=num_controls)
+    return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
+
+
+def checked_report(
+    tokenizer: ChatTokenizer, tools: list[Json] | None, encoded: Encoded, located: Located, *, num_controls: int = 0
+) -> Report:
+    """What there is to say about a sequence, after the last checks on its tokens."""
+    regions = located.regions
+    merged = _check_tokens(tokenizer, encoded, located.rendered, regions)
+    return Report(
+        template=tokenizer.renderer(tools).hash,
+        num_turns=len(regions),
+        dropped=located.dropped,
+        rewritten=located.rewritten,
+        merged=merged,
+        unstopped=tuple(region.message for region in regions if region.stop is None),
+        stops=tuple(sorted({region.stop for region in regions if region.stop is not None})),
+        control_tokens=num_controls,
+        probed=located.probed,
+        split=encoded.is_split,
+    )
+
+
+def painted(
+    encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat
+) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
+    """Mask, message and paint of every token, by where its text comes from."""
+    starts, ends = encoded.starts, encoded.ends
+    pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
+    message_index = np.full(len(starts), -1, dtype=np.int32)
+    paint = np.zeros(len(starts), dtype=np.int8)
+    if pieces:
+        edges = np.array([(piece.start, piece.end, piece.message, piece.field) for piece in pieces], dtype=np.int64)
+        found = np.searchsorted(edges[:, 0], np.maximum(ends, starts + 1) - 1, side="right") - 1
+        inside = (found >= 0) & (starts < edges[found, 1])
+        message_index[inside] = edges[found[inside], 2]
+        roles = np.array([_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat], dtype=np.int8)
+        paint[inside] = roles[message_index[inside]]
+        fields = np.where(inside, edges[found, 3], -1)
+    else:
+        fields = np.full(len(starts), -1)
+    mask = np.zeros(len(starts), dtype=bool)
+    lows, highs = spans_of(encoded, regions)
+    for region, low, high in zip(regions, lows.tolist(), highs.tolist(), strict=True):
+        mask[low:high] = True
+        message_index[low:high] = region.message
+    paint[mask] = Paint.GENERATED
+    paint[mask & ((fields == CALL) | (fields == CALL_ID))] = Paint.CALL
+    paint[mask & (fields == REASONING)] = Paint.REASONING
+    stopped = np.array([region.stop is not None for region in regions], dtype=bool) & (highs > lows)
+    paint[highs[stopped] - 1] = Paint.STOP
+    return mask, message_index, paint
+
+
+def spans_of(encoded: Encoded, regions: list[Region]) -> tuple[Ints, Ints]:
+    """The tokens that overlap each region, as [low, high).
+
+    A control token that began before the region and only swallowed white space of it is not one of them.
+    """
+    edges = np.array([(region.start, region.end) for region in regions], dtype=np.int32).reshape(-1, 2)
+    lows = np.searchsorted(encoded.reach, edges[:, 0], side="right")
+    highs = np.searchsorted(encoded.starts, edges[:, 1], side="left")
+    size = len(encoded.ids)
+    first = np.minimum(lows, max(size - 1, 0))
+    if size:
+        lows = lows + ((lows < highs) & (encoded.starts[first] < edges[:, 0]) & encoded.is_control[first])
+    return lows, np.maximum(lows, highs)
+
+
+def _check_tokens(tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region]) -> int:
+    """Count tokens that begin before a turn; refuse those that hold text of another message, and a stop that is not
+    a token of its own."""
+    lows, highs = spans_of(encoded, regions)
+    merged = 0
+    firsts: list[int] = []
+    for region, low, high in zip(regions, lows.tolist(), highs.tolist(), strict=True):
+        if region.stop is not None and (low == high or encoded.ids[high - 1] != tokenizer.added[region.stop]):
+            raise Refusal("no_stop", f"the stop {region.stop!r} is not a token of its own", message=region.message)
+        if low == high:
+            continue
+        outside = []
+        if encoded.starts[low] < region.start:
+            merged += 1
+            outside.append((int(encoded.starts[low]), region.start))
+        if encoded.ends[high - 1] > region.end:
+            outside.append((region.end, int(encoded.ends[high - 1])))
+        for below, above in outside:
+            firsts = firsts or [piece.start for piece in rendered.pieces]
+            for piece in rendered.pieces[max(bisect_left(firsts, below) - 1, 0) : bisect_left(firsts, above)]:
+                if piece.end > below and piece.start < piece.end and piece.message != region.message:
+                    detail = f"a token also holds text of message {piece.message}"
+                    raise Refusal("foreign_text", detail, message=region.message)
+    return merged

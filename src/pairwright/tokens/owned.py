@@ -1,0 +1,271 @@
+"""Text that knows who wrote it: a `str` that carries runs of (length, owner) through what templates do to strings.
+
+Invariants: the lengths of the runs add up to the length of the text; the text of every result equals what plain `str`
+gives. An owner is `message * FIELDS + field`, TEMPLATE is text that no message owns. Empty text keeps a run of length
+zero, so that an empty message still has a position.
+
+>>> text = "<user>" + owned("  hi ", 8).strip() + "</user>"
+>>> text, runs_of(text)
+('<user>hi</user>', ((6, -1), (2, 8), (7, -1)))
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, SupportsIndex
+
+Run = tuple[int, int]
+Runs = tuple[Run, ...]
+
+TEMPLATE = -1
+FIELDS = 8
+CONTENT, REASONING, CALL, CALL_ID, NAME, OTHER = range(6)
+
+
+def owned(text: str, owner: int) -> "Owned":
+    """Text that belongs to one owner."""
+    return _with(text, ((len(text), owner),))
+
+
+def runs_of(text: str) -> Runs:
+    return text._runs if isinstance(text, Owned) else ((len(text), TEMPLATE),)
+
+
+def _with(text: str, runs: Runs) -> "Owned":
+    result = str.__new__(Owned, text)
+    result._runs = runs
+    return result
+
+
+def join(parts: Iterable[str]) -> str:
+    """Concatenate, keeping every run; a plain `str` where no part is owned."""
+    parts = list(parts)
+    text = "".join(parts)
+    runs: list[Run] = []
+    plain = True
+    for part in parts:
+        if type(part) is Owned:
+            plain = False
+            runs.extend(part._runs)
+        elif part:
+            runs.append((len(part), TEMPLATE))
+    return text if plain else _with(text, tuple(runs))
+
+
+def join_with(separator: str, parts: Iterable[Any]) -> str:
+    """`separator.join(parts)` with provenance."""
+    pieces: list[str] = []
+    for part in parts:
+        if not isinstance(part, str):
+            raise TypeError(f"sequence item {len(pieces)}: expected str instance, {type(part).__name__} found")
+        if pieces:
+            pieces.append(separator)
+        pieces.append(part)
+    return join(pieces)
+
+
+def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
+    """`text.replace(old, new, count)` with provenance."""
+    limit = count.__index__()
+    if not any(isinstance(part, Owned) for part in (text, new)):
+        return str.replace(text, old, new, limit)
+    plain, pieces, position, done = str.__str__(text), [], 0, 0
+    while limit < 0 or done < limit:
+        found = plain.find(old, position + (1 if not old and done else 0))
+        if found < 0 or (not old and found > len(plain)):
+            break
+        pieces += [text[position:found], new]
+        position, done = found + len(old), done + 1
+    return join([*pieces, text[position:]])
+
+
+def _cut(runs: Runs, start: int, stop: int) -> Runs:
+    """The runs of `text[start:stop]`; at least one run, of length zero if nothing is left."""
+    kept: list[Run] = []
+    position, last = 0, TEMPLATE
+    for length, owner in runs:
+        low, high = max(start, position), min(stop, position + length)
+        if low < high or (length == 0 and start <= position <= stop):
+            kept.append((high - low, owner))
+        if position <= start:
+            last = owner
+        position += length
+    return tuple(kept) or ((0, last),)
+
+
+def _padded(text: "Owned", result: str) -> "Owned":
+    """The text with fill characters around it."""
+    before = result.find(str.__str__(text))
+    after = len(result) - before - len(text)
+    return _with(result, (((before, TEMPLATE),) if before else ()) + text._runs + ((after, TEMPLATE),) * bool(after))
+
+
+class Owned(str):
+    """See the module. Built by `owned`; `Owned(text)` is template text."""
+
+    __slots__ = ("_runs",)
+    _runs: Runs
+
+    def __new__(cls, text: object = "") -> "Owned":
+        plain = str(text)
+        return _with(plain, runs_of(plain))
+
+    def __str__(self) -> str:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_with, (str.__str__(self), self._runs))
+
+    def __add__(self, other: str) -> str:
+        text = str.__add__(self, other)
+        return _with(text, self._runs + (other._runs if type(other) is Owned else ((len(other), TEMPLATE),)))
+
+    def __radd__(self, other: str) -> str:
+        if not isinstance(other, str):
+            return NotImplemented
+        return _with(str.__add__(other, self), ((len(other), TEMPLATE), *self._runs))
+
+    def __mul__(self, count: SupportsIndex) -> str:
+        return _with(str.__mul__(self, count), self._runs * max(count.__index__(), 0) or ((0, self._runs[0][1]),))
+
+    __rmul__ = __mul__
+
+    def __getitem__(self, key: SupportsIndex | slice) -> str:
+        text = str.__getitem__(self, key)
+        if len(self._runs) == 1:
+            return _with(text, ((len(text), self._runs[0][1]),))
+        if not isinstance(key, slice):
+            position = key.__index__() % len(self)
+            return _with(text, tuple(run for run in _cut(self._runs, position, position + 1) if run[0]))
+        start, stop, step = key.indices(len(self))
+        if step == 1:
+            return _with(text, _cut(self._runs, start, max(start, stop)))
+        owners = [owner for length, owner in self._runs for _ in range(length)]
+        return _with(text, tuple((1, owner) for owner in owners[key]) or ((0, TEMPLATE),))
+
+    def __iter__(self) -> Iterator[str]:
+        for position in range(len(self)):
+            yield self[position]
+
+    def __format__(self, spec: str) -> str:
+        result = str.__format__(self, spec)
+        return self if result == self else result
+
+    def lstrip(self, chars: str | None = None, /) -> str:
+        text = str.lstrip(self, chars)
+        return self if len(text) == len(self) else self[len(self) - len(text) :]
+
+    def rstrip(self, chars: str | None = None, /) -> str:
+        text = str.rstrip(self, chars)
+        return self if len(text) == len(self) else self[: len(text)]
+
+    def strip(self, chars: str | None = None, /) -> str:
+        return self.lstrip(chars).rstrip(chars)
+
+    def removeprefix(self, prefix: str, /) -> str:
+        return self[len(prefix) :] if prefix and self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> str:
+        return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
+
+    def _pieces(self, plain: Iterable[str], *, from_end: bool = False) -> list[str]:
+        """Find parts that `str` cut out, in order, and give them their runs."""
+        pieces: list[str] = []
+        if from_end:
+            position = len(self)
+            for part in reversed(list(plain)):
+                start = str.rfind(self, part, 0, position)
+                pieces.append(self[start : start + len(part)])
+                position = start
+            return pieces[::-1]
+        position = 0
+        for part in plain:
+            start = str.find(self, part, position)
+            pieces.append(self[start : start + len(part)])
+            position = start + len(part)
+        return pieces
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._split(str.split(self, sep, maxsplit), sep)
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
+        return self._split(str.rsplit(self, sep, maxsplit), sep)
+
+    def _split(self, parts: list[str], sep: str | None) -> list[str]:
+        if sep is None:
+            return self._pieces(parts)
+        pieces, position = [], 0
+        for part in parts:
+            pieces.append(self[position : position + len(part)])
+            position += len(part) + len(sep)
+        return pieces
+
+    def splitlines(self, keepends: bool = False) -> list[str]:
+        pieces, position = [], 0
+        for part, whole in zip(str.splitlines(self, keepends), str.splitlines(self, True), strict=True):
+            pieces.append(self[position : position + len(part)])
+            position += len(whole)
+        return pieces
+
+    def partition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, _ = str.partition(self, sep)
+        cut = len(before)
+        return self[:cut], self[cut : cut + len(middle)], self[cut + len(middle) :]
+
+    def rpartition(self, sep: str, /) -> tuple[str, str, str]:
+        before, middle, _ = str.rpartition(self, sep)
+        cut = len(before)
+        return self[:cut], self[cut : cut + len(middle)], self[cut + len(middle) :]
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
+        return replace(self, old, new, count)
+
+    def join(self, parts: Iterable[Any], /) -> str:
+        return join_with(self, parts)
+
+    def _mapped(self, result: str, character: Callable[[str], str]) -> str:
+        """A change of case: one character may become several."""
+        if len(self._runs) == 1:
+            return _with(result, ((len(result), self._runs[0][1]),))
+        if len(result) == len(self):
+            return _with(result, self._runs)
+        runs, position, plain = [], 0, str.__str__(self)
+        for length, owner in self._runs:
+            runs.append((sum(len(character(char)) for char in plain[position : position + length]), owner))
+            position += length
+        return _with(result, tuple(runs)) if sum(run[0] for run in runs) == len(result) else result
+
+    def lower(self) -> str:
+        return self._mapped(str.lower(self), str.lower)
+
+    def upper(self) -> str:
+        return self._mapped(str.upper(self), str.upper)
+
+    def casefold(self) -> str:
+        return self._mapped(str.casefold(self), str.casefold)
+
+    def swapcase(self) -> str:
+        return self._mapped(str.swapcase(self), str.swapcase)
+
+    def title(self) -> str:
+        return self._mapped(str.title(self), str.title)
+
+    def capitalize(self) -> str:
+        return self._mapped(str.capitalize(self), str.capitalize)
+
+    def translate(self, table: Any, /) -> str:
+        return self._mapped(str.translate(self, table), lambda char: str.translate(char, table))
+
+    def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
+        return self._mapped(str.expandtabs(self, tabsize), lambda char: char)
+
+    def center(self, width: SupportsIndex, fill: str = " ", /) -> str:
+        return _padded(self, str.center(self, width, fill))
+
+    def ljust(self, width: SupportsIndex, fill: str = " ", /) -> str:
+        return _padded(self, str.ljust(self, width, fill))
+
+    def rjust(self, width: SupportsIndex, fill: str = " ", /) -> str:
+        return _padded(self, str.rjust(self, width, fill))
+
+    def zfill(self, width: SupportsIndex, /) -> str:
+        result = str.zfill(self, width)
+        return self if len(result) == len(self) else _with(result, ((len(result), self._runs[0][1]),))

@@ -1,0 +1,65 @@
+"""Why a conversation is not turned into a sequence: always an error that names the turn and the reason.
+
+TokensError            anything of this package that the user can act on
+├── TemplateError      the template cannot be compiled, raised an error, or broke its limits
+│   └── TemplateLimit  it ran or allocated beyond what a template may
+└── Refusal            no exact mask exists for this conversation: reason, message index, what to do
+"""
+
+from typing import Literal
+
+from pairwright.errors import PairwrightError
+
+Reason = Literal[
+    "template_error",  # the template raised, or the prompt before the turn cannot be rendered
+    "context_differs",  # what stands before the turn is not what inference would have been given
+    "history_rewritten",  # the turn itself is rendered differently once later turns follow
+    "prompt_not_continued",  # the rendered turn does not start with the generation prompt
+    "no_stop",  # no stop token follows the turn
+    "not_located",  # the turn's text could not be found by provenance
+    "foreign_text",  # a token of the turn also holds text of another message
+    "control_tokens",  # a message contains control tokens and they are to be refused
+    "text_differs",  # the render with provenance is not the plain render
+    "recorded_ids",  # recorded token ids do not fit the conversation
+    "too_long",  # does not fit, and the rule is to drop
+    "not_generated",  # there is nothing to train on
+    "prompts_differ",  # the two sides of a pair do not continue one prompt
+]
+
+_WAY_OUT = {
+    "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
+    "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
+    "no_stop": "pass require_stop=False to train without a stop token",
+    "control_tokens": "pass control_tokens='escape' to encode them as text",
+}
+
+
+class TokensError(PairwrightError, ValueError):
+    pass
+
+
+class TemplateError(TokensError):
+    pass
+
+
+class TemplateLimit(TemplateError):
+    pass
+
+
+class Refusal(TokensError):
+    """No exact mask exists; `message` is the index of the turn, or None where it concerns the whole conversation."""
+
+    def __init__(self, reason: Reason, detail: str, *, message: int | None = None) -> None:
+        self.reason = reason
+        self.message = message
+        self.detail = detail
+        where = "" if message is None else f"message {message}: "
+        way_out = f" ({_WAY_OUT[reason]})" if reason in _WAY_OUT else ""
+        super().__init__(f"{where}{reason}: {detail}{way_out}")
+
+    def __reduce__(self) -> tuple[object, ...]:  # keyword arguments survive a process boundary
+        return (_refusal, (self.reason, self.detail, self.message))
+
+
+def _refusal(reason: Reason, detail: str, message: int | None) -> Refusal:
+    return Refusal(reason, detail, message=message)

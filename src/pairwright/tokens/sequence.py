@@ -1,0 +1,105 @@
+"""Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import force_setattr
+
+from pairwright.arrays import Array, as_array, same_array
+from pairwright.errors import RecordError
+
+
+class Paint(IntEnum):
+    """What a token is, for showing it."""
+
+    TEMPLATE = 0
+    SYSTEM = 1
+    USER = 2
+    TOOL = 3
+    ASSISTANT = 4  # an assistant's turn that is not trained
+    GENERATED = 5
+    REASONING = 6
+    CALL = 7
+    STOP = 8
+    HINT = 9
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a sequence was made, and what a user should know about it.
+
+    dropped      (message, field) that the template does not render
+    rewritten    turns whose template text differs from when they were last (an empty <think> block)
+    merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
+    unstopped    turns that end without a stop token (the last turn where the next header is the stop)
+    probed       turns that had to be located on the conversation itself
+    truncated    tokens cut off
+    """
+
+    source: str = "rendered"
+    template: str = ""
+    num_turns: int = 0
+    dropped: tuple[tuple[int, str], ...] = ()
+    rewritten: tuple[int, ...] = ()
+    merged: int = 0
+    unstopped: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+    control_tokens: int = 0
+    probed: int = 0
+    split: bool = False
+    truncated: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing that the model generated is missing from the sequence."""
+        return not self.dropped and not self.truncated and not self.unstopped
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Token ids (S), what the model generated (mask), and which message each token belongs to (-1: the template)."""
+
+    ids: Array
+    mask: Array
+    message_index: Array
+    paint: Array
+    logprobs: Array | None = None
+    report: Report = Report()
+
+    def __post_init__(self) -> None:
+        dtypes = {"ids": "int32", "mask": "bool", "message_index": "int32", "paint": "int8", "logprobs": "float32"}
+        for name, dtype in dtypes.items():
+            value = getattr(self, name)
+            if value is None and name == "logprobs":
+                continue
+            array = as_array(value, f"sequence.{name}", dtype=dtype)
+            if array.shape != (len(self.ids),):
+                raise RecordError(f"sequence.{name}.shape", array.shape, f"({len(self.ids)},), one for each token")
+            force_setattr(self, name, np.ascontiguousarray(array.astype(dtype, copy=False)))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Sequence:
+            return NotImplemented
+        names = ("ids", "mask", "message_index", "paint", "logprobs")
+        same: Any = all(same_array(getattr(self, name), getattr(other, name)) for name in names)
+        return bool(same) and self.report == other.report
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def num_trained(self) -> int:
+        return int(self.mask.sum())
+
+    def take(self, kept: Array) -> "Sequence":
+        """The tokens at these positions; what is left out is counted as truncated."""
+        return Sequence(
+            ids=self.ids[kept],
+            mask=self.mask[kept],
+            message_index=self.message_index[kept],
+            paint=self.paint[kept],
+            logprobs=None if self.logprobs is None else self.logprobs[kept],
+            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(kept)),
+        )

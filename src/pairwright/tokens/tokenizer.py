@@ -1,0 +1,249 @@
+"""A tokenizer with its chat template, from a folder, from transformers, or from its parts. Needs no transformers.
+
+Reads what a model folder has: tokenizer.json, tokenizer_config.json (special tokens, one template or a list of named
+ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a generation).
+"""
+
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+
+from pairwright.messages import Json
+from pairwright.tokens.environment import Clock
+from pairwright.tokens.marks import Chat
+from pairwright.tokens.refusals import TemplateError, TokensError
+from pairwright.tokens.render import Rendered, Template
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_MAX_SCHEMAS = 256
+_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+
+
+class Renderer(Protocol):
+    """What turns a conversation into text and says which message wrote which part of it. `Template` is one; a model
+    without a Jinja template brings its own."""
+
+    @property
+    def hash(self) -> str: ...
+
+    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered: ...
+
+    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str: ...
+
+
+class FunctionRenderer:
+    """A renderer made of one function `(chat, tools, prompt) -> Rendered`."""
+
+    def __init__(self, function: Callable[[Chat, list[Json] | None, bool], Rendered], *, name: str) -> None:
+        self._function = function
+        self.hash = name
+
+    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
+        try:
+            return self._function(chat, tools, prompt)
+        except Exception as error:  # as with a template: a conversation that it does not take
+            raise TemplateError(f"{self.hash}: {type(error).__name__}: {error}") from error
+
+    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
+        return self.render(chat, tools, prompt=prompt).text
+
+
+class ChatTokenizer:
+    """A fast tokenizer, its templates, its special tokens. Keeps what was learnt about its templates."""
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        template: str | Mapping[str, str] | Renderer,
+        *,
+        special_tokens: Mapping[str, Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        stop_tokens: tuple[str, ...] | None = None,
+        clock: Clock = datetime.now,
+    ) -> None:
+        self.backend = _without_truncation(backend)
+        self.special_tokens = dict(special_tokens or {})
+        self.variables = {**self.special_tokens, **(variables or {})}
+        self.added = {token.content: number for number, token in self.backend.get_added_tokens_decoder().items()}
+        self.special = frozenset(
+            token.content for token in self.backend.get_added_tokens_decoder().values() if token.special
+        )
+        self.is_control = np.zeros(max(self.backend.get_vocab_size(), *self.added.values(), 1) + 1, dtype=bool)
+        self.is_control[list(self.added.values())] = True
+        eos = self.special_tokens.get("eos_token")
+        self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
+        self.stops_are_known = stop_tokens is not None
+        self.learnt: dict[Any, Any] = {}
+        self._schemas: dict[bytes, list[Json]] = {}
+        self._clock = clock
+        self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
+        self._renderers: dict[str, Renderer] = {}
+        if isinstance(template, Mapping):
+            self._templates = dict(template)
+        elif not isinstance(template, str):
+            self._renderers["default"] = template
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
+        """Read a model's folder; `template` is a template or the name of one to use instead of the default."""
+        folder = Path(folder)
+        if not (folder / "tokenizer.json").is_file():
+            raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
+        config = _read_json(folder / "tokenizer_config.json")
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        _follow_config(backend, config)
+        special = special_tokens_of({**_read_json(folder / "special_tokens_map.json"), **config})
+        _add_missing(backend, config, special)
+        stops = _stop_tokens(_read_json(folder / "generation_config.json"), backend)
+        templates = read_templates(folder, config)
+        if template is not None:
+            templates = {"default": templates.get(template, template)}
+        if not templates:
+            raise TokensError(f"{folder}: no chat template; pass template=... or a renderer")
+        return cls(backend, templates, special_tokens=special, stop_tokens=stops, **options)
+
+    def renderer(self, tools: list[Json] | None) -> Renderer:
+        """The template for a conversation: `tool_use` where there is one and tools are given."""
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._renderers:
+            if name not in self._templates:
+                raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
+            self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
+        return self._renderers[name]
+
+    def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
+        """Tool schemas as a list; equal ones as the same list, so that a file's tools are worked through once."""
+        if not tools:
+            return None
+        key = msgspec.json.encode(list(tools))
+        if key not in self._schemas:
+            if len(self._schemas) > _MAX_SCHEMAS:
+                self._schemas.clear()
+            self._schemas[key] = list(tools)
+        return self._schemas[key]
+
+    def encode(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids (N) and their character offsets (N, 2)."""
+        if self.backend.truncation is not None or self.backend.padding is not None:
+            self.backend = _without_truncation(self.backend)  # somebody else's call switched them on
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        flat = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, count=2 * len(ids))
+        return ids, flat.reshape(-1, 2)
+
+    def decode(self, ids: Any) -> str:
+        text: str = self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
+        return text
+
+
+_known: weakref.WeakKeyDictionary[Any, tuple[Any, ChatTokenizer]] = weakref.WeakKeyDictionary()
+
+
+def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
+    """A ChatTokenizer of what the user has: one already, a folder, or a transformers fast tokenizer."""
+    if isinstance(tokenizer, ChatTokenizer):
+        return tokenizer
+    if isinstance(tokenizer, str | Path):
+        return ChatTokenizer.from_folder(tokenizer)
+    if isinstance(tokenizer, Tokenizer):
+        raise TokensError("a bare tokenizers.Tokenizer has no chat template: use ChatTokenizer(tokenizer, template)")
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    template = getattr(tokenizer, "chat_template", None)
+    if not isinstance(backend, Tokenizer) or not isinstance(template, str | Mapping):
+        raise TokensError(f"{type(tokenizer).__name__}: expected a fast tokenizer that has a chat template")
+    key = (id(backend), template if isinstance(template, str) else tuple(template.items()))
+    known = _known.get(tokenizer)
+    if known is None or known[0] != key:
+        known = (key, ChatTokenizer(backend, template, special_tokens=tokenizer.special_tokens_map))
+        _known[tokenizer] = known
+    return known[1]
+
+
+def read_templates(folder: Path, config: Json) -> dict[str, str]:
+    """Named templates; a file beats the configuration."""
+    templates: dict[str, str] = {}
+    value = config.get("chat_template")
+    if isinstance(value, str):
+        templates["default"] = value
+    elif isinstance(value, list):
+        templates = {item["name"]: item["template"] for item in value}
+    if (folder / "chat_template.json").is_file():
+        templates["default"] = _read_json(folder / "chat_template.json")["chat_template"]
+    if (folder / "chat_template.jinja").is_file():
+        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = path.read_text(encoding="utf-8")
+    return templates
+
+
+def special_tokens_of(config: Json) -> dict[str, Any]:
+    """bos_token and the like as text, with a model's own (`image_token`, ...)."""
+    tokens = {name: _content(config[name]) for name in _TOKEN_NAMES if config.get(name)}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        tokens |= {name: _content(token) for name, token in extra.items()}
+    return tokens
+
+
+def _content(token: Any) -> str:
+    return str(token["content"] if isinstance(token, dict) else token)
+
+
+def _read_json(path: Path) -> Json:
+    if not path.is_file():
+        return {}
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise TokensError(f"{path}: expected a JSON object")
+    return value
+
+
+def _follow_config(backend: Tokenizer, config: Json) -> None:
+    """Llama's class puts a space before the first word only; its tokenizer.json says before each piece of text."""
+    described = json.loads(backend.to_str()) if config.get("tokenizer_class") in _LLAMA_CLASSES else {}
+    if "▁" not in json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False):
+        return
+    scheme = "always" if config.get("legacy", False) else "first"
+    if config.get("add_prefix_space") is False:
+        scheme = "never"
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=scheme, split=False)
+
+
+def _add_missing(backend: Tokenizer, config: Json, special: Mapping[str, Any]) -> None:
+    """Tokens that only the configuration knows."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    for _, entry in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
+        if entry["content"] not in known:
+            backend.add_tokens([AddedToken(entry["content"], **{flag: entry.get(flag, False) for flag in flags})])
+    more = [*special.values(), *map(_content, config.get("additional_special_tokens") or [])]
+    missing = [token for token in dict.fromkeys(more) if token not in known and backend.token_to_id(token) is None]
+    if missing:
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in missing])
+
+
+def _stop_tokens(generation: Json, backend: Tokenizer) -> tuple[str, ...] | None:
+    ids = generation.get("eos_token_id")
+    if ids is None:
+        return None
+    tokens = [backend.id_to_token(number) for number in (ids if isinstance(ids, list) else [ids])]
+    return tuple(token for token in tokens if token is not None)
+
+
+def _without_truncation(backend: Tokenizer) -> Tokenizer:
+    if backend.truncation is None and backend.padding is None:
+        return backend
+    copy = Tokenizer.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy

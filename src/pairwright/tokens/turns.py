@@ -1,0 +1,98 @@
+"""Templates that rewrite history: one sequence for each group of turns that share a context.
+
+Each sequence holds what inference saw when its turns were generated, checked by rendering the prefix with the
+generation prompt. Turns go together as long as one render is exact for all of them, so a template that keeps its
+history gives one sequence, one that drops old reasoning gives one for each user message, and gpt-oss one for each turn.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Any, Literal
+
+from pairwright.messages import Json
+from pairwright.tokens.encode import ControlTokens, Messages, encode_located, prepared
+from pairwright.tokens.marks import Chat
+from pairwright.tokens.probes import Unfit, stitched
+from pairwright.tokens.refusals import Refusal, TemplateError
+from pairwright.tokens.regions import Finder, Located, Region, dropped_fields, locate
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+
+_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
+
+
+def encode_turns(
+    tokenizer: Any,
+    messages: Messages,
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    boundaries: Literal["whole", "split"] = "whole",
+    control_tokens: ControlTokens = "keep",
+    require_stop: bool = True,
+) -> list[Sequence]:
+    """A conversation as as few sequences as are exact, in the order of their turns."""
+    ready = chat_tokenizer(tokenizer)
+    schemas = ready.schemas(tools)
+    chat, generated = prepared(ready, messages, schemas)
+    turns = [index for index in generated if index >= train_from]
+    groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop)
+    return [
+        encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+        for part, located in groups
+    ]
+
+
+def located_groups(
+    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, turns: list[int], *, require_stop: bool
+) -> list[tuple[Chat, Located]]:
+    """The conversation up to the last turn of each group, with the regions of the group's turns."""
+    try:
+        return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop))]
+    except Refusal as refusal:
+        if refusal.reason not in _PER_TURN:
+            raise
+    groups: list[tuple[Chat, Located]] = []
+    left = list(turns)
+    while left:
+        part = chat[: left[-1] + 1]
+        located = _last_group(tokenizer, part, tools, left, require_stop=require_stop)
+        left = left[: len(left) - len(located.regions)]
+        groups.append((part, located))
+    return groups[::-1]
+
+
+def _last_group(
+    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, turns: list[int], *, require_stop: bool
+) -> Located:
+    """As many of the last turns as one render of the conversation is exact for; at least one."""
+    renderer = tokenizer.renderer(tools)
+    try:
+        rendered = renderer.render(chat, tools)
+        finder = Finder(tokenizer, renderer, rendered, chat, tools)
+        regions: list[Region] = []
+        for turn in reversed(turns):
+            found = finder.find(turn, require_stop=require_stop)
+            if isinstance(found, Unfit):
+                break
+            regions.insert(0, found)
+        while regions:
+            try:
+                return finder.located(regions)
+            except Refusal:
+                regions = regions[1:]
+    except TemplateError as error:
+        raise Refusal("template_error", str(error), message=turns[-1]) from None
+    return _stitched(tokenizer, chat, tools, require_stop=require_stop)
+
+
+def _stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+    turn = len(chat) - 1
+    result = stitched(tokenizer, tokenizer.renderer(tools), chat, tools)
+    if isinstance(result, Unfit):
+        raise Refusal(result.reason, result.detail, message=turn)
+    rendered, start, end, stop = result
+    if stop is None and require_stop:
+        raise Refusal("no_stop", "no stop token follows the turn", message=turn)
+    own = [number for number, piece in enumerate(rendered.pieces) if piece.message == turn]
+    dropped = tuple(dropped_fields(rendered, own, chat[turn], turn))
+    return Located(rendered, [Region(turn, start, end, stop)], dropped, (), 1)

@@ -1,0 +1,133 @@
+"""`pairwright pairs` as a user meets it: the funnel on stdout, the way on on stderr, verdicts as exit codes."""
+
+import json
+import sys
+
+import pytest
+
+from pairwright import EID, Experience, Message, Table
+from pairwright.cli import pairs as pairs_command
+from pairwright.errors import PairwrightError
+
+
+def run(capsys, *words):
+    """Exit code, stdout and stderr of the group `pairs`; errors come out as they reach the command line's main."""
+    try:
+        code = pairs_command.app([str(word) for word in words], standalone_mode=False)
+    except PairwrightError as error:
+        print(error, file=sys.stderr)
+        code = error.exit_code
+    found = capsys.readouterr()
+    return code or 0, found.out, found.err
+
+
+@pytest.fixture
+def folder(tmp_path):
+    rows = []
+    for task in range(4):
+        for number, reward in enumerate((0.9, 0.7, 0.5, None)):
+            rows.append(Experience(
+                eid=EID("b", task, number, 0, "s"), kind="single_turn", prompt=[Message("user", f"q{task}")],
+                completion=[Message("assistant", f"answer {reward} {task}")], reward=reward,
+            ))  # fmt: skip
+    with Table(tmp_path / "experience") as table:
+        table.append(rows)
+    return tmp_path
+
+
+def test_build_says_what_became_of_everything(folder, capsys):
+    code, out, err = run(capsys, "build", folder / "experience", "-o", folder / "pairs")
+    assert code == 0
+    assert out.splitlines()[:3] == [
+        "stage\twhat\tcount",
+        "experiences\tin\t16",
+        "experiences\tunscored: no reward, NaN or infinite\t-4",
+    ]
+    assert out.splitlines()[-1] == "pairs\tout\t12"
+    assert f"12 pairs written to {folder / 'pairs'}. Next: pairwright pairs lint" in err
+
+
+def test_build_is_what_is_meant_when_no_command_is_named(folder, capsys):
+    assert run(capsys, folder / "experience", "-o", folder / "pairs", "--strategy", "best-worst")[0] == 0
+    assert json.loads((folder / "pairs" / "funnel.json").read_bytes())["pairs"] == 4
+
+
+def test_every_option_reaches_the_build(folder, capsys):
+    words = [
+        "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--min-candidates", "3",
+        "--max-pairs-per-group", "2", "--max-pairs-per-task", "3", "--max-pairs", "9", "--weight", "gap", "--across-groups",
+        "--max-per-chosen", "2", "--tree", "--environment-divergence", "--min-teachers", "2", "--teacher-choice", "best", "--no-dedupe",
+        "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
+        "--balance-by", "reweight", "--validation", "0.5", "--curriculum", "hard-first", "--curriculum-share", "0.9", "--seed", "4",
+        "--memory", "64MB", "--teachers", folder / "experience",
+    ]  # fmt: skip
+    code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json", *words)
+    assert code == 0
+    assert json.loads(out)["options"] == {
+        "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "min_candidates": 3, "max_pairs_per_group": 2,
+        "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
+        "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "drop_truncated": True,
+        "keep_masked": True, "length_balance": 5.0, "balance_by": "reweight", "validation": 0.5, "curriculum": "hard-first",
+        "curriculum_share": 0.9, "tree": True, "environment_divergence": True, "teachers": ["experience"], "min_teachers": 2,
+        "teacher_choice": "best", "votes": None, "seed": 4, "memory_megabytes": 64,
+    }  # fmt: skip
+
+
+def test_no_pairs_is_said_with_the_value_that_would_help(folder, capsys):
+    code, _, err = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--min-gap", "0.5")
+    assert (code, "--min-gap 0.4 would let some through, now 0.5" in err) == (0, True)
+
+
+def test_stats_lint_and_explain(folder, capsys):
+    run(capsys, "build", folder / "experience", "-o", folder / "pairs")
+    code, out, _ = run(capsys, "stats", folder / "pairs", "--json")
+    assert (code, json.loads(out)["pairs"]) == (0, 12)
+    assert "pairs\t12" in run(capsys, "stats", folder / "pairs")[1]
+    code, _, err = run(capsys, "lint", folder / "pairs", "--max-near-duplicates", "1")
+    assert (code, "nothing found" in err) == (0, True)
+    code, out, _ = run(capsys, "explain", folder / "pairs", EID("b", 0, 3, 0, "s").uid, "--json")
+    assert json.loads(out)["reason"].startswith("unscored")
+    code, out, err = run(capsys, "explain", folder / "pairs", EID("b", 0, 0, 0, "s").uid)
+    assert (code, out.count("\npair "), "in 2 pairs" in err) == (0, 2, True)
+
+
+def test_lint_of_a_bad_table_exits_with_two_and_the_reasons(folder, capsys):
+    run(
+        capsys,
+        "build",
+        folder / "experience",
+        "-o",
+        folder / "pairs",
+        "--strategy",
+        "stratified",
+        "--high",
+        "0.9",
+        "--low",
+        "0.5",
+        "--across-groups",
+    )
+    code, out, err = run(capsys, "lint", folder / "pairs")
+    assert (code, "across-groups" in out, "compare different prompts" in err) == (2, True, True)
+    run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--min-gap", "9")
+    code, out, _ = run(capsys, "lint", folder / "pairs", "--json")
+    assert (code, [finding["name"] for finding in json.loads(out)]) == (2, ["no-pairs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--min-gap", "-1"), 3, "min_gap"),
+        (("--high", "much"), 3, "--high: got 'much'"),
+        (("--memory", "lots"), 3, "--memory: got 'lots'"),
+        (("--strategy", "teachers"), 3, "--teachers DIR"),
+        (("--votes", "nowhere.csv"), 1, "no such file"),
+    ],
+)
+def test_errors_have_the_right_exit_code(folder, capsys, words, code, message):
+    found = run(capsys, "build", folder / "experience", "-o", folder / "pairs", *words)
+    assert (found[0], message in found[2]) == (code, True)
+
+
+def test_a_folder_without_pairs_says_how_to_make_them(folder, capsys):
+    code, _, err = run(capsys, "stats", folder / "nowhere")
+    assert (code, "pairwright pairs" in err) == (1, True)

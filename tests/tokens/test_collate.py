@@ -1,0 +1,148 @@
+"""Batches: attention from lengths, masks as the sequences have them, channels filled from traces."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from token_families import small_tokenizer
+
+from pairwright.errors import ConfigError
+from pairwright.messages import ErrorSite, Message, ToolCall
+from pairwright.records import EID, Experience, Pair
+from pairwright.tokens.batches import as_torch, buckets, pack, packing
+from pairwright.tokens.collate import collate_policy, collate_preference
+from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace
+from pairwright.tokens.pairs import encode_pair
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.truncate import truncate
+
+
+def sequence(ids: list[int], mask: list[int], turns: list[int] | None = None, **more: object) -> Sequence:
+    return Sequence(ids=ids, mask=mask, message_index=turns or [0] * len(ids), paint=[0] * len(ids), **more)  # type: ignore[arg-type]
+
+
+def test_a_pad_id_inside_text_is_attended_to() -> None:
+    batch = collate_policy([sequence([0, 5, 0], [0, 1, 1]), sequence([7], [1])], [1.0, 2.0], pad_id=0)
+    assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch.labels.tolist() == [[-100, 5, 0], [7, -100, -100]]
+    assert batch.lengths.tolist() == [3, 1]
+
+
+def test_recorded_logprobs_are_kept_only_if_all_rows_have_them() -> None:
+    known = sequence([1, 2], [0, 1], logprobs=[0.0, -1.5])
+    assert collate_policy([known], [0.0], pad_id=0).logprobs.tolist() == [[0.0, -1.5]]  # type: ignore[union-attr]
+    assert collate_policy([known, sequence([1], [1])], [0.0, 1.0], pad_id=0).logprobs is None
+
+
+def test_preference_rows_have_equal_prompts() -> None:
+    tokenizer = small_tokenizer("chatml")
+    sides = ([Message("assistant", "yes")], [Message("assistant", "no, not at all")])
+    pair = encode_pair(tokenizer, [Message("user", "hi")], *sides)
+    batch = collate_preference([pair, pair], pad_id=0, multiple_of=8)
+    size = int(batch.prompt_lengths[0])
+    assert (batch.chosen_ids[:, :size] == batch.rejected_ids[:, :size]).all()
+    assert batch.chosen_ids.shape[1] % 8 == 0
+    assert batch.chosen_mask.sum() == 2 * pair.chosen.num_trained
+    assert (batch.chosen_attention_mask.sum(axis=1) == len(pair.chosen)).all()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30))
+def test_buckets_hold_each_sequence_once_within_the_limit(lengths: list[int]) -> None:
+    result = buckets(lengths, max_tokens=60)
+    assert sorted(position for bucket in result for position in bucket) == list(range(len(lengths)))
+    assert all(len(bucket) * max(lengths[position] for position in bucket) <= 60 for bucket in result)
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=8), min_size=1, max_size=12))
+def test_packed_rows_give_every_sequence_back(items: list[list[int]]) -> None:
+    masks = [np.arange(len(item)) % 2 == 0 for item in items]
+    packed = pack([np.array(item) for item in items], masks, row_length=10, pad_id=0)
+    for number, item in enumerate(items):
+        here = packed.sequence_ids == number
+        assert packed.input_ids[here].tolist() == item
+        assert packed.position_ids[here].tolist() == list(range(len(item)))
+        assert packed.response_mask[here].tolist() == masks[number].tolist()
+        assert packed.labels[here].tolist()[0] == -100
+    assert packed.attention_mask.sum() == sum(map(len, items))
+    assert ((packed.sequence_ids >= 0) == packed.attention_mask.astype(bool)).all()
+
+
+def test_what_does_not_fit_a_row_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="truncate first"):
+        packing([5], 4)
+    with pytest.raises(ConfigError, match="truncate first"):
+        buckets([5], max_tokens=4)
+
+
+def test_truncation_never_cuts_through_a_trained_turn() -> None:
+    item = sequence([1, 2, 3, 4, 5, 6, 7], [0, 0, 1, 1, 0, 1, 1], [0, 0, 1, 1, 2, 3, 3])
+    assert truncate(item, 4).ids.tolist() == [5, 6, 7]
+    assert truncate(item, 6, "keep_start").ids.tolist() == [1, 2, 3, 4, 5]
+    assert truncate(item, 4).report.truncated == 4
+    for limit, mode in ((1, "keep_end"), (3, "keep_start"), (6, "drop")):
+        with pytest.raises(Refusal, match="too_long"):
+            truncate(item, limit, mode)  # type: ignore[arg-type]
+
+
+CALL = ToolCall("look", "{}", "call00000")
+PROMPT = (Message("user", "go"),)
+DONE = (
+    Message("assistant", "", tool_calls=(CALL,)),
+    Message("tool", "no such file", tool_call_id="call00000"),
+    Message("assistant", "I see"),
+)
+SITE = ErrorSite(index=2, kind="not_found", tool="look")
+
+
+def trace(**fields: object) -> Trace:
+    pair = Pair(
+        id="p", prompt=PROMPT, chosen=DONE, rejected=(Message("assistant", "no"),), chosen_reward=1.0,
+        rejected_reward=0.0, chosen_eid=EID(), rejected_eid=EID(), gap=1.0, strategy="all",
+    )  # fmt: skip
+    options: dict = {"reward": 0.5, "errors": (SITE,), "reward_components": {"style": 2}, **fields}
+    return Trace(Experience(kind="multi_turn", prompt=PROMPT, completion=DONE, **options), (pair,))  # type: ignore[arg-type]
+
+
+def test_the_combined_collator_fills_three_channels() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    collate = Collator(tokenizer, pad_id=0)
+    batch = collate([trace(), trace(reward=None)])
+    assert isinstance(batch, CombinedBatch)
+    assert batch.policy is not None
+    assert batch.distill is not None
+    assert batch.preference is not None
+    assert batch.policy.rewards.tolist() == [0.5]
+    assert collate.counts["policy: unscored"] == 1
+    assert batch.preference.chosen_ids.shape[0] == batch.distill.student_ids.shape[0] == 2
+    rows = np.arange(2)[:, None]
+    student = batch.distill.student_ids[rows, batch.distill.student_index]
+    teacher = batch.distill.teacher_ids[rows, batch.distill.teacher_index]
+    assert (student == teacher)[batch.distill.index_valid].all()
+    assert batch.distill.sdpo_mask.sum() == batch.distill.index_valid.sum()
+    assert tokenizer.decode(batch.distill.student_ids[0][batch.distill.sdpo_mask[0]]) == "I see<|im_end|>"
+
+
+def test_channels_can_be_switched_off_and_capped() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    off = CombineOptions(use_policy=False, use_distill=False, use_preference=False)
+    empty = Collator(tokenizer, pad_id=0, options=off)([trace()])
+    assert (empty.policy, empty.distill, empty.preference) == (None, None, None)  # type: ignore[union-attr]
+    small = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=12, max_pair_length=12))
+    batch = small([trace()])
+    assert batch.policy.input_ids.shape[1] <= 12  # type: ignore[union-attr]
+    assert batch.distill is None  # type: ignore[union-attr]
+    assert small.counts["distill: too_long"] == 1
+    assert small.counts["preference: too_long"] == 1
+    assert small.counts["policy: truncated"] == 1
+    keyed = Collator(tokenizer, pad_id=0, options=CombineOptions(reward_key="style"))([trace()])
+    assert keyed.policy.rewards.tolist() == [2.0]  # type: ignore[union-attr]
+
+
+def test_torch_tensors_on_request() -> None:
+    torch = pytest.importorskip("torch")
+    batch = Collator(small_tokenizer("chatml with calls"), pad_id=0, tensors="torch")([trace()])
+    assert isinstance(batch, dict)
+    assert batch["policy"]["input_ids"].dtype == torch.int64
+    assert batch["preference"]["chosen_mask"].dtype == torch.bool
+    assert "logprobs" not in as_torch(collate_policy([sequence([1], [1])], [1.0], pad_id=0))

@@ -1,0 +1,91 @@
+"""Every family on every case: ids are apply_chat_template's, the mask is the oracle's, or there is a refusal."""
+
+import functools
+import logging
+from typing import Any
+
+import pytest
+from token_cases import CASES
+from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer, special_tokens
+from token_oracle import Inexact, oracle
+
+from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.refusals import Refusal
+
+transformers = pytest.importorskip("transformers", reason="transformers is the yardstick of this test")
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+
+
+@functools.cache
+def small_hf(name: str) -> Any:
+    family = FAMILIES[name]
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=small_backend(), chat_template=family.template, **special_tokens(family)
+    )
+
+
+@functools.cache
+def real_hf(name: str) -> Any:
+    return transformers.AutoTokenizer.from_pretrained(SHARED / name)
+
+
+def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
+    """ "exact", or why both say that there is no exact sequence."""
+    chat, tools = CASES[case]
+    refusal = error = sequence = None
+    try:
+        sequence = encode_chat(ours, chat, tools)
+    except Refusal as caught:
+        refusal = caught
+    try:
+        ids, mask = oracle(hf, chat, tools, stops)
+    except Exception as caught:  # Inexact, or whatever the template raises in transformers
+        error = caught
+    if refusal is not None:
+        assert isinstance(error, Inexact) or refusal.reason in ("no_stop", "template_error"), (refusal, error)
+        return refusal.reason
+    assert error is None, error
+    assert sequence is not None
+    assert sequence.ids.tolist() == ids
+    shown = [ours.decode([token]) for token in ids]
+    assert list(zip(shown, sequence.mask.tolist(), strict=True)) == list(zip(shown, mask, strict=True))
+    return "exact"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_written_templates(name: str, case: str) -> None:
+    family = FAMILIES[name]
+    result = compare(small_tokenizer(name), small_hf(name), case, family.stops)
+    chat, tools = CASES[case]
+    if family.refused:
+        opens = "<think>" in chat[-1]["content"] and "reasoning" in name
+        assert result in (("exact",) if opens else (family.refused, "template_error"))
+    elif (name, case) in NO_EXACT:
+        assert result == NO_EXACT[name, case]
+    elif not family.per_turn and (tools is None or family.calls):
+        assert result == "exact"
+    elif family.per_turn and sum(message["role"] == "assistant" for message in chat) == 1:
+        assert result in ("exact", "template_error")
+
+
+NO_EXACT = {("arguments as tags", "call, arguments as text"): "template_error"}
+
+
+@needs_shared
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", REAL_STOPS)
+def test_real_tokenizers(name: str, case: str) -> None:
+    result = compare(real_tokenizer(name), real_hf(name), case, REAL_STOPS[name])
+    _chat, tools = CASES[case]
+    if (name, case) == (
+        "mistral_nemo",
+        "system",
+    ):  # it moves the system text into the last message, if that is a user's
+        assert result == "prompt_not_continued"
+    elif (tools is None and name not in ("gptoss", "qwen3")) or (
+        name in ("qwen2_5", "llama3_1") and case not in ("parallel calls", "call, null content")
+    ):
+        assert result == "exact"

@@ -1,0 +1,114 @@
+"""Both sides of a pair continue one prompt, and are cut alike."""
+
+from itertools import product
+
+import pytest
+from token_cases import TOOLS, assistant, call, system, tool, user
+from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
+
+from pairwright.messages import Message, ToolCall
+from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.pairs import encode_pair, truncate_pair
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+
+
+def trained(tokenizer: ChatTokenizer, sequence: object) -> str:
+    return tokenizer.decode(sequence.ids[sequence.mask])  # type: ignore[attr-defined]
+
+
+def test_sides_share_the_prompt_and_train_their_own_turns() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    prompt = [system("Be brief."), user("weather?")]
+    chosen = [assistant("", calls=[call()]), tool("sun"), assistant("sunny")]
+    pair = encode_pair(tokenizer, prompt, chosen, [assistant("dunno")], TOOLS)
+    size = pair.prompt_length
+    assert pair.chosen.ids[:size].tolist() == pair.rejected.ids[:size].tolist()
+    assert not pair.chosen.mask[:size].any()
+    assert not pair.rejected.mask[:size].any()
+    assert pair.chosen.mask[size]
+    assert pair.rejected.mask[size]
+    assert tokenizer.decode(pair.chosen.ids[:size]).endswith("weather?<|im_end|>\n<|im_start|>assistant\n")
+    assert trained(tokenizer, pair.rejected) == "dunno<|im_end|>"
+    assert trained(tokenizer, pair.chosen).endswith("</tool_call><|im_end|>sunny<|im_end|>")
+    assert "sun<|im_end|>" not in trained(tokenizer, pair.chosen)
+
+
+def test_turns_of_the_prompt_are_context() -> None:
+    tokenizer = small_tokenizer("chatml")
+    pair = encode_pair(tokenizer, [user("a"), assistant("b"), user("c")], [assistant("d")], [assistant("e")])
+    assert trained(tokenizer, pair.chosen) == "d<|im_end|>"
+
+
+def test_a_token_that_would_merge_across_the_boundary_is_split_on_both_sides() -> None:
+    tokenizer = small_tokenizer("chatml")
+    whole = encode_chat(tokenizer, [user("a"), assistant("\n\nb")])
+    pair = encode_pair(tokenizer, [user("a")], [assistant("\n\nb")], [assistant("b")])
+    assert whole.report.merged == 1
+    assert pair.chosen.report.merged == 0
+    assert trained(tokenizer, pair.chosen) == "\n\nb<|im_end|>"
+
+
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])
+def test_every_family_gives_equal_prompts(name: str) -> None:
+    tokenizer = small_tokenizer(name)
+    pair = encode_pair(tokenizer, [user("Zulu")], [assistant("ok", reasoning="r")], [assistant("  ok\n")])
+    assert pair.chosen.ids[: pair.prompt_length].tolist() == pair.rejected.ids[: pair.prompt_length].tolist()
+    assert "ok" in trained(tokenizer, pair.chosen)
+    assert "Zulu" not in trained(tokenizer, pair.chosen)
+
+
+@needs_shared
+@pytest.mark.parametrize("name", REAL_STOPS)
+def test_real_families_give_what_the_whole_render_gives(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    pair = encode_pair(tokenizer, [user("hi there")], [assistant("ok, yes")], [assistant("no")])
+    whole = encode_chat(tokenizer, [user("hi there"), assistant("ok, yes")])
+    assert pair.chosen.ids.tolist() == whole.ids.tolist()
+    assert pair.chosen.mask.tolist() == whole.mask.tolist()
+    assert trained(tokenizer, pair.rejected).startswith("no") or name == "gptoss" or name == "qwen3"
+
+
+def test_records_and_dicts_give_the_same() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    records = [Message("assistant", None, tool_calls=(ToolCall("get_weather", '{"city": "Rome"}', "call00000"),))]
+    dicts = [assistant(None, calls=[call(0, {"city": "Rome"})])]
+    other = [Message("assistant", "no")]
+    left = encode_pair(tokenizer, [Message("user", "hi")], records, other, TOOLS)
+    right = encode_pair(tokenizer, [user("hi")], dicts, [assistant("no")], TOOLS)
+    assert left == right
+
+
+@pytest.mark.parametrize("mode,first", list(product(["keep_start", "keep_end"], [0, 2])))
+def test_truncation_cuts_both_prompts_alike_and_keeps_completions(mode: str, first: int) -> None:
+    tokenizer = small_tokenizer("chatml")
+    pair = encode_pair(tokenizer, [user("one two three four five six")], [assistant("yes")], [assistant("no, not me")])
+    limit = max(len(pair.chosen), len(pair.rejected)) - 4
+    cut = truncate_pair(pair, limit, mode, keep_first=first)  # type: ignore[arg-type]
+    assert cut.prompt_length == pair.prompt_length - 4
+    assert cut.chosen.ids[: cut.prompt_length].tolist() == cut.rejected.ids[: cut.prompt_length].tolist()
+    assert trained(tokenizer, cut.chosen) == "yes<|im_end|>"
+    assert trained(tokenizer, cut.rejected) == "no, not me<|im_end|>"
+    assert max(len(cut.chosen), len(cut.rejected)) == limit
+    kept = pair.chosen.ids[: cut.prompt_length] if mode == "keep_start" else pair.chosen.ids[4 : pair.prompt_length]
+    if mode == "keep_start" or not first:
+        assert cut.chosen.ids[: cut.prompt_length].tolist() == kept.tolist()
+    else:
+        assert cut.chosen.ids[:first].tolist() == pair.chosen.ids[:first].tolist()
+    assert cut.chosen.report.truncated == 4
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    tokenizer = small_tokenizer("chatml")
+    sides = ([user("hi")], [assistant("a long answer")], [assistant("no")])
+    with pytest.raises(Refusal, match="too_long"):
+        encode_pair(tokenizer, *sides, max_length=4)
+    with pytest.raises(Refusal, match="too_long"):
+        encode_pair(tokenizer, *sides, max_length=12, truncation="drop")
+
+
+def test_a_completion_must_start_with_the_model() -> None:
+    with pytest.raises(Refusal, match="message 1: not_generated"):
+        encode_pair(small_tokenizer("chatml"), [user("hi")], [user("x"), assistant("y")], [assistant("z")])

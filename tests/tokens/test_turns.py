@@ -1,0 +1,79 @@
+"""Templates that rewrite history: each sequence is what inference saw."""
+
+import numpy as np
+import pytest
+from token_cases import CASES, assistant, user
+from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
+
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.render import plain_chat
+from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.turns import encode_turns
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+
+
+def check(tokenizer: ChatTokenizer, case: str) -> int:
+    """Every generated turn is trained exactly once, after exactly the prompt that inference is given."""
+    chat, tools = CASES[case]
+    try:
+        sequences = encode_turns(tokenizer, chat, tools, boundaries="split")
+    except Refusal as caught:
+        return {"template_error": 0, "no_stop": 0, "prompt_not_continued": 0}[caught.reason]
+    renderer = tokenizer.renderer(tools)
+    seen: list[int] = []
+    for sequence in sequences:
+        for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
+            first = int(np.argmax(sequence.mask & (sequence.message_index == turn)))
+            given = renderer.text(plain_chat(chat[:turn]), tools, prompt=True)
+            expected = tokenizer.encode(given)[0].tolist()
+            assert sequence.ids[:first].tolist() == expected or tokenizer.decode(sequence.ids[:first]) == given
+            seen.append(turn)
+    assert seen == [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    return len(sequences)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])
+def test_written_templates(name: str, case: str) -> None:
+    count = check(small_tokenizer(name), case)
+    _, tools = CASES[case]
+    if tools is None and not FAMILIES[name].per_turn:
+        assert count == 1
+
+
+@needs_shared
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("twenty turns", "fifteen steps")])
+@pytest.mark.parametrize("name", [name for name in REAL_STOPS if name != "phi3_mini"])
+def test_real_tokenizers(name: str, case: str) -> None:
+    check(real_tokenizer(name), case)
+
+
+def test_old_reasoning_gives_one_sequence_for_each_question() -> None:
+    tokenizer = small_tokenizer("drops old reasoning")
+    assert check(tokenizer, "reasoning in both turns") == 2
+    assert check(tokenizer, "steps with reasoning") == 1
+    chat, tools = CASES["reasoning in both turns"]
+    first, second = encode_turns(tokenizer, chat, tools)
+    assert tokenizer.decode(first.ids[first.mask]) == "<think>\none\n</think>\n\nhello<|im_end|>"
+    assert "one" not in tokenizer.decode(second.ids)
+
+
+def test_a_stop_that_is_rewritten_gives_one_sequence_for_each_turn() -> None:
+    tokenizer = small_tokenizer("channels, return becomes end")
+    sequences = encode_turns(tokenizer, [user("a"), assistant("b"), user("c"), assistant("d")])
+    assert [tokenizer.decode(s.ids[s.mask]) for s in sequences] == [
+        "<|channel|>final<|message|>b<|return|>",
+        "<|channel|>final<|message|>d<|return|>",
+    ]
+    assert "b<|end|>" in tokenizer.decode(sequences[1].ids)
+
+
+def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
+    tokenizer = small_tokenizer("drops old reasoning, the next header is the stop")
+    chat, tools = CASES["reasoning in both turns"]
+    first, second = encode_turns(tokenizer, chat, tools)
+    assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello"
+    assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye"
+    assert first.report.unstopped == (1,)
+    assert check(tokenizer, "steps with reasoning") == 1
