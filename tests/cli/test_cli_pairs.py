@@ -8,6 +8,8 @@ import pytest
 from pairwright import EID, Experience, Message, Table
 from pairwright.cli import pairs as pairs_command
 from pairwright.errors import PairwrightError
+from pairwright.pairs import STRATEGIES
+from pairwright.pairs.options import STRATEGY_NAMES
 
 
 def run(capsys, *words):
@@ -131,3 +133,7 @@ def test_errors_have_the_right_exit_code(folder, capsys, words, code, message):
 def test_a_folder_without_pairs_says_how_to_make_them(folder, capsys):
     code, _, err = run(capsys, "stats", folder / "nowhere")
     assert (code, "pairwright pairs" in err) == (1, True)
+
+
+def test_the_strategies_that_can_be_named_are_those_that_exist():
+    assert [strategy.value for strategy in pairs_command.Strategy] == list(STRATEGY_NAMES) == list(STRATEGIES)

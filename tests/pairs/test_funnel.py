@@ -58,6 +58,14 @@ def test_a_candidate_says_which_filter_took_its_last_pair(tmp_path):
     assert explain(tmp_path / "pairs", rows[1].eid.uid)["reason"] == Reason.TASK_CAP
 
 
+def test_a_candidate_that_lost_pairs_to_two_filters_names_the_last(tmp_path):
+    rows = several(0.9, 0.5, 0.1)
+    (pair,), summary = built(tmp_path, rows, max_pairs_per_task=2, max_pairs=1, seed=0)
+    assert pair.gap == 0.8
+    assert dropped(summary) == {Reason.TASK_CAP: 1, Reason.SAMPLED: 1}
+    assert explain(tmp_path / "pairs", rows[1].eid.uid)["reason"] == Reason.SAMPLED
+
+
 def test_folders_without_pairs_say_how_to_make_them(tmp_path):
     for read in (read_funnel, pair_statistics, lambda folder: explain(folder, "x")):
         with pytest.raises(TableError, match="pairwright pairs"):

@@ -286,3 +286,10 @@ def test_texts_that_do_not_fit_into_memory_at_once_give_the_same_file(tmp_path, 
     monkeypatch.setattr("pairwright.pairs.texts._megabytes", lambda _: 10_000)
     build_pairs([Table(tmp_path / "experience")], tmp_path / "again", PairOptions(memory_megabytes=100))
     assert (tmp_path / "pairs" / "pairs.parquet").read_bytes() == (tmp_path / "again" / "pairs.parquet").read_bytes()
+
+
+def test_equal_candidates_are_told_apart_by_their_ids_not_by_their_order(tmp_path):
+    rows = [candidate(1.0, "A", run=run) for run in range(5)] + [candidate(0.0, "B", run=run) for run in range(5, 10)]
+    (pair,), _ = built(tmp_path / "a", rows, strategy="best-worst", dedupe=False)
+    (again,), _ = built(tmp_path / "b", rows[::-1], strategy="best-worst", dedupe=False)
+    assert (pair.chosen_eid, pair.rejected_eid) == (again.chosen_eid, again.rejected_eid)

@@ -119,24 +119,6 @@ class Funnel:
             "hint": self.hint,
         }
 
-    def rows(self) -> list[tuple[str, str, int]]:
-        """For the terminal: stage, what happened, how many."""
-        rows: list[tuple[str, str, int]] = []
-        for stage in self.stages:
-            rows.append((stage.unit, "in", stage.num_in))
-            rows += [(stage.unit, reason, -drop.count) for reason, drop in stage.drops.items()]
-            rows.append((stage.unit, "out", stage.num_out or 0))
-        return rows
-
-    def line(self) -> str:
-        """In one line: `412 groups → 96 tied rewards → ... → 285 pairs`."""
-        parts: list[str] = []
-        for stage in self.stages:
-            parts.append(f"{stage.num_in:,} {stage.unit}")
-            parts += [f"{drop.count:,} {reason}" for reason, drop in stage.drops.items()]
-        parts.append(f"{(self.stages[-1].num_out or 0) if self.stages else 0:,} kept")
-        return " → ".join(parts)
-
 
 def read_funnel(folder: Path) -> dict[str, Any]:
     """The funnel of a pairs folder."""
@@ -153,7 +135,7 @@ def read_funnel(folder: Path) -> dict[str, Any]:
 
 
 def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
-    """The rows of a funnel that was read back."""
+    """For the terminal: stage, what happened, how many."""
     rows: list[tuple[str, str, int]] = []
     for stage in found.get("stages", []):
         rows.append((stage["unit"], "in", stage["in"]))

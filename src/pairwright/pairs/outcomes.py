@@ -40,6 +40,8 @@ def write_outcomes(folder: Path, frame: pl.DataFrame) -> None:
     hidden = folder / f".{FILE_NAME}.{os.getpid()}.tmp"
     try:
         frame.write_parquet(hidden, compression="zstd")
+        with open(hidden, "rb") as file:
+            os.fsync(file.fileno())
         hidden.replace(folder / FILE_NAME)
     except OSError as error:
         raise PairwrightError(f"{folder / FILE_NAME}: {error.strerror or error}") from error

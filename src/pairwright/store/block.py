@@ -68,13 +68,18 @@ _PLAIN = tuple(
     if name not in ("num_records", "arrays", "multi_modal_keys", *_OPEN_JSON, *_SIDES)
 )
 _FIELDS = Experience.__struct_fields__
+_ARRAY_NAMES = frozenset(ARRAYS)
 
 
 def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
     """The columns of experiences, and their arrays for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
+    fields: list[Field] = []
     for name, values in zip(_FIELDS, zip(*map(astuple, experiences), strict=True), strict=False):
-        if name in ARRAYS or _all_default(values):
+        if name in _ARRAY_NAMES:
+            fields += _array_field(name, values)
+            continue
+        if _all_default(values):
             continue
         if name in _OPEN_JSON:
             columns[name] = msgspec.Raw(to_json(list(values)).encode())
@@ -84,20 +89,27 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
             columns["multi_modal_keys"] = [tuple(inputs) for inputs in values]
         else:
             columns[name] = list(values)
-    return Block(num_records=len(experiences), **columns), list(array_fields(experiences))
+    return Block(num_records=len(experiences), **columns), [*fields, *_odd_fields(experiences)]
 
 
 def _all_default(values: tuple[Any, ...]) -> bool:
-    return values.count(None) == len(values) or values.count(()) == len(values) or values.count({}) == len(values)
+    first = values[0]
+    return (first is None or first == () or first == {}) and values.count(first) == len(values)
 
 
 def array_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
     """Every array field that some experience has, with the numbers of those records and their arrays."""
     for name in ARRAYS:
-        values = list(map(attrgetter(name), experiences))
-        rows = [row for row, array in enumerate(values) if array is not None]
-        if rows:
-            yield (name,), rows, [values[row] for row in rows]
+        yield from _array_field(name, list(map(attrgetter(name), experiences)))
+    yield from _odd_fields(experiences)
+
+
+def _array_field(name: str, values: Sequence[Array | None]) -> list[Field]:
+    rows = [row for row, array in enumerate(values) if array is not None]
+    return [((name,), rows, [array for array in values if array is not None])] if rows else []
+
+
+def _odd_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
     odd: dict[Path, tuple[list[int], list[Array]]] = {}
     for row, exp in enumerate(experiences):
         if exp.multi_modal_inputs or exp.chosen is not None:
