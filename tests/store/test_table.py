@@ -152,6 +152,7 @@ def test_a_journal_of_a_living_writer_is_not_touched(tmp_path):
     assert Table(tmp_path / "t").count() == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # what is tested is what others do
 def test_a_forked_child_writes_its_own_journal(tmp_path):
     table = Table(tmp_path / "t")
     table.append([numbered(1)])
