@@ -1,11 +1,15 @@
 """Import: every record accounted for, nothing twice, bad input aside, on one process or two."""
 
 import json
+import pickle
 import shutil
+import struct
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from pairwright import PairwrightError, Table
 from pairwright.sources import READERS
@@ -211,3 +215,32 @@ def test_a_folder_can_be_moved_and_imported_again(tmp_path):
     table = Table(tmp_path / "experience")
     summary = import_files([str(tmp_path.parent / f"{tmp_path.name}-moved" / "in0.jsonl")], table)
     assert (summary.total("already_there"), table.count()) == (1, 1)
+
+
+def test_an_update_from_a_file_that_cannot_be_read_any_more_removes_nothing(tmp_path):
+    table, _ = imported(tmp_path, chat_row(1))
+    _, summary = imported(tmp_path, "\0\0nonsense", table=table, update=True)
+    assert (summary.total("quarantined"), summary.num_replaced, table.count()) == (1, 0, 1)
+
+
+def test_archives_are_redacted_and_binary_payloads_are_refused_with_redact(tmp_path):
+    key = "sk-proj-" + "a1B2" * 8
+    messages = [{"role": "user", "content": f"use {key}"}, {"role": "assistant", "content": "ok"}]
+    sample = {"id": 1, "epoch": 1, "input": "x", "target": "y", "messages": messages, "scores": {"s": {"value": 1}}}
+    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+        archive.writestr("header.json", json.dumps({"eval": {"task": "t", "model": "m"}}))
+        archive.writestr("samples/1_epoch_1.json", json.dumps(sample))
+    table = Table(tmp_path / "t")
+    summary = import_files([str(tmp_path / "log.eval")], table, redact=True)
+    assert (table.count(), [secret["kind"] for secret in summary.secrets]) == (1, ["openai_key"])
+    assert "[REDACTED:openai_key]" in next(table.records()).messages[0].text
+    import_files([str(tmp_path / "log.eval")], Table(tmp_path / "plain"))
+    assert key in next(Table(tmp_path / "plain").records()).messages[0].text
+    eid = {"batch": 0, "task": 1, "run": 0, "step": 0, "suffix": "a"}
+    metadata = pickle.dumps({"version": 1, "num_items": 1, "items": [{"eid": eid, "prompt_length": 1, "reward": 1.0}]})
+    tensors = safetensors.numpy.save({"0:tokens": np.array([1, 2], np.int32)})
+    (tmp_path / "p.trxp").write_bytes(
+        struct.pack("<4sBQQ", b"TRXP", 1, len(metadata), len(tensors)) + metadata + tensors
+    )
+    assert import_files([str(tmp_path / "p.trxp")], Table(tmp_path / "r"), redact=True).total("quarantined") == 1
+    assert import_files([str(tmp_path / "p.trxp")], Table(tmp_path / "r")).total("experiences") == 1

@@ -59,17 +59,17 @@ def detect(path: Path, format_name: str = "auto") -> Layout | Rejected:
 
 def read_file(path: Path, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
     """All experiences of a file, and what had to be left out."""
-    if layout.shape == "binary":
-        yield from _read_binary(path, layout, options)
-    else:
-        yield from read_units(file_units(path, layout), layout, options)
+    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout)
+    yield from read_units(units, layout, options)
 
 
-def read_units(units: Iterable[Unit | Rejected], layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+def read_units(
+    units: Iterable[Unit | Experience | Rejected], layout: Layout, options: Options
+) -> Iterator[Experience | Rejected]:
     """The experiences of units; the one place where a bad record is caught."""
     read, name = layout.reader.read, layout.format
     for unit in units:
-        if isinstance(unit, Rejected):
+        if isinstance(unit, Experience | Rejected):
             yield unit
             continue
         origin, value = unit
@@ -131,14 +131,13 @@ def _detect_json(path: Path, format_name: str) -> Layout | Rejected:
     return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
 
 
-def _read_binary(path: Path, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+def binary_units(path: Path, layout: Layout) -> Iterator[Unit | Experience | Rejected]:
+    """The units of a file that is not text, or its experiences where the format holds them itself."""
     _, units_of = BINARY_READERS[layout.format]
     try:
         for number, value in enumerate(units_of(path)):
-            if isinstance(value, Experience | Rejected):
-                yield value
-            else:
-                yield from read_units([(Origin(str(path), None, number), value)], layout, options)
+            is_done = isinstance(value, Experience | Rejected)
+            yield value if is_done else (Origin(str(path), None, number), value)
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error), layout.format)
 

@@ -18,7 +18,7 @@ from pairwright.jsontext import encode
 from pairwright.records import Experience, Kind
 from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, Rejected
-from pairwright.sources.reading import Layout, file_units, read_file, read_units
+from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward
 from pairwright.store.arrow import to_batch
@@ -110,20 +110,26 @@ def _kept(task: ImportTask, result: ImportResult, write_rejected: Callable[[byte
 
 
 def _read(task: ImportTask, result: ImportResult) -> Iterator[Experience | Rejected]:
+    units: Iterator[Unit | Experience | Rejected]
     if task.layout.splits:
-        units: Iterator[Unit | Rejected] = line_units(
+        units = line_units(
             task.path, start=task.start, stop=task.stop, line=task.line, decode=task.layout.reader.decode
         )
     elif task.layout.shape == "binary":
-        yield from read_file(task.path, task.layout, task.options)
-        return
+        units = binary_units(task.path, task.layout)
     else:
         units = file_units(task.path, task.layout)
     yield from read_units(_redacted(units, result) if task.redact else units, task.layout, task.options)
 
 
-def _redacted(units: Iterator[Unit | Rejected], result: ImportResult) -> Iterator[Unit | Rejected]:
+def _redacted(
+    units: Iterator[Unit | Experience | Rejected], result: ImportResult
+) -> Iterator[Unit | Experience | Rejected]:
     for unit in units:
+        if isinstance(unit, Experience):  # a binary payload of records, whose secrets nobody has looked for
+            file = unit.source.file if unit.source is not None else "a payload"
+            yield Rejected(file, None, "--redact: a binary payload cannot be redacted; import it without, or as JSON")
+            continue
         if isinstance(unit, Rejected):
             clean, found = redact(unit.raw)
             unit = replace(unit, raw=clean)

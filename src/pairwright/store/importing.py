@@ -82,7 +82,8 @@ def import_files(
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
     if update:
-        stale = pl.col("source").is_in([str(file) for file in files]) & pl.col("uid").is_in(list(ingest.seen)).not_()
+        read = sorted({str(task.path) for task in tasks})  # a file that cannot be read any more replaces nothing
+        stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
     return summary
 
