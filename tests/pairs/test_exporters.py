@@ -255,6 +255,8 @@ def test_what_is_not_written_or_not_trained_as_elsewhere_is_noted(tmp_path, targ
 
 @pytest.mark.parametrize("target", EXPORTERS)
 def test_only_the_split_that_was_asked_for_is_written(tmp_path, target):
+    if target == "hf":
+        pytest.importorskip("datasets")
     stored(tmp_path / "pairs", "plain", "weighted")
     for split, number in (("train", 1), ("validation", 1), ("all", 2)):
         summary = run(target, tmp_path / "pairs", tmp_path / f"out-{split}", split=split)
