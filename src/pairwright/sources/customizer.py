@@ -12,14 +12,12 @@ from pairwright.sources.boundary import guarded
 from pairwright.sources.fields import mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.leftover import small_fields
-from pairwright.sources.openai_chat import task_of, tools_of
 from pairwright.sources.preference import (
     SCORES,
     answer_from,
     conversations_from,
-    preference_from,
+    preference_of_row,
     prompt_from,
-    side_score,
 )
 
 NAME = "customizer"
@@ -37,18 +35,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         answer_from(row.get("chosen_response"), "chosen_response"),
         answer_from(row.get("rejected_response"), "rejected_response"),
     )
-    yield preference_from(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
-        tools=tools_of(row),
-        chosen_reward=side_score(row, "chosen"),
-        rejected_reward=side_score(row, "rejected"),
-        info=small_fields(row, _READ),
-    )
+    yield preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
 read = guarded(read_unit)

@@ -24,8 +24,8 @@ from pairwright.sources.preference import (
     answer_from,
     conversations_from,
     preference_from,
+    preference_of_row,
     prompt_from,
-    side_score,
 )
 from pairwright.sources.result_text import result_error_kind
 
@@ -97,18 +97,7 @@ def _binary(row: Json, origin: Origin) -> Experience:
         answer_from(row.get("chosen"), "chosen"),
         answer_from(row.get("rejected"), "rejected"),
     )
-    return preference_from(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
-        tools=tools_of(row),
-        chosen_reward=side_score(row, "chosen"),
-        rejected_reward=side_score(row, "rejected"),
-        info=small_fields(row, _READ),
-    )
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
 read = guarded(read_unit)

@@ -12,6 +12,7 @@ from pairwright.sources.chat import message_from_chat, messages_from_chat
 from pairwright.sources.errors_seen import error_sites
 from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.format import Origin, build
+from pairwright.sources.openai_chat import task_of, tools_of
 from pairwright.sources.result_text import result_error_kind
 from pairwright.sources.sides import split_sides
 
@@ -76,6 +77,25 @@ def preference_from(
             messages=tuple(rejected), reward=rejected_reward, errors=tuple(_errors(prompt, rejected, tools)[1])
         ),
         errors=prompt_errors,
+        info=info,
+    )
+
+
+def preference_of_row(
+    name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
+) -> Experience:
+    """A preference whose task, tools and scores stand in the row; `sides` are prompt and both answers."""
+    prompt, chosen, rejected = sides
+    return preference_from(
+        name,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        tools=tools_of(row),
+        chosen_reward=side_score(row, "chosen"),
+        rejected_reward=side_score(row, "rejected"),
         info=info,
     )
 

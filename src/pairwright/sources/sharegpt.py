@@ -20,7 +20,7 @@ from pairwright.sources.fields import BadRecord, mapping, optional_text, score
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, split_at_first_answer
 from pairwright.sources.leftover import small_fields
 from pairwright.sources.openai_chat import reward_of, task_of, tools_of
-from pairwright.sources.preference import SCORES, preference_from, side_score
+from pairwright.sources.preference import SCORES, preference_of_row
 from pairwright.sources.result_text import result_error_kind
 from pairwright.sources.sharegpt_turns import turns_of_parts, turns_of_values
 from pairwright.sources.sides import split_sides
@@ -80,18 +80,7 @@ def _preference(row: Json, origin: Origin) -> Experience:
     else:
         prompt = _conversation(row)
         chosen, rejected = _side(row["chosen"], "chosen", prompt), _side(row["rejected"], "rejected", prompt)
-    return preference_from(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
-        tools=tools_of(row),
-        chosen_reward=side_score(row, "chosen"),
-        rejected_reward=side_score(row, "rejected"),
-        info=small_fields(row, _READ),
-    )
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
 def _conversation(row: Json) -> list[Message]:

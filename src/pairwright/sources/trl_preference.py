@@ -26,9 +26,8 @@ from pairwright.sources.preference import (
     SCORES,
     answer_from,
     conversations_from,
-    preference_from,
+    preference_of_row,
     prompt_from,
-    side_score,
 )
 
 NAME = "trl-preference"
@@ -82,18 +81,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
         prompt, chosen, rejected = conversations_from(
             prompt, answer_from(row["chosen"], "chosen"), answer_from(row["rejected"], "rejected")
         )
-    return preference_from(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=prompt,
-        chosen=chosen,
-        rejected=rejected,
-        tools=tools_of(row),
-        chosen_reward=side_score(row, "chosen"),
-        rejected_reward=side_score(row, "rejected"),
-        info=info,
-    )
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
 def _unpaired(row: Json, origin: Origin) -> Experience:
