@@ -1,4 +1,4 @@
-"""Configuration: one model tree, filled from a YAML file, the environment and the command line, in that order.
+"""The configuration tree filled from a YAML file, the environment and the command line, in that order.
 
     seed: 0
     sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
@@ -13,48 +13,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from pairwright.config.tree import Config
 from pairwright.errors import ConfigError
 
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, and no key that it does not know."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
-
-
-class SourcesConfig(Section):
-    """What is read into the experience table."""
-
-    paths: list[str] = []
-    """Files, folders and globs."""
-    format: str = "auto"
-    """A format's name, or auto: told by the content of each file."""
-    reward: str | None = None
-    """Name of the reward component to use where a record has several."""
-    redact: bool = False
-    """Replace API keys, tokens and private keys by placeholders."""
-    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
-    """Keep bad records aside and go on, or end with exit code 1 when there are any."""
-
-
-class Config(Section):
-    """A run."""
-
-    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the run; its files are in runs/<name>."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    """Seed of everything that is drawn."""
-    sources: SourcesConfig = SourcesConfig()
 
 
 def load_config(
