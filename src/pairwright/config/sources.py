@@ -8,7 +8,7 @@ from pairwright.config.section import Section
 class SourcesConfig(Section):
     """What is read into the experience table."""
 
-    paths: list[str] = []
+    paths: tuple[str, ...] = ()
     """Files, folders and globs."""
     format: str = "auto"
     """A format's name, or auto: told by the content of each file."""
