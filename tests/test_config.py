@@ -17,13 +17,13 @@ def test_file_then_environment_then_overrides(tmp_path):
     config = load_config(
         path, overrides=[("seed", "3")], environment={"PAIRWRIGHT_SEED": "2", "PAIRWRIGHT_SOURCES__FORMAT": "atif"}
     )
-    assert (config.name, config.seed, config.sources.format, config.sources.paths) == ("a", 3, "atif", ["x"])
+    assert (config.name, config.seed, config.sources.format, config.sources.paths) == ("a", 3, "atif", ("x",))
 
 
 def test_references_are_filled_from_the_environment(tmp_path):
     path = written(tmp_path, 'seed: ${SEED}\nsources: {paths: ["${DIR}/a", b]}\n')
     config = load_config(path, environment={"SEED": "7", "DIR": "/d"})
-    assert (config.seed, config.sources.paths) == (7, ["/d/a", "b"])
+    assert (config.seed, config.sources.paths) == (7, ("/d/a", "b"))
     with pytest.raises(ConfigError, match="the environment has no SEED"):
         load_config(path, environment={})
 
