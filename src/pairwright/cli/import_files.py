@@ -45,7 +45,7 @@ def import_files(
     from pairwright.store.table import Table
 
     settings = Config() if config is None else load_config(config)
-    paths = paths or settings.sources.paths
+    paths = paths or list(settings.sources.paths)
     if output is None and config is not None:
         output = Path("runs") / settings.name / "experience"
     if not paths or output is None:
