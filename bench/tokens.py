@@ -6,17 +6,19 @@
     python bench/tokens.py prefixes against re-rendering every prefix, at 200 turns
     python bench/tokens.py trl      against TRL's DPO tokenisation of the same preference data (needs trl)
     python bench/tokens.py cores    a file of conversations on one and on two processes
+    python bench/tokens.py read     cached pairs in random order, against datasets
 
-Ratios are of the best of several rounds, alternating, in one run. Real tokenizers are read from the shared folder.
+Ratios are of CPU seconds (of wall-clock seconds for `cores`), the best of several rounds, alternating, in one run. Real
+tokenizers are read from the shared folder.
 """
 
 import argparse
 import os
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,12 +28,15 @@ os.environ.setdefault("RAYON_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "tokens"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "tokens")]
 
 from token_cases import CASES, assistant, call, tool, user  # noqa: E402
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer  # noqa: E402
 
-from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_pair, encode_turns  # noqa: E402
+from bench.measure import best_cpu, in_child  # noqa: E402
+from pairwright import EID, Message, Pair  # noqa: E402
+from pairwright.pairs.table import pairs_to_batch, write_pairs  # noqa: E402
+from pairwright.tokens import ChatTokenizer, PairMessages, Refusal, encode_chat, encode_pairs, encode_turns  # noqa: E402
 
 
 def text(size: int, random_source: random.Random) -> str:
@@ -61,17 +66,6 @@ def agent(turns: int, seed: int) -> list[dict[str, Any]]:
         for n in range(turns // 2)
     )
     return [user(text(60, source)), *(message for step in steps for message in step)]
-
-
-def best(rounds: int, *functions: Callable[[], Any]) -> list[float]:
-    """The best time of each function; rounds alternate, so that all see the same machine."""
-    times = [float("inf")] * len(functions)
-    for _ in range(rounds):
-        for number, function in enumerate(functions):
-            start = time.perf_counter()
-            function()
-            times[number] = min(times[number], time.perf_counter() - start)
-    return times
 
 
 def table() -> None:
@@ -106,21 +100,23 @@ def table() -> None:
 
 
 def speed(name: str) -> None:
+    """Ours against the encoding of the same text alone: with offsets, as masks need them, and without."""
     tokenizer = real_tokenizer(name)
+    backend = tokenizer.backend
     for kind in (chat, agent):
         for turns in (20, 200, 1000):
             chats = [kind(turns, seed) for seed in range(max(2, 2000 // turns))]
             texts = [tokenizer.renderer(None).text(messages) for messages in chats]
             encode_chat(tokenizer, chats[0])
-            raw, ours = best(
-                5,
-                lambda texts=texts: [tokenizer.backend.encode(t, add_special_tokens=False).ids for t in texts],
+            raw, fast, ours = best_cpu(
+                lambda texts=texts: [backend.encode(t, add_special_tokens=False).ids for t in texts],
+                lambda texts=texts: [backend.encode_batch_fast([t], add_special_tokens=False)[0].ids for t in texts],
                 lambda chats=chats: [encode_chat(tokenizer, c) for c in chats],
             )
-            tokens = sum(len(tokenizer.backend.encode(t, add_special_tokens=False).ids) for t in texts)
+            tokens = sum(len(backend.encode(t, add_special_tokens=False).ids) for t in texts)
             print(
-                f"{name:<12} {kind.__name__:<6} {turns:>5} turns: raw {tokens / raw:>9,.0f} tok/s, "
-                f"ours {tokens / ours:>9,.0f} tok/s, ratio {raw / ours:.2f}"
+                f"{name:<12} {kind.__name__:<6} {turns:>5} turns: raw {tokens / raw:>9,.0f} tok/s, without offsets "
+                f"{tokens / fast:>9,.0f}, ours {tokens / ours:>9,.0f}; ratio {raw / ours:.2f} and {fast / ours:.2f}"
             )
 
 
@@ -146,9 +142,9 @@ def prefixes(name: str) -> None:
     tokenizer = real_tokenizer(name)
     messages = chat(200, 0)
     encode_chat(tokenizer, messages)
-    theirs = best(1, lambda: by_prefixes(tokenizer, messages))[0]
-    ours = best(5, lambda: encode_chat(tokenizer, messages))[0]
-    print(f"{name} at 200 turns: every prefix {theirs:.3f} s, ours {ours:.4f} s, ratio {theirs / ours:.0f}x")
+    theirs = best_cpu(lambda: by_prefixes(tokenizer, messages), rounds=1)[0]
+    ours = best_cpu(lambda: encode_chat(tokenizer, messages))[0]
+    print(f"{name} at 200 turns: every prefix {theirs:.3f} s CPU, ours {ours:.4f} s, ratio {theirs / ours:.0f}x")
 
 
 def trl(name: str) -> None:
@@ -169,13 +165,18 @@ def trl(name: str) -> None:
     hf = transformers.AutoTokenizer.from_pretrained(SHARED / name)
     trainer, config = SimpleNamespace(_tokenizer=hf), SimpleNamespace(dataset_num_proc=None, max_length=None)
     tokenizer = real_tokenizer(name)
-    encode_pair(tokenizer, *pairs[0])
-    theirs, ours = best(
-        3,
+    list(encode_pairs(tokenizer, [PairMessages(*pairs[0])]))
+    compared = [PairMessages(*pair) for pair in pairs]
+    theirs, ours, single = best_cpu(
         lambda: DPOTrainer._prepare_dataset(trainer, rows, hf, config, "train"),
-        lambda: [encode_pair(tokenizer, *pair) for pair in pairs],
+        lambda: list(encode_pairs(tokenizer, compared)),
+        lambda: [list(encode_pairs(tokenizer, [pair])) for pair in compared],
+        rounds=4,
     )
-    print(f"{name}, 300 pairs: TRL {theirs:.3f} s, ours {ours:.3f} s, ratio {theirs / ours:.1f}x")
+    print(
+        f"{name}, 300 pairs: TRL {theirs:.3f} s CPU, ours {ours:.3f} s, ratio {theirs / ours:.1f}x; "
+        f"one pair at a time {single:.3f} s, ratio {theirs / single:.1f}x"
+    )
 
 
 def _encode_part(arguments: tuple[str, list[int]]) -> int:
@@ -200,15 +201,74 @@ def cores(name: str) -> None:
     print(f"{name}: {tokens:,} tokens, one process {one:.2f} s, two {two:.2f} s, {one / two:.2f}x")
 
 
+def read(name: str) -> None:
+    """Cached pairs in random order, ours and datasets with the same arrays, each in a process of its own."""
+    from pairwright.tokens.stage import EncodeOptions, encode_source
+
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [
+            Pair(
+                id=f"{seed:032x}", prompt=[Message("user", text(200, random.Random(seed)))],
+                chosen=[Message("assistant", text(300, random.Random(seed)))],
+                rejected=[Message("assistant", text(250, random.Random(seed + 1)))], chosen_reward=1.0,
+                rejected_reward=0.0, chosen_eid=EID(), rejected_eid=EID(), gap=1.0, strategy="all",
+            )
+            for seed in range(4000)
+        ]  # fmt: skip
+        write_pairs(Path(folder) / "pairs", [pairs_to_batch(pairs)])
+        encode_source(Path(folder) / "pairs", Path(folder) / "tokens", EncodeOptions(str(SHARED / name)))
+        in_child(READ_OURS, folder)  # makes the mapped file
+        ours, theirs = in_child(READ_OURS, folder), in_child(READ_THEIRS, folder)
+    for who, found in (("ours", ours), ("datasets", theirs)):
+        print(f"{who}: {found['microseconds']:.0f} us CPU a pair, peak memory {found['megabytes']:.0f} MB")
+    print(f"ratio {theirs['microseconds'] / ours['microseconds']:.1f}x")
+
+
+_TIMED = """
+import json, random, sys, time
+order = list(range(4000)); random.Random(0).shuffle(order)
+def peak(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
+def timed(take):
+    start = time.process_time()
+    for number in order: take(number)
+    used = (time.process_time() - start) / len(order) * 1e6
+    print(json.dumps({"microseconds": used, "megabytes": peak()}))
+"""
+READ_OURS = (
+    _TIMED
+    + """
+from pathlib import Path
+from pairwright.tokens.cache import read_pairs
+pairs = read_pairs(Path(sys.argv[1]) / "tokens")
+timed(lambda number: int(pairs[number].chosen.ids[-1]) + int(pairs[number].rejected.mask[-1]))
+"""
+)
+READ_THEIRS = (
+    _TIMED
+    + """
+import datasets, glob
+datasets.disable_progress_bars()
+parts = sorted(glob.glob(sys.argv[1] + "/tokens/sequences-*.parquet"))
+rows = datasets.Dataset.from_parquet(parts, cache_dir=sys.argv[1] + "/hf").with_format("numpy")
+rows = rows.select_columns(["ids", "mask", "message_index", "paint", "prompt_length", "report"])
+def take(number):
+    left, right = rows[2 * number], rows[2 * number + 1]
+    return int(left["ids"][-1]) + int(right["mask"][-1])
+timed(take)
+"""
+)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["table", "speed", "prefixes", "trl", "cores"])
+    commands = {"speed": speed, "prefixes": prefixes, "trl": trl, "cores": cores, "read": read}
+    parser.add_argument("what", choices=["table", *commands])
     parser.add_argument("--tokenizer", default="qwen2_5", help="a folder of the shared tokenizers")
     options = parser.parse_args()
     if options.what == "table":
         table()
     else:
-        {"speed": speed, "prefixes": prefixes, "trl": trl, "cores": cores}[options.what](options.tokenizer)
+        commands[options.what](options.tokenizer)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Folder order is data order: a module imports what stands before it here, or its own package.
 ORDER = [
     "errors", "jsontext", "arrays", "checks", "messages", "canonical", "records", "grouping", "gather", "config",
-    "sources", "store", "collect", "pairs", "tokens", "losses", "train", "evaluate", "backends", "service", "serve",
-    "report", "cli",
+    "engines", "sources", "store", "generate", "collect", "pairs", "tokens", "losses", "train", "evaluate", "backends", "service",
+    "serve", "report", "flow", "cli",
 ]  # fmt: skip
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -4,12 +4,13 @@ import json
 import sys
 
 import pytest
+import typer
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.cli import pairs as pairs_command
 from pairwright.errors import PairwrightError
 from pairwright.pairs import STRATEGIES
-from pairwright.pairs.options import STRATEGY_NAMES
+from pairwright.pairs.options import STRATEGY_NAMES, PairOptions
 
 
 def run(capsys, *words):
@@ -61,6 +62,7 @@ def test_every_option_reaches_the_build(folder, capsys):
         "--max-per-chosen", "2", "--tree", "--environment-divergence", "--min-teachers", "2", "--teacher-choice", "best", "--no-dedupe",
         "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
         "--balance-by", "reweight", "--validation", "0.5", "--curriculum", "hard-first", "--curriculum-share", "0.9", "--seed", "4",
+        "--curriculum-start", "0.4", "--curriculum-increment", "0.3", "--curriculum-interval", "2",
         "--memory", "64MB", "--teachers", folder / "experience",
     ]  # fmt: skip
     code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json", *words)
@@ -70,9 +72,40 @@ def test_every_option_reaches_the_build(folder, capsys):
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
         "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "balance_by": "reweight", "validation": 0.5, "curriculum": "hard-first",
-        "curriculum_share": 0.9, "tree": True, "environment_divergence": True, "teachers": ["experience"], "min_teachers": 2,
+        "curriculum_share": 0.9, "curriculum_start": 0.4, "curriculum_increment": 0.3, "curriculum_interval": 2, "tree": True, "environment_divergence": True, "teachers": ["experience"], "min_teachers": 2,
         "teacher_choice": "best", "votes": None, "seed": 4, "memory_megabytes": 64,
     }  # fmt: skip
+
+
+def test_the_defaults_of_the_command_are_those_of_pair_building(folder, capsys):
+    code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json")
+    assert (code, json.loads(out)["options"]) == (0, PairOptions().as_json())
+    shown = {param.name: param.default for param in typer.main.get_command(pairs_command.app).commands["build"].params}
+    for name, value in PairOptions().as_json().items():
+        if name != "memory_megabytes":
+            assert str(shown[name] or None) == str(value or None), name
+
+
+def test_a_configuration_has_options_and_folders_and_the_command_line_overrides_them(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    (folder / "run.yaml").write_text(
+        "name: first\nseed: 5\npairs: {exhaustive_pairs: false, min_score_diff: 0.1, validation: 0.5}\n"
+    )
+    (folder / "runs" / "first").mkdir(parents=True)
+    (folder / "experience").rename(folder / "runs" / "first" / "experience")
+    code, out, err = run(capsys, "--config", "run.yaml", "--json")
+    options = json.loads(out)["options"]
+    assert (code, options["strategy"], options["min_gap"], options["seed"]) == (0, "best-worst", 0.1, 5)
+    assert "4 pairs written to runs/first/pairs" in err
+    code, out, _ = run(capsys, "--config", "run.yaml", "--strategy", "all", "--min-gap", "0.0", "-o", "other", "--json")
+    options = json.loads(out)["options"]
+    assert (options["strategy"], options["min_gap"], options["validation"]) == ("all", 0.0, 0.5)
+    assert (folder / "other" / "pairs.parquet").exists()
+
+
+def test_tables_and_a_folder_are_asked_for(capsys):
+    code, _, err = run(capsys, "build", "--min-gap", "0.1")
+    assert (code, "pairwright pairs runs/first/experience -o pairs" in err) == (3, True)
 
 
 def test_no_pairs_is_said_with_the_value_that_would_help(folder, capsys):

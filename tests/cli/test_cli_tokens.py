@@ -5,7 +5,7 @@ import json
 import pytest
 from test_cli import run
 
-from pairwright import EID, Experience, Message, Table
+from pairwright import EID, ErrorSite, Experience, Message, Table, ToolCall
 
 
 @pytest.fixture
@@ -49,8 +49,51 @@ def test_mistakes_are_one_line(folder, tokenizer, tmp_path):
     for words, message in (
         (("tokens", folder, "--tokenizer", tmp_path, "-o", tmp_path / "x"), "no tokenizer.json"),
         (("tokens", tmp_path / "nope", "--tokenizer", tokenizer, "-o", tmp_path / "x"), "neither an experience table"),
-        (("tokens", "show", tmp_path, "--tokenizer", tokenizer), "no sequence"),
+        (("tokens", "show", tmp_path, "--tokenizer", tokenizer), "no cached sequences, no experience table"),
     ):
         done = run(*words)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
         assert message in done.stderr
+
+
+def test_a_configuration_says_what_the_command_line_does_not(folder, tokenizer, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(f"name: first\ntokens: {{tokenizer: {tokenizer}, max_length: 4, truncation: drop, workers: 1}}\n")
+    done = run("tokens", folder, "--config", config, "-o", tmp_path / "tokens", "--json")
+    manifest = json.loads(done.stdout)
+    assert (done.returncode, manifest["refused"]) == (0, {"too_long": 1})
+    assert manifest["options"]["truncation"] == "drop"
+    words = ("--max-length", 1000, "--control-tokens", "refuse", "--verify", "all", "--no-require-stop")
+    manifest = json.loads(run("tokens", folder, "--config", config, "-o", tmp_path / "tokens", *words, "--json").stdout)
+    assert (manifest["exact"], manifest["options"]["max_length"]) == (1, 1000)
+    assert (manifest["options"]["verify"], manifest["options"]["require_stop"]) == ("all", False)
+    done = run("tokens", folder)
+    assert (done.returncode, "expected a source, --tokenizer DIR and -o DIR" in done.stderr) == (3, True)
+
+
+def test_show_takes_tables_files_and_hints(tokenizer, tmp_path):
+    call = ToolCall("look", "{}", "call00000")
+    completion = [
+        Message("assistant", "", tool_calls=(call,)),
+        Message("tool", "no such word", tool_call_id="call00000"),
+        Message("assistant", "I see."),
+    ]
+    site = ErrorSite(index=2, kind="not_found", tool="look")
+    made = {"kind": "multi_turn", "prompt": [Message("user", "Time?")], "completion": completion, "errors": [site]}
+    with Table(tmp_path / "experience") as table:
+        table.append([Experience(**made)])
+    shown = json.loads(run("tokens", "show", table.path, "--tokenizer", tokenizer, "--json").stdout)
+    assert "".join(token["text"] for token in shown[0]["tokens"] if token["trained"]).endswith("I see.<|im_end|>")
+    assert {token["is"] for token in shown[0]["tokens"]} >= {"template", "user", "tool", "call", "generated", "stop"}
+    hinted = run("tokens", "show", table.path, "--tokenizer", tokenizer, "--hints", "--json")
+    student, teacher = json.loads(hinted.stdout)
+    assert "Hint: What look" in "".join(token["text"] for token in teacher["tokens"] if token["is"] == "hint")
+    assert not any(token["is"] == "hint" for token in student["tokens"])
+    file = tmp_path / "chat.jsonl"
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    file.write_text(json.dumps({"messages": chat}) + "\n" + json.dumps(chat) + "\n")
+    done = run("tokens", "show", file, "--tokenizer", tokenizer)
+    assert (done.returncode, done.stdout.count("hello<|im_end|>")) == (0, 2)
+    file.write_text("{}")
+    done = run("tokens", "show", file, "--tokenizer", tokenizer)
+    assert (done.returncode, "expected a list of messages" in done.stderr) == (1, True)

@@ -1,7 +1,5 @@
 """Who may be paired with whom: the defects of the systems before us, each as a test, and the promises of a build."""
 
-import random
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -277,15 +275,6 @@ def test_an_empty_table_gives_no_pairs_and_says_so(tmp_path):
     assert summary["pairs"] == 0
     assert "empty" in summary["hint"]
     assert list(read_pairs(tmp_path / "pairs")) == []
-
-
-def test_texts_that_do_not_fit_into_memory_at_once_give_the_same_file(tmp_path, monkeypatch):
-    rng = random.Random(1)
-    rows = [candidate(rng.random(), task=f"t{run % 9}", run=run) for run in range(90)]
-    built(tmp_path, rows)
-    monkeypatch.setattr("pairwright.pairs.texts._megabytes", lambda _: 10_000)
-    build_pairs([Table(tmp_path / "experience")], tmp_path / "again", PairOptions(memory_megabytes=100))
-    assert (tmp_path / "pairs" / "pairs.parquet").read_bytes() == (tmp_path / "again" / "pairs.parquet").read_bytes()
 
 
 def test_equal_candidates_are_told_apart_by_their_ids_not_by_their_order(tmp_path):

@@ -60,6 +60,17 @@ def test_an_overlong_line_is_rejected_without_being_held(tmp_path, monkeypatch, 
     assert found[2][1] == {"a": 2}
 
 
+def test_a_line_of_just_the_limit_is_read_and_one_byte_more_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 50)
+    for chunk in (7, 50, 51, 52, 1000):
+        monkeypatch.setattr(files, "_CHUNK", chunk)
+        longest, longer = b'"%s"' % (b"x" * 48), b'"%s"' % (b"x" * 49)
+        for ending in (b"", b"\n", b"\n\n1"):
+            found = read(written(tmp_path, longest + b"\n" + longer + ending))
+            assert found[:2] == [(1, "x" * 48), (2, "a line of 51 bytes; the limit is 50")], (chunk, ending)
+            assert found[2:] == ([(4, 1)] if ending.endswith(b"1") else [])
+
+
 @pytest.mark.parametrize("ending", [b"", b"\n"])
 def test_gzip_and_zstd_are_told_by_content_not_by_name(tmp_path, ending):
     data = b'{"a":1}\n{"a":2}' + ending
@@ -73,7 +84,8 @@ def test_a_large_document_is_rejected(tmp_path, monkeypatch):
 
 
 def test_ranges_cover_every_line_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_CHUNK", 64)
+    monkeypatch.setattr(files, "_BUFFER", 64)
+    monkeypatch.setattr(files, "_CHUNK", 16)
     lines = [b'{"n":%d,"pad":"%s"}' % (n, b"x" * (n * 7 % 50)) for n in range(200)]
     path = written(tmp_path, b"\n".join(lines) + b"\n\n")
     pieces = ranges(path, 500)

@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_families import small_tokenizer
 
+from pairwright.config import CollatorConfig
 from pairwright.errors import ConfigError
 from pairwright.messages import ErrorSite, Message, ToolCall
 from pairwright.records import EID, Experience, Pair
 from pairwright.tokens.batches import as_torch, buckets, pack, packing
 from pairwright.tokens.collate import collate_policy, collate_preference
-from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace
+from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace, options_of
+from pairwright.tokens.hints import Hint, HintCounts
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
@@ -146,3 +148,44 @@ def test_torch_tensors_on_request() -> None:
     assert batch["policy"]["input_ids"].dtype == torch.int64
     assert batch["preference"]["chosen_mask"].dtype == torch.bool
     assert "logprobs" not in as_torch(collate_policy([sequence([1], [1])], [1.0], pad_id=0))
+
+
+def test_what_is_too_long_to_distil_is_cut_and_counted() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    whole = Collator(tokenizer, pad_id=0)([trace()])
+    longest = whole.distill.teacher_ids.shape[1]  # type: ignore[union-attr]
+    collate = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=longest - 1, use_policy=False))
+    cut = collate([trace()])
+    assert cut.distill.teacher_ids.shape[1] <= longest - 1  # type: ignore[union-attr]
+    assert cut.distill.sdpo_mask.sum() == whole.distill.sdpo_mask.sum()  # type: ignore[union-attr]
+    assert collate.counts["distill: truncated"] == 1
+    dropping = Collator(tokenizer, pad_id=0, options=CombineOptions(max_length=longest - 1, truncation="drop"))
+    assert dropping([trace()]).distill is None  # type: ignore[union-attr]
+    assert dropping.counts["distill: too_long"] == 1
+
+
+def test_a_template_that_rewrites_history_fills_all_channels() -> None:
+    collate = Collator(small_tokenizer("channels, return becomes end"), pad_id=0)
+    more = (*DONE, Message("user", "and?"), Message("assistant", "done"))
+    long = Experience(kind="multi_turn", prompt=PROMPT, completion=more, reward=1.0, errors=(SITE,))
+    batch = collate([Trace(long, trace().pairs)])
+    assert batch.policy.input_ids.shape[0] == 2  # type: ignore[union-attr]
+    assert batch.distill.student_ids.shape[0] == 1  # type: ignore[union-attr]
+    assert batch.preference is not None  # type: ignore[union-attr]
+    assert batch.distill.student_ids.shape[1] < batch.policy.input_ids.shape[1]  # type: ignore[union-attr]
+
+
+def test_options_come_from_the_configuration_and_hints_from_a_function() -> None:
+    section = CollatorConfig(max_length=99, ignore_index=-1, use_preference=False, reward_key="style")
+    assert options_of(section) == CombineOptions(
+        max_length=99, ignore_index=-1, use_preference=False, reward_key="style"
+    )
+    tokenizer = small_tokenizer("chatml with calls")
+
+    def hints(messages: object, sites: object) -> tuple[list[Hint], HintCounts]:
+        return [Hint(SITE, 3, "look twice", "judge")], HintCounts(hinted=1)
+
+    batch = Collator(tokenizer, pad_id=0, options=options_of(section), hints=hints)([trace()])
+    assert batch.preference is None  # type: ignore[union-attr]
+    assert batch.policy.labels.min() == -1  # type: ignore[union-attr]
+    assert "[Hint: look twice]" in tokenizer.decode(batch.distill.teacher_ids[0])  # type: ignore[union-attr]

@@ -1,7 +1,6 @@
 """encode_chat: literal masks, properties, refusals, and every kind of tokenizer."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from token_families import CHATML, FAMILIES, SHARED, small_backend, small_tokeni
 from pairwright.messages import Message, ToolCall
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.render import Piece, Rendered
+from pairwright.tokens.render import Piece, Rendered, Template
 from pairwright.tokens.sequence import Paint, Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer
 
@@ -270,23 +269,24 @@ def test_what_is_trained_is_what_follows_the_prompt_of_each_turn(chat: list, nam
             assert stop in ("", *FAMILIES[name].stops)
 
 
-def test_time_is_linear_in_the_number_of_turns() -> None:
+def test_the_work_is_linear_in_the_number_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in messages that templates go through, skeletons included."""
     tokenizer = small_tokenizer("chatml with calls")
+    rendered: list[int] = []
+    render = Template._render
+    monkeypatch.setattr(
+        Template, "_render", lambda self, chat, *rest: rendered.append(len(chat)) or render(self, chat, *rest)
+    )
 
-    def seconds(turns: int) -> float:
-        chat = [
-            user("go"),
-            *(m for n in range(turns) for m in (assistant("hm", calls=[call(n % 90)]), tool("r" * 50, n % 90))),
-        ]
-        start = time.perf_counter()
-        sequence = encode_chat(tokenizer, chat)
-        assert sequence.report.num_turns == turns
-        assert sequence.report.probed == 0
-        return time.perf_counter() - start
+    def work(turns: int) -> int:
+        steps = ((assistant("hm", calls=[call(n % 90)]), tool("r" * 50, n % 90)) for n in range(turns))
+        rendered.clear()
+        sequence = encode_chat(tokenizer, [user("go"), *(message for step in steps for message in step)])
+        assert (sequence.report.num_turns, sequence.report.probed) == (turns, 0)
+        return sum(rendered)
 
-    seconds(30)
-    short, long = min(seconds(100) for _ in range(3)), min(seconds(1000) for _ in range(2))
-    assert long < 25 * short
+    work(30)
+    assert work(1000) < 11 * work(100)
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 from token_cases import CASES
-from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer, special_tokens
+from token_families import (
+    FAMILIES,
+    REAL_STOPS,
+    SHARED,
+    real_hf,
+    real_tokenizer,
+    small_backend,
+    small_tokenizer,
+    special_tokens,
+)
 from token_oracle import Inexact, oracle
 
 from pairwright.tokens.encode import encode_chat
@@ -24,11 +33,6 @@ def small_hf(name: str) -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=small_backend(), chat_template=family.template, **special_tokens(family)
     )
-
-
-@functools.cache
-def real_hf(name: str) -> Any:
-    return transformers.AutoTokenizer.from_pretrained(SHARED / name)
 
 
 def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:

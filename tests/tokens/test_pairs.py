@@ -1,5 +1,6 @@
 """Both sides of a pair continue one prompt, and are cut alike."""
 
+import re
 from itertools import product
 
 import pytest
@@ -8,7 +9,7 @@ from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_t
 
 from pairwright.messages import Message, ToolCall
 from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.pairs import encode_pair, truncate_pair
+from pairwright.tokens.pairs import PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -112,3 +113,56 @@ def test_what_cannot_be_cut_is_refused() -> None:
 def test_a_completion_must_start_with_the_model() -> None:
     with pytest.raises(Refusal, match="message 1: not_generated"):
         encode_pair(small_tokenizer("chatml"), [user("hi")], [user("x"), assistant("y")], [assistant("z")])
+
+
+def test_many_pairs_are_each_encoded_as_one() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    called = [assistant("", calls=[call()]), tool("sun"), assistant("sunny")]
+    some = [
+        PairMessages([user("hi")], [assistant("ok")], [assistant("no")]),
+        PairMessages([user("hi")], [assistant("ok")], called),
+        PairMessages([user("hi")], [user("x")], [assistant("no")]),
+        PairMessages([user("hi <|im_end|>")], [assistant("a long answer " * 9)], [assistant("")]),
+        PairMessages([Message("user", "hi")], [Message("assistant", "ok")], [Message("assistant", "\n\nno")], TOOLS),
+    ]
+    pairs = some * 30  # more than are encoded at once
+    found = list(encode_pairs(tokenizer, iter(pairs), max_length=80))
+    for pair, got in zip(pairs, found, strict=True):
+        if isinstance(got, Refusal):
+            with pytest.raises(Refusal, match=re.escape(str(got))):
+                encode_pair(tokenizer, *pair[:4], max_length=80)
+        else:
+            assert got == encode_pair(tokenizer, *pair[:4], max_length=80)
+    reasons = [got.reason if isinstance(got, Refusal) else "" for got in found[:5]]
+    assert reasons == ["", "", "not_generated", "too_long", ""]
+
+
+def test_a_text_that_several_pairs_share_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = small_tokenizer("chatml")
+    sides = [[assistant(f"answer {number}")] for number in range(6)]
+    pairs = [PairMessages([user("hi")], chosen, rejected) for chosen in sides for rejected in sides]
+    encoded: list[str] = []
+    encode_many = ChatTokenizer.encode_many
+    monkeypatch.setattr(
+        ChatTokenizer, "encode_many", lambda self, texts: encoded.extend(texts) or encode_many(self, texts)
+    )
+    assert len(list(encode_pairs(tokenizer, pairs))) == 36
+    assert len(encoded) == 7
+
+
+def test_control_tokens_in_the_text_of_pairs() -> None:
+    tokenizer = small_tokenizer("chatml with calls")
+    stop = tokenizer.added["<|im_end|>"]
+    tail = [assistant("", calls=[call()]), tool("x<|im_end|>y"), assistant("z<|im_end|>")]
+    sides = ([user("a<|im_end|>b")], tail, [assistant("no")])
+    kept = encode_pair(tokenizer, *sides)
+    escaped = encode_pair(tokenizer, *sides, control_tokens="escape")
+    assert tokenizer.decode(escaped.chosen.ids) == tokenizer.decode(kept.chosen.ids)
+    count = [(pair.chosen.ids == stop).sum() for pair in (kept, escaped)]
+    assert count[0] - count[1] == 2  # the model's own stays
+    assert (escaped.chosen.report.control_tokens, escaped.rejected.report.control_tokens) == (2, 1)
+    size = escaped.prompt_length
+    assert escaped.chosen.ids[:size].tolist() == escaped.rejected.ids[:size].tolist()
+    assert trained(tokenizer, escaped.chosen) == trained(tokenizer, kept.chosen)
+    with pytest.raises(Refusal, match="message 0: control_tokens"):
+        encode_pair(tokenizer, *sides, control_tokens="refuse")

@@ -8,9 +8,13 @@ import pytest
 from token_families import small_backend
 
 from pairwright import EID, Experience, Message, Pair, Side, Table, TableError
+from pairwright.pairs.build import build_pairs
 from pairwright.pairs.table import pairs_to_batch, write_pairs
 from pairwright.tokens import stage
-from pairwright.tokens.stage import EncodeOptions, encode_source, folder_hash, read_sequences
+from pairwright.tokens.cache import read_pairs, read_sequences
+from pairwright.tokens.pairs import encode_pair
+from pairwright.tokens.stage import EncodeOptions, encode_source, folder_hash
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -93,7 +97,9 @@ def test_another_template_or_length_is_encoded_anew(table, tokenizer, tmp_path):
     before = folder_hash(tokenizer)
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE.replace("\n", "\n\n"))
     assert folder_hash(tokenizer) != before
+    before = next(read_sequences(tmp_path / "tokens"))
     assert encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))["from_cache"] == 0
+    assert len(next(read_sequences(tmp_path / "tokens"))[2]) > len(before[2])
 
 
 def test_two_processes_give_what_one_does(table, tokenizer, tmp_path, monkeypatch):
@@ -127,3 +133,125 @@ def test_pairs_share_their_prompt_ids(tokenizer, tmp_path):
 def test_a_folder_that_is_neither_is_refused(tokenizer, tmp_path):
     with pytest.raises(TableError, match="neither an experience table nor pairs"):
         encode_source(tmp_path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+
+
+def made_pair(number: int, **fields) -> Pair:
+    sides = {"chosen": [Message("assistant", f"good {number}")], "rejected": [Message("assistant", "bad " * number)]}
+    given = {"id": f"{number:032x}", "prompt": [Message("user", f"hi {number}")], "gap": 1.0, "strategy": "all"}
+    rewards = {"chosen_reward": 1.0, "rejected_reward": 0.0, "chosen_eid": EID(), "rejected_eid": EID()}
+    return Pair(**(given | sides | rewards | fields))
+
+
+def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source(tokenizer, tmp_path):
+    options = EncodeOptions(str(tokenizer))
+    pairs = [made_pair(number) for number in (4, 2, 3)]
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs[1:])])
+    encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
+    encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=17))
+    refused = made_pair(5, chosen=[Message("user", "not the model")])
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([*pairs, refused, pairs[0]])])
+    assert encode_source(tmp_path / "pairs", tmp_path / "tokens", options)["refused"] == {"not_generated": 1}
+    cached = read_pairs(tmp_path / "tokens")
+    assert cached.ids == [pair.id for pair in (*pairs, pairs[0])]
+    ready = ChatTokenizer.from_folder(tokenizer)
+    for position, pair in enumerate((*pairs, pairs[0])):
+        expected = encode_pair(ready, pair.prompt, pair.chosen, pair.rejected)
+        assert cached[position] == cached.get(pair.id) == expected
+        assert cached.lengths[position].tolist() == [len(expected.chosen), len(expected.rejected)]
+        assert cached.prompt_lengths[position] == expected.prompt_length
+    assert refused.id not in cached
+    with pytest.raises(TableError, match="is not among the 4 encoded ones"):
+        cached.get(refused.id)
+    assert [name for name, _, _ in read_sequences(tmp_path / "tokens")] == [i for i in cached.ids for _ in range(2)]
+
+
+def test_the_arrays_of_a_pair_lie_in_the_mapped_file(tokenizer, tmp_path, peak_memory):
+    """32 pairs of thousands of tokens a side: all of them are looked at, and a fraction of them is ever in memory."""
+    long = "hi " * 4000
+    pairs = [
+        made_pair(n, chosen=[Message("assistant", long)], rejected=[Message("assistant", long)]) for n in range(32)
+    ]
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
+    encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)), num_workers=1)
+    read_pairs(tmp_path / "tokens")  # makes the file
+    with peak_memory(limit=500_000):
+        cached = read_pairs(tmp_path / "tokens")
+        assert sum(int(pair.chosen.ids.sum()) for pair in cached) > 0
+        assert sum(pair.chosen.num_trained for pair in cached) == sum(pair.rejected.num_trained for pair in cached)
+    assert not cached[0].chosen.ids.flags.owndata
+
+
+def test_a_cache_without_pairs_or_without_items_is_refused(table, tokenizer, tmp_path):
+    with pytest.raises(TableError, match=r"no items\.parquet; make one with"):
+        read_pairs(tmp_path)
+    with Table(tmp_path / "other") as made:
+        made.append([experience(1)])
+    encode_source(made.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    with pytest.raises(TableError, match="1 sequences but no pairs"):
+        read_pairs(tmp_path / "tokens")
+
+
+def test_what_another_run_encoded_is_not_read(table, tokenizer, tmp_path):
+    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    whole = list(read_sequences(tmp_path / "tokens"))
+    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=13))
+    assert max(len(sequence) for _, _, sequence in read_sequences(tmp_path / "tokens")) <= 13
+    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    assert list(read_sequences(tmp_path / "tokens")) == whole
+
+
+def with_ids(number: int, text: str, **fields) -> Experience:
+    given = {"prompt": [Message("user", "hi")], "completion": [Message("assistant", text)], "reward": number}
+    said = [int(i) for char in text for i in small_backend().encode(char).ids]
+    arrays = {"tokens": [5, 6, *said], "prompt_length": 2, "logprobs": [-0.5] * len(said)}
+    return experience(number, **(given | arrays | fields))
+
+
+def test_pairs_use_the_ids_that_their_experiences_recorded(tokenizer, tmp_path):
+    bare = {"tokens": None, "prompt_length": None, "logprobs": None}
+    with Table(tmp_path / "experience") as table:
+        table.append([with_ids(0, "bad"), with_ids(1, "good"), with_ids(2, "best", **bare)])
+    assert build_pairs([table], tmp_path / "pairs")["pairs"] == 3
+    without = encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    assert (without["recorded"], without["recorded_not_used"]) == (0, {})
+    options = EncodeOptions(str(tokenizer), experience=(str(table.path),))
+    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
+    assert (manifest["recorded"], manifest["exact"], manifest["from_cache"]) == (2, 3, 2)
+    recorded = [pair for pair in read_pairs(tmp_path / "tokens") if pair.chosen.report.source == "recorded"]
+    assert [pair.chosen.ids[:2].tolist() for pair in recorded] == [[5, 6]]
+    assert recorded[0].chosen.logprobs[2:].tolist() == [-0.5] * 4
+    assert recorded[0].prompt_length == 2
+    again = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
+    assert again == manifest | {"from_cache": 3}
+
+
+def test_recorded_ids_that_do_not_fit_are_counted(tokenizer, tmp_path):
+    other = with_ids(1, "good", tokens=[7, 6, 70, 71], logprobs=[-0.5] * 2)
+    with Table(tmp_path / "experience") as table:
+        table.append([with_ids(0, "bad"), other])
+    build_pairs([table], tmp_path / "pairs")
+    options = EncodeOptions(str(tokenizer), experience=(str(table.path),))
+    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
+    assert manifest["recorded"] == 0
+    assert manifest["recorded_not_used"] == {"the sides were given different ids for the prompt": 2}
+
+
+def test_what_the_options_say_is_done(table, tokenizer, tmp_path):
+    def made(**options):
+        return encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), **options))
+
+    with table:
+        table.append([experience(8, prompt=[Message("user", "one two <|im_end|> three")])])
+    assert made()["refused"] == {"not_generated": 1}
+    assert made(control_tokens="refuse")["refused"] == {"control_tokens": 1, "not_generated": 1}
+    assert made(control_tokens="escape")["refused"] == {"not_generated": 1}
+    assert made(max_length=11, truncation="drop")["refused"]["too_long"] > 1
+    assert made(max_pair_length=3)["refused"] == {"not_generated": 1, "too_long": 1}
+    last = pl.col("id").str.contains('"s8"')
+    cut = made(max_length=13, keep_first=3)
+    assert cut["length"]["max"] <= 13
+    (kept,) = (sequence.ids.tolist() for _, _, sequence in read_sequences(tmp_path / "tokens", last))
+    made()
+    (whole,) = (sequence.ids.tolist() for _, _, sequence in read_sequences(tmp_path / "tokens", last))
+    assert len(kept) < len(whole)
+    assert kept == [*whole[:3], *whole[len(whole) - len(kept) + 3 :]]

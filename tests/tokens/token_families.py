@@ -243,3 +243,11 @@ REAL_STOPS = {
 @functools.cache
 def real_tokenizer(name: str) -> ChatTokenizer:
     return ChatTokenizer.from_folder(SHARED / name)
+
+
+@functools.cache
+def real_hf(name: str) -> Any:
+    """The same folder as transformers reads it."""
+    import transformers
+
+    return transformers.AutoTokenizer.from_pretrained(SHARED / name)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -35,6 +36,8 @@ def import_files(
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core where it pays.")] = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -50,7 +53,8 @@ def import_files(
         output = Path("runs") / settings.name / "experience"
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
-    with Progress("reading", "MB") as progress:
+    where = engine_settings(settings.engine, engine, address, workers)
+    with Progress("reading", "MB") as progress, opened_engine(where) as opened:
         summary = run_import(
             paths,
             Table(output),
@@ -59,7 +63,7 @@ def import_files(
             redact=redact or settings.sources.redact,
             scores=scores,
             update=update,
-            num_workers=workers,
+            engine=opened,
             progress=progress.show,
         )
     _report(summary, output, as_json=as_json)

@@ -11,9 +11,17 @@ import typer
 from typer.exceptions import TyperException
 
 from pairwright import __version__
-from pairwright.cli import config, experience, pairs, tokens
+from pairwright.cli import config, evaluate, experience, jobs, pairs, serve, tokens
+from pairwright.cli.collect import collect_runs
+from pairwright.cli.demo import run_demo
+from pairwright.cli.doctor import doctor
 from pairwright.cli.export import export_pairs
 from pairwright.cli.import_files import import_files
+from pairwright.cli.overrides import WithOverrides
+from pairwright.cli.record import record
+from pairwright.cli.report import report
+from pairwright.cli.run import run_flow
+from pairwright.cli.train import train_model
 from pairwright.errors import PairwrightError
 
 app = typer.Typer(
@@ -23,11 +31,21 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+app.command("run", cls=WithOverrides)(run_flow)
+app.command("demo", cls=WithOverrides)(run_demo)
 app.command("import")(import_files)
+app.command("collect")(collect_runs)
+app.command("record")(record)
 app.add_typer(experience.app, name="experience")
 app.add_typer(pairs.app, name="pairs")
 app.command("export")(export_pairs)
 app.add_typer(tokens.app, name="tokens")
+app.command("train")(train_model)
+app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(serve.app, name="serve")
+app.command("report")(report)
+app.command("doctor")(doctor)
 app.add_typer(config.app, name="config")
 
 

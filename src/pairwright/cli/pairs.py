@@ -2,12 +2,19 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.engine import AddressOption, EngineName, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.progress import Progress
+from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pairwright.config import Config
+    from pairwright.pairs.options import PairOptions
 
 app = typer.Typer(
     cls=GroupWithBuild, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
@@ -56,8 +63,13 @@ class TeacherChoice(StrEnum):
 
 @app.command()
 def build(
-    experience: Annotated[list[Path], typer.Argument(help="Folders of experience tables.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for the pairs.", show_default=False)],
+    ctx: typer.Context,
+    experience: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of experience tables.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder for the pairs.", show_default=False)
+    ] = None,
     strategy: Annotated[Strategy, typer.Option(help="Which candidates are paired.")] = Strategy.all,
     min_gap: Annotated[float, typer.Option(help="Least difference of rewards.")] = 0.0,
     max_gap: Annotated[float | None, typer.Option(help="Largest difference of rewards.")] = None,
@@ -92,13 +104,18 @@ def build(
     validation: Annotated[float, typer.Option(help="Share of groups for the validation split.")] = 0.0,
     curriculum: Annotated[Curriculum, typer.Option(help="Order of tasks by mean reward.")] = Curriculum.none,
     curriculum_share: Annotated[float | None, typer.Option(help="Keep the first share of tasks.")] = None,
+    curriculum_start: Annotated[float | None, typer.Option(help="Share of tasks in the first stage.")] = None,
+    curriculum_increment: Annotated[float, typer.Option(help="Share that each further stage adds.")] = 0.2,
+    curriculum_interval: Annotated[int, typer.Option(help="Epochs a trainer stays at a stage.")] = 5,
     seed: Annotated[int, typer.Option(help="Seed of sample and split.")] = 0,
-    memory: Annotated[str, typer.Option(help="About how much text to hold at once.")] = "1GB",
+    memory: Annotated[str, typer.Option(help="About how much memory to take.")] = "1GB",
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `pairs` section to use.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Pair the candidates of each group by their rewards, and say what became of every experience."""
-    settings = dict(locals())
-    _build(settings.pop("experience"), settings.pop("output"), as_json=settings.pop("as_json"), settings=settings)
+    _build(ctx, experience, output, engine=engine, address=address, config=config, as_json=as_json)
 
 
 @app.command()
@@ -162,19 +179,59 @@ def explain(
         say(f"in {found['num_chosen'] + found['num_rejected']} pairs" + (f": {reason}" if reason else ""))
 
 
-def _build(experience: list[Path], output: Path, *, as_json: bool, settings: dict[str, Any]) -> None:
-    from pairwright.pairs.build import build_pairs
-    from pairwright.pairs.funnel import funnel_rows
+def _build(
+    ctx: typer.Context, experience: list[Path] | None, output: Path | None, *,
+    engine: EngineName | None, address: str | None, config: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    from pairwright.config import Config, load_config
+
+    settings = Config() if config is None else load_config(config)
+    if config is not None:
+        experience = experience or [Path("runs") / settings.name / "experience"]
+        output = output or Path("runs") / settings.name / "pairs"
+    if not experience or output is None:
+        raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
+    where = engine_settings(settings.engine, engine, address)
+    with Progress("building pairs:", "pieces") as progress, opened_engine(where) as opened:
+        summary = _built(experience, output, _options(ctx, settings), engine=opened, progress=progress.show)
+    _report(summary, output, as_json=as_json)
+
+
+def _options(ctx: typer.Context, settings: "Config") -> "PairOptions":
+    """The options of a configuration, with what the command line says in their place."""
+    from dataclasses import fields, replace
+
+    from pairwright.pairs.from_config import pair_options
     from pairwright.pairs.options import PairOptions, Threshold
+
+    told = {name: value for name, value in ctx.params.items() if _is_told(ctx, name)}
+    told = {name: value.value if isinstance(value, StrEnum) else value for name, value in told.items()}
+    if "memory" in told:
+        told["memory_megabytes"] = _megabytes(told["memory"])
+    if "teachers" in told:
+        told["teachers"] = tuple(told["teachers"])
+    for name in ("high", "low"):
+        if name in told:
+            told[name] = Threshold.parse(told[name], f"--{name}")
+    known = {field.name for field in fields(PairOptions)}
+    return replace(pair_options(settings), **{name: value for name, value in told.items() if name in known})
+
+
+def _is_told(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _built(experience: list[Path], output: Path, options: "PairOptions", **run: Any) -> dict[str, Any]:
+    from pairwright.pairs.build import build_pairs
     from pairwright.store.table import Table
 
-    settings = {name: value.value if isinstance(value, StrEnum) else value for name, value in settings.items()}
-    settings["teachers"] = tuple(settings["teachers"] or ())
-    settings["memory_megabytes"] = _megabytes(settings.pop("memory"))
-    for name in ("high", "low"):
-        settings[name] = Threshold.parse(settings[name], f"--{name}")
-    options = PairOptions(**settings)
-    summary = build_pairs([Table(folder, create=False) for folder in experience], output, options)
+    return build_pairs([Table(folder, create=False) for folder in experience], output, options, **run)
+
+
+def _report(summary: dict[str, Any], output: Path, *, as_json: bool) -> None:
+    from pairwright.pairs.funnel import funnel_rows
+
     if as_json:
         print_json(summary)
     else:
@@ -186,8 +243,6 @@ def _build(experience: list[Path], output: Path, *, as_json: bool, settings: dic
 
 
 def _megabytes(text: str) -> int:
-    from pairwright.errors import ConfigError
-
     units = {"MB": 1, "GB": 1024}
     number, unit = text[:-2].strip(), text[-2:].upper()
     if unit not in units or not number.isdigit() or not int(number):

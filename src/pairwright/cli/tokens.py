@@ -3,14 +3,15 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.progress import Progress
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
@@ -18,75 +19,105 @@ TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folde
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class TruncateSide(StrEnum):
+class Truncate(StrEnum):
     keep_start = "keep_start"
     keep_end = "keep_end"
     drop = "drop"
 
 
+class Controls(StrEnum):
+    keep = "keep"
+    escape = "escape"
+    refuse = "refuse"
+
+
+class Boundaries(StrEnum):
+    whole = "whole"
+    at_turns = "split"
+
+
+class Verify(StrEnum):
+    quick = "quick"
+    all = "all"
+
+
 @app.command()
 def build(
-    source: Annotated[Path, typer.Argument(help="An experience table, or a folder of pairs.", show_default=False)],
-    tokenizer: TokenizerDir,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the cached sequences.")],
+    source: Annotated[
+        Path | None, typer.Argument(help="An experience table, or a folder of pairs.", show_default=False)
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="A model's folder, with tokenizer.json.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the cached sequences.", show_default=False)
+    ] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Cut longer sequences.")] = None,
-    truncation: Annotated[TruncateSide, typer.Option(help="What to keep of what is cut.")] = TruncateSide.keep_end,
+    max_pair_length: Annotated[int | None, typer.Option(min=1, help="Cut longer pairs; by default as above.")] = None,
+    truncation: Annotated[Truncate | None, typer.Option(help="What to keep: keep_end unless said.")] = None,
+    keep_first: Annotated[int | None, typer.Option(min=0, help="Tokens at the start that are never cut.")] = None,
+    boundaries: Annotated[Boundaries | None, typer.Option(help="Encode as a whole, or split at turns.")] = None,
+    control_tokens: Annotated[
+        Controls | None, typer.Option(help="Control tokens in user, tool and system text.")
+    ] = None,
+    require_stop: Annotated[
+        bool | None, typer.Option("--require-stop/--no-require-stop", help="Refuse turns without a stop token.")
+    ] = None,
+    verify: Annotated[Verify | None, typer.Option(help="Prompts to compare: of four turns, or of all.")] = None,
+    experience: Annotated[
+        list[Path] | None, typer.Option(help="Table whose recorded token ids pairs use; repeat.")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
-    from pairwright.tokens.stage import EncodeOptions, encode_source
-
-    options = EncodeOptions(str(tokenizer), max_length, truncation.value)
-    with Progress("encoding", "items") as progress:
-        manifest = encode_source(source, output, options, num_workers=workers, progress=progress.show)
-    if as_json:
-        print_json(manifest)
-    else:
-        rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        rows += [(f"refused: {reason}", count) for reason, count in manifest["refused"].items()]
-        rows += [(f"length: {name}", value) for name, value in manifest["length"].items()]
-        print_table(str(output), ("what", "value"), rows)
-    num_refused = sum(manifest["refused"].values())
-    say(
-        f"{manifest['sequences']:,} sequences of {manifest['exact']:,} items in {output}, {num_refused:,} refused, "
-        f"{manifest['trained_share']:.1%} of tokens trained. "
-        f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
-    )
+    given = dict(locals())
+    settings = {name: given.pop(name) for name in ("source", "output", "config", "as_json")}
+    _build(given, **settings)
 
 
 @app.command()
 def show(
-    folder: Annotated[Path, typer.Argument(help="Folder of cached sequences.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="Cached sequences, an experience table, pairs, or a file of conversations (.json, .jsonl).",
+            show_default=False,
+        ),
+    ],
     tokenizer: TokenizerDir,
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
+    hints: Annotated[
+        bool, typer.Option("--hints", help="Experience table: the hinted teachers of error turns.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Paint tokens: generated, prompt, tool output, stop; in the terminal or as a page."""
-    from itertools import islice
-
-    import polars as pl
-
-    from pairwright.tokens.show import html_page, legend, painted_text
-    from pairwright.tokens.stage import read_sequences
+    """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    from pairwright.tokens.preview import preview
+    from pairwright.tokens.show import html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
-    where = None if name is None else pl.col("id") == name
-    found = list(islice(read_sequences(folder, where), num))
-    if not found:
-        raise PairwrightError(f"{folder}: no sequence{'' if name is None else f' of {name}'}; see manifest.json")
+    found = preview(path, ready, name=name, num=num, hints=hints)
     if html is not None:
-        html.write_text(html_page(ready, [(f"{uid} {side}".strip(), sequence) for uid, side, sequence in found]))
+        html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")
+    if as_json:
+        print_json([{"name": title, "tokens": token_rows(ready, sequence)} for title, sequence in found])
+    if as_json or html is not None:
         return
     from rich.console import Console
 
     console = Console(force_terminal=sys.stdout.isatty() or None)
     console.print(legend())
-    for uid, side, sequence in found:
-        console.rule(f"{uid} {side}  {len(sequence)} tokens, {sequence.num_trained} trained")
+    for title, sequence in found:
+        console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
         console.print(painted_text(ready, sequence))
 
 
@@ -113,3 +144,45 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
     say(f"{tokenizer}: {'supported' if found.is_supported else 'not supported'}, {len(found.quirks)} quirks")
     if not found.is_supported:
         raise typer.Exit(2)
+
+
+def _build(
+    given: dict[str, Any], *, source: Path | None, output: Path | None, config: Path | None, as_json: bool
+) -> None:
+    from pairwright.config import Config, load_config
+    from pairwright.tokens.stage import EncodeOptions, encode_source
+
+    settings = Config() if config is None else load_config(config)
+    name, address = given.pop("engine"), given.pop("address")
+    told = settings.tokens.model_dump(exclude={"collator"})
+    told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}
+    told |= {name: given[name] for name in ("require_stop", "keep_first") if given[name] is not None}
+    told["experience"] = tuple(map(str, told["experience"]))
+    if config is not None:
+        source = source or Path("runs") / settings.name / "pairs"
+        output = output or Path("runs") / settings.name / "tokens"
+    if source is None or output is None or told["tokenizer"] is None:
+        example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
+        raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
+    tokenizer, workers = str(told.pop("tokenizer")), told.pop("workers")
+    where = engine_settings(settings.engine, name, address, workers)
+    with Progress("encoding", "items") as progress, opened_engine(where) as engine:
+        options = EncodeOptions(tokenizer, **told)
+        manifest = encode_source(source, output, options, engine=engine, progress=progress.show)
+    _report(manifest, output, tokenizer, as_json=as_json)
+
+
+def _report(manifest: dict[str, Any], output: Path, tokenizer: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(manifest)
+    else:
+        rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
+        for name in ("refused", "recorded_not_used", "length"):
+            rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
+        print_table(str(output), ("what", "value"), rows)
+    num_refused = sum(manifest["refused"].values())
+    say(
+        f"{manifest['sequences']:,} sequences of {manifest['exact']:,} items in {output}, {num_refused:,} refused, "
+        f"{manifest['trained_share']:.1%} of tokens trained. "
+        f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
+    )

@@ -2,8 +2,17 @@
 
 from pydantic import Field
 
+from pairwright.config.backend import BackendConfig
+from pairwright.config.collect import CollectConfig
+from pairwright.config.engine import EngineConfig
+from pairwright.config.evaluate import EvaluateConfig
+from pairwright.config.loop import LoopConfig
+from pairwright.config.pairs import PairsConfig
+from pairwright.config.policy import PolicyConfig
 from pairwright.config.section import Section
 from pairwright.config.sources import SourcesConfig
+from pairwright.config.tokens import TokensConfig
+from pairwright.config.train import TrainConfig
 
 
 class Config(Section):
@@ -13,4 +22,15 @@ class Config(Section):
     """Name of the run; its files are in runs/<name>."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of everything that is drawn."""
+    model: str | None = None
+    """Folder of the model that is trained, and the policy's unless that has an endpoint; by default policy.model."""
+    loop: LoopConfig = LoopConfig()
     sources: SourcesConfig = SourcesConfig()
+    policy: PolicyConfig = PolicyConfig()
+    collect: CollectConfig = CollectConfig()
+    pairs: PairsConfig = PairsConfig()
+    tokens: TokensConfig = TokensConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: EngineConfig = EngineConfig()
+    backend: BackendConfig = BackendConfig()

@@ -1,8 +1,10 @@
 """Preference pairs that are comparable: built from the experience table, kept in a table, written for trainers."""
 
-from pairwright.pairs.build import build_pairs, plan_pairs
+from pairwright.pairs.build import build_pairs
 from pairwright.pairs.exporters import EXPORTERS
 from pairwright.pairs.options import PairOptions
+from pairwright.pairs.partition import plan_partition
+from pairwright.pairs.plan import plan_pairs
 from pairwright.pairs.strategies import STRATEGIES
 
-__all__ = ["EXPORTERS", "STRATEGIES", "PairOptions", "build_pairs", "plan_pairs"]
+__all__ = ["EXPORTERS", "STRATEGIES", "PairOptions", "build_pairs", "plan_pairs", "plan_partition"]

@@ -4,118 +4,153 @@
     DIR/funnel.json        what went in, what came out, and why the rest did not (funnel.py)
     DIR/outcomes.parquet   for each experience: in how many pairs it is, or the reason why in none (outcomes.py)
 
-The same tables and options give the same bytes, in whatever order the experiences were appended.
+    rows ─► buckets ─► plan of each (partition.py) ─► selection among all ─► texts, in slices ─► files
+
+The same tables and options give the same bytes, in whatever order the experiences were appended and in however many
+buckets and slices the work was done.
 """
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
-from pairwright.pairs.balance import balance_weights, balanced, length_effect
-from pairwright.pairs.candidates import read_rows, with_reasons
-from pairwright.pairs.drafts import ordered
-from pairwright.pairs.filters import filtered, task_ranks
-from pairwright.pairs.funnel import FILE_NAME, Funnel
+from pairwright.pairs.balance import length_effect
+from pairwright.pairs.candidates import count_reasons
+from pairwright.pairs.curriculum import shares
+from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.hints import hint_for
-from pairwright.pairs.near import without_near_duplicates
+from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import outcomes, write_outcomes
-from pairwright.pairs.split import splits
-from pairwright.pairs.stats import reward_scale
-from pairwright.pairs.strategies import STRATEGIES
+from pairwright.pairs.pieces import PIECE_MEGABYTES, Progress, spread_rows
+from pairwright.pairs.plan import Plan, plan_pairs
+from pairwright.pairs.selection import REASONS
+from pairwright.pairs.spill import build_folder
+from pairwright.pairs.strategies import IN_GROUPS
 from pairwright.pairs.table import write_pairs
-from pairwright.pairs.texts import pair_rows
-from pairwright.pairs.votes import plan_votes, read_votes, with_ratings
-from pairwright.pairs.work import Work
+from pairwright.pairs.texts import PairTexts, num_slices
+from pairwright.pairs.work import pair_examples
 from pairwright.store.journal import sync_folder
 from pairwright.store.table import Table
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Pairs that are decided, before their text is read: narrow rows, in the order of writing."""
+def build_pairs(
+    tables: Sequence[Table],
+    output: Path,
+    options: PairOptions | None = None,
+    *,
+    engine: Engine | None = None,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Any]:
+    """Build the pairs of tables into a folder; returns what funnel.json says.
 
-    drafts: pl.DataFrame
-    funnel: Funnel
-    outcomes: pl.DataFrame
-    scale: dict[str, dict[str, float]]
-    tables: tuple[Table, ...]
-
-
-def plan_pairs(tables: Sequence[Table], options: PairOptions) -> Plan:
-    """Decide which pairs there are."""
-    teachers = tuple(Table(path, create=False) for path in options.teachers)
-    everything = (*tables, *teachers)
-    rows, strategy = read_rows(tables), options.strategy
-    votes = None if options.votes is None else read_votes(options.votes, rows["uid"])
-    if votes is not None and votes.ratings is not None:
-        rows, votes = with_ratings(rows, votes.ratings), None
-    work = Work(everything, options, with_reasons(rows, options))
-    if votes is not None:
-        strategy, drafts = "votes", plan_votes(work, votes)
-    else:
-        drafts = STRATEGIES[strategy](work)
-    drafts = without_near_duplicates(filtered(drafts, work), work)
-    drafts = balanced(drafts, work)
-    work.stage.close(drafts.height)
-    if not drafts.height:
-        work.funnel.hint = hint_for(work)
-    drafts = drafts.with_columns(
-        strategy=pl.lit(strategy),
-        weight=_weights(drafts, work),
-        split=splits(drafts, validation=options.validation, seed=options.seed),
-    )
-    return Plan(_in_order(drafts, work), work.funnel, outcomes(work, drafts), reward_scale(work.rows), everything)
-
-
-def build_pairs(tables: Sequence[Table], output: Path, options: PairOptions | None = None) -> dict[str, Any]:
-    """Build the pairs of tables into a folder; returns what funnel.json says."""
+    With an engine its workers do what can be done in pieces, and `progress` is told how many of them are done.
+    """
     options = options or PairOptions()
-    plan = plan_pairs(tables, options)
-    rows = pair_rows(plan.tables, plan.drafts, memory_megabytes=options.memory_megabytes)
-    num_pairs = write_pairs(output, rows)
-    assert num_pairs == plan.drafts.height, "every draft is a pair"
-    write_outcomes(output, plan.outcomes)
-    summary = {
-        "pairs": num_pairs,
-        "train": int((plan.drafts["split"] == "train").sum()),
-        "validation": int((plan.drafts["split"] == "validation").sum()),
-        "length_effect": _finite(length_effect(plan.drafts)),
-        "options": options.as_json(),
-        "reward_scale": plan.scale,
-        **plan.funnel.as_json(),
-    }
+    with plain_memory(), build_folder(output) as folder:
+        plan = plan_pairs(tables, options, folder, engine=engine, progress=progress)
+        num_kept = int((plan.selection.reasons == 0).sum())
+        memory = options.memory_megabytes if engine is None else min(PIECE_MEGABYTES, options.memory_megabytes)
+        slices = num_slices(plan.tables, 2 * num_kept, memory_megabytes=memory)
+        texts, funnel = PairTexts(num_kept, slices, folder), _opened(plan)
+        write_outcomes(output, _finished(plan, texts, funnel))
+        if engine is None or slices == 1:
+            rows = texts.rows(plan.tables)
+        else:
+            rows = spread_rows(texts, plan.tables, folder, engine, progress)
+        num_pairs = write_pairs(output, rows)
+    assert num_pairs == num_kept, "every draft that is kept is a pair"
+    funnel.stages[0].sort()
+    for stage, num_out in ((funnel.stages[0], funnel.stages[0].num_out or 0), (funnel.stages[-1], num_pairs)):
+        stage.close(num_out)
+    if not num_pairs:
+        funnel.hint = hint_for(funnel, plan.clues, plan.options)
+    summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     _write_json(output / FILE_NAME, summary)
     return summary
 
 
-def _weights(drafts: pl.DataFrame, work: Work) -> pl.Series:
-    by_length = balance_weights(drafts, work)
-    if work.options.weight == "one":
-        return pl.Series("weight", by_length, pl.Float64)
-    base = drafts["gap" if work.options.weight == "gap" else "chosen_reward"]
-    if drafts.height and float(base.min() or 0.0) < 0:  # type: ignore[arg-type]
-        raise PairwrightError(
-            f"weight: a chosen reward of {base.min()!r} cannot be a weight: use --weight gap, which is never negative"
+def _opened(plan: Plan) -> Funnel:
+    """The funnel of a plan, with the stage of the experiences before the others, still to be counted."""
+    funnel = Funnel()
+    funnel.stage("experiences", 0).num_out = 0
+    funnel.stages += plan.funnel.stages
+    for reason in REASONS:
+        funnel.stages[-1].drop(reason, 0)
+    return funnel
+
+
+def _finished(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
+    """The outcomes of each partition; the drafts that are kept go to `texts`, and everything else is counted."""
+    selection, first, place = plan.selection, 0, 0
+    for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
+        experiences = _with_others(experiences, plan)
+        funnel.stages[0].num_in += experiences.height
+        funnel.stages[0].num_out = (funnel.stages[0].num_out or 0) + experiences["reason"].null_count()
+        count_reasons(experiences, funnel.stages[0])
+        reasons = selection.reasons[first : first + size]
+        dropped = drafts.with_columns(number=pl.Series(reasons)).filter(pl.Series(reasons > 0))
+        dropped = dropped.with_columns(
+            why=pl.col("number").replace_strict(dict(enumerate(REASONS, 1)), return_dtype=pl.String)
         )
-    return pl.Series("weight", base.to_numpy() * by_length, pl.Float64)
+        for (why,), some in dropped.group_by("why"):
+            funnel.stages[-1].drop(Reason(why), some.height, pair_examples(some))
+        kept = drafts.filter(pl.Series(reasons == 0)) if dropped.height else drafts
+        places = np.arange(place, place + kept.height)
+        texts.add(_decided(kept, plan, places), places if selection.places is None else selection.places[places])
+        yield outcomes(experiences, kept, dropped)
+        first, place = first + size, place + kept.height
 
 
-def _in_order(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    if work.options.curriculum == "none":
-        return ordered(drafts)
-    ranked = ordered(drafts).join(task_ranks(work), on="tid", how="left", maintain_order="left")
-    return ranked.sort("rank", maintain_order=True).drop("rank")
+def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
+    """Single candidates whose task and step have others, at other prompts, say so."""
+    if plan.strategy not in IN_GROUPS or not plan.crowded.height:
+        return experiences
+    crowded = plan.crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))
+    found = experiences.join(crowded, on="mark", how="left", maintain_order="left")
+    return found.with_columns(reason=pl.coalesce("other", "reason")).drop("other")
 
 
-def _finite(value: float) -> float | str:
-    return value if abs(value) != float("inf") else str(value)
+def _decided(kept: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> pl.DataFrame:
+    """Drafts with everything that was decided about them."""
+    selection = plan.selection
+    stages = None if selection.stages is None else selection.stages[places]
+    return kept.with_columns(
+        pl.lit(plan.strategy).alias("strategy"),
+        pl.Series("weight", selection.weights[places], pl.Float64),
+        selection.splits.gather(places).alias("split"),
+        pl.Series("curriculum_stage", stages, pl.Int64)
+        if stages is not None
+        else pl.lit(None, pl.Int64).alias("curriculum_stage"),
+    )
+
+
+def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
+    selection, options = plan.selection, plan.options
+    effect = length_effect(selection.differences)
+    summary: dict[str, Any] = {
+        "pairs": num_pairs,
+        "train": int((selection.splits == "train").sum()),
+        "validation": int((selection.splits == "validation").sum()),
+        "length_effect": effect if abs(effect) != float("inf") else str(effect),
+        "options": options.as_json(),
+        "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
+    }
+    if selection.stages is not None:
+        counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()
+        summary["curriculum"] = [
+            {"stage": stage, "from_epoch": stage * options.curriculum_interval, "share": float(share), "pairs": num}
+            for stage, (share, num) in enumerate(zip(shares(options), counts, strict=True))
+        ]
+    return summary
 
 
 def _write_json(path: Path, value: Any) -> None:

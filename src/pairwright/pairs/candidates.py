@@ -2,32 +2,24 @@
 
 A group is one task and step with equal prompts (canonical form, tools included). Its candidates are scored, not empty,
 not failed. Rows are sorted by group, then from the highest reward down, with ties broken by content and id, so that
-nothing that follows depends on the order in which they were read.
+nothing that follows depends on the order in which they were read. Groups stand in the order of their prompt hashes, so
+that rows which were parted by prompt hash come out as they would have in one piece.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.canonical import content_hash
-from pairwright.errors import PairwrightError
-from pairwright.jsontext import from_json
-from pairwright.pairs.funnel import Reason, Stage
+from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.gaps import Floats
 from pairwright.pairs.options import PairOptions
-from pairwright.store.table import Table
 
 Indices = npt.NDArray[np.int64]
-_NARROW = (
-    "uid", "tid", "task", "run", "step", "kind", "reward", "prompt_hash", "completion_hash", "truncate_status",
-    "model_version", "source_format",
-)  # fmt: skip
-_FAILURE_KEYS = ("mask_sample", "_ng_failure_class")
-GROUP_KEYS = ("tid", "step", "prompt_hash")
+Flags = npt.NDArray[np.bool_]
+GROUP_KEYS = ("prompt_hash", "tid", "step")
 
 
 @dataclass(frozen=True)
@@ -50,36 +42,14 @@ class Candidates:
         """The group of each row."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
-    def select(self, keep: npt.NDArray[np.bool_]) -> "Candidates":
+    def select(self, keep: Flags) -> "Candidates":
         """Only the groups for which `keep` holds."""
         rows = np.repeat(keep, self.sizes)
         return Candidates(self.frame.filter(pl.Series(rows)), np.concatenate([[0], np.cumsum(self.sizes[keep])]))
 
-    def first_uids(self, groups: npt.NDArray[np.bool_]) -> list[str]:
+    def first_uids(self, groups: Flags) -> list[str]:
         """The ids of the first candidates of a few of these groups, as examples."""
-        return self.frame["uid"].gather(self.starts[:-1][groups][:5]).to_list()
-
-
-def read_rows(tables: Sequence[Table]) -> pl.DataFrame:
-    """The narrow columns of all experiences, and what eligibility needs of the content."""
-    frames = [
-        table.lazy().select(
-            *_NARROW,
-            pl.lit(number, pl.UInt32).alias("table"),
-            pl.col("num_completion_characters").alias("num_characters"),
-            (pl.col("num_prompt_messages") == 0).alias("no_messages"),
-            (pl.col("num_tool_calls") > 0).alias("has_calls"),
-            pl.when(_mentions_failure()).then("info").alias("failure"),
-            pl.when(pl.col("num_prompt_messages") == 0).then("prompt_text").alias("prompt_text"),
-            pl.when(pl.col("num_completion_messages") == 0)
-            .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
-            .alias("num_text_characters"),
-        )
-        for number, table in enumerate(tables)
-    ]
-    if not frames:
-        raise PairwrightError("no experience table was named")
-    return _with_plain_text(pl.concat(frames).collect())
+        return self.frame["uid"].gather(self.starts[:-1][groups]).bottom_k(NUM_EXAMPLES).to_list()
 
 
 def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
@@ -87,9 +57,9 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     wants_pairs = options.strategy == "given"
     is_pair = pl.col("kind") == "preference"
     checks: list[tuple[Reason, pl.Expr]] = [
-        (Reason.REPEATED_RECORD, pl.int_range(pl.len()).over("uid") > 0),
+        (Reason.REPEATED_RECORD, _is_repeated(rows)),
         (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
-        (Reason.NO_PROMPT, pl.col("no_messages") & (pl.col("prompt_text").fill_null("") == "")),
+        (Reason.NO_PROMPT, pl.col("no_prompt")),
     ]
     if not wants_pairs:
         checks.insert(2, (Reason.UNSCORED, pl.col("reward").is_null()))
@@ -98,7 +68,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     if not options.keep_masked:
         checks.insert(2, (Reason.FAILED, pl.col("failed")))
     if options.drop_truncated:
-        checks.append((Reason.TRUNCATED, pl.col("truncate_status").is_not_null()))
+        checks.append((Reason.TRUNCATED, pl.col("truncated")))
     reason = pl.coalesce([pl.when(condition).then(pl.lit(name.value)) for name, condition in checks])
     return rows.with_columns(reason=reason)
 
@@ -106,66 +76,53 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
     """Count the rows that have a reason, with example ids that do not depend on the order of reading."""
     dropped = rows.filter(pl.col("reason").is_not_null())
-    found = dropped.group_by("reason").agg(pl.len(), pl.col("uid").sort().head(5)).sort("reason")
+    found = dropped.group_by("reason").agg(pl.len(), pl.col("uid").bottom_k(NUM_EXAMPLES)).sort("reason")
     for reason, count, examples in found.iter_rows():
         stage.drop(Reason(reason), count, examples)
 
 
-def grouped(rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] = GROUP_KEYS) -> pl.DataFrame:
-    """Rows with the reason filled in for those that have nobody to be compared with."""
+def grouped(
+    rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] = GROUP_KEYS
+) -> tuple[pl.DataFrame, Candidates]:
+    """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
+
+    A single candidate is `single` here; whether its step has candidates at other prompts only all rows can tell.
+    """
     free = pl.col("reason").is_null()
-    num_candidates = free.sum().over(keys)
-    others = free.sum().over("tid", "step") - num_candidates
-    # What a prompt's other groups say counts too where contradictions are looked for; a group keeps one row of each.
-    same = list(dict.fromkeys([*keys, "prompt_hash", "completion_hash", "reward", "reason"]))
-    first = pl.int_range(pl.len()).over(same, order_by="uid")
-    no_partner = (
-        pl.when(num_candidates >= max(2, options.min_candidates))
-        .then(None)
-        .when((num_candidates == 1) & (others > 0))
-        .then(pl.lit(Reason.DIFFERENT_PROMPTS.value))
-        .when(num_candidates == 1)
-        .then(pl.lit(Reason.SINGLE.value))
-        .otherwise(pl.lit(Reason.TOO_FEW.value))
-    )
-    repeated = pl.when(first > 0).then(pl.lit(Reason.REPEATED_CANDIDATE.value)) if options.dedupe else pl.lit(None)
-    return rows.with_columns(reason=pl.when(free).then(pl.coalesce(no_partner, repeated)).otherwise("reason"))
+    order = [*keys, "reward", "completion_hash", "prompt_hash", "uid"]
+    found = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
+    starts = _starts(found, keys)
+    sizes = np.repeat(np.diff(starts), np.diff(starts))
+    repeated = ~_is_new(found, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
+    names = [(Reason.SINGLE, sizes == 1), (Reason.TOO_FEW, sizes < options.min_candidates)]
+    names += [(Reason.REPEATED_CANDIDATE, repeated)]
+    reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
+    found = found.with_columns(reason=reason) if found.height else found
+    frame = found.filter(free).drop("reason")
+    return pl.concat([found, rows.filter(~free)]), Candidates(frame, _starts(frame, keys))
 
 
-def candidates_of(rows: pl.DataFrame, *, keys: Sequence[str] = GROUP_KEYS) -> Candidates:
-    """The rows without a reason, sorted and cut into groups."""
-    frame = rows.filter(pl.col("reason").is_null()).drop("reason").sort(
-        [*keys, "reward", "completion_hash", "uid"], descending=[False] * len(keys) + [True, False, False]
-    )  # fmt: skip
-    if not frame.height:
-        return Candidates(frame, np.zeros(1, np.int64))
-    new = frame.select(pl.struct(keys).rle_id()).to_series().to_numpy()
-    starts = np.flatnonzero(np.diff(new, prepend=-1)).astype(np.int64)
-    return Candidates(frame, np.append(starts, frame.height))
+def candidates_of(rows: pl.DataFrame) -> Candidates:
+    """All rows without a reason, sorted, as they stand in groups."""
+    frame = rows.filter(pl.col("reason").is_null()).drop("reason")
+    frame = frame.sort([*GROUP_KEYS, "reward", "completion_hash", "uid"], descending=[*[False] * 3, True, False, False])
+    return Candidates(frame, _starts(frame, GROUP_KEYS))
 
 
-def _mentions_failure() -> pl.Expr:
-    info = pl.col("info")
-    return pl.any_horizontal([info.str.contains(key, literal=True) for key in _FAILURE_KEYS])
+def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:
+    return np.append(np.flatnonzero(_is_new(sorted_rows, keys)), sorted_rows.height).astype(np.int64)
 
 
-def _with_plain_text(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose prompt or completion is plain text, and those that may have failed, seen to one by one: few are."""
-    failed = [_is_failed(from_json(text)) if text is not None else False for text in rows["failure"]]
-    rows = rows.with_columns(
-        pl.Series("failed", failed, pl.Boolean),
-        pl.coalesce("num_text_characters", "num_characters").alias("num_characters"),
-    )
-    if rows["prompt_text"].null_count() < rows.height:
-        hashes = [
-            content_hash(digest, text) if text else digest
-            for digest, text in rows.select("prompt_hash", "prompt_text").iter_rows()
-        ]
-        rows = rows.with_columns(pl.Series("prompt_hash", hashes))
-    return rows.drop("failure", "num_text_characters")
+def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
+    """Which rows differ from the one before them."""
+    differs = pl.any_horizontal([pl.col(key).ne_missing(pl.col(key).shift()) for key in keys])
+    new: Flags = sorted_rows.select(differs.alias("new")).to_series().to_numpy().copy()
+    new[:1] = True
+    return new
 
 
-def _is_failed(info: Any) -> bool:
-    return isinstance(info, dict) and (
-        info.get("mask_sample") not in (None, False, 0) or bool(info.get(_FAILURE_KEYS[1]))
-    )
+def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
+    """Rows whose id and prompt another one has; the first by content is not one of them."""
+    if rows["uid"].n_unique() == rows.height:
+        return pl.lit(False)
+    return pl.int_range(pl.len()).over("uid", "prompt_hash", order_by=["completion_hash", "reward"]) > 0

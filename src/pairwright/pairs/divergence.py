@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pairwright.jsontext import to_json
-from pairwright.pairs.candidates import Candidates, candidates_of, grouped
+from pairwright.pairs.candidates import Candidates, grouped
 from pairwright.pairs.chains import Chain, read_chains
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
@@ -41,9 +41,7 @@ class Parting:
 
 def plan_divergence(work: Work) -> pl.DataFrame:
     """Drafts of all tasks."""
-    work.rows = grouped(work.rows, work.options, keys=_KEYS)
-    work.close_experiences()
-    candidates = candidates_of(work.rows, keys=_KEYS)
+    work.rows, candidates = grouped(work.rows, work.options, keys=_KEYS)
     chains = read_chains(work.tables, candidates.frame["uid"])
     runs = [chains[uid] for uid in candidates.frame["uid"]]
     # Two runs are the same where whole conversations are, not where their completions happen to be.
@@ -120,6 +118,8 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "prompt_hash": [run.prefix_hash(cut) for run, cut in zip(sides["chosen"], cuts, strict=True)],
         "chosen_uid": chosen["uid"],
         "rejected_uid": rejected["uid"],
+        "chosen_row": chosen["row"],
+        "rejected_row": rejected["row"],
         "chosen_reward": high,
         "rejected_reward": low,
         "gap": reward_gaps(high, low, near=near),

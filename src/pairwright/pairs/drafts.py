@@ -1,19 +1,18 @@
 """Drafts: pairs as narrow rows, before any text is read. What a strategy returns and every filter works on.
 
-`cut` is where a trajectory is cut into prompt and completion; `row_uid` is the preference that a given pair is copied
-from. `key` is a hash of what is compared (prompt, chosen, rejected): equal drafts are the same pair. It orders what
-rewards leave open, and sampling goes by it, so the result does not depend on the order of the input.
+`chosen_row` and `rejected_row` say where the text is (rows.py), `cut` where a trajectory is cut into prompt and
+completion; `row_uid` is the preference that a given pair is copied from. `key` is a hash of what is compared (prompt,
+chosen, rejected): equal drafts are the same pair. It orders what rewards leave open, and sampling goes by it, so the
+result does not depend on the order of the input.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-import xxhash
 
-from pairwright.pairs.candidates import Candidates
+from pairwright.pairs.candidates import Candidates, Indices
+from pairwright.pairs.identity import Words, hex_digits, pair_keys, words_of
 from pairwright.pairs.pairing import RowPairs
 
 DRAFT_SCHEMA: dict[str, Any] = {
@@ -27,6 +26,8 @@ DRAFT_SCHEMA: dict[str, Any] = {
     "rejected_hash": pl.String,
     "chosen_uid": pl.String,
     "rejected_uid": pl.String,
+    "chosen_row": pl.Int64,
+    "rejected_row": pl.Int64,
     "chosen_reward": pl.Float64,
     "rejected_reward": pl.Float64,
     "gap": pl.Float64,
@@ -37,63 +38,60 @@ DRAFT_SCHEMA: dict[str, Any] = {
     "row_uid": pl.String,
     "info": pl.String,
 }
-ORDER = ("tid", "step", "prompt_hash", "gap", "key")
-_DESCENDING = [False, False, False, True, False]
+ORDER = ("prompt_hash", "tid", "step", "gap", "key", "chosen_uid", "rejected_uid")
+_DESCENDING = [name == "gap" for name in ORDER]
+_OF_PAIR = ("tid", "task", "step", "prompt_hash")
+_OF_SIDE = ("completion_hash", "num_characters", "uid", "row", "reward")
+HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")
 
 
 def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
-    """Rows that were paired, as drafts."""
-    frame = candidates.frame
-    chosen, rejected = frame[pairs.chosen], frame[pairs.rejected]
-    return finished(
-        pl.DataFrame(
-            {
-                "tid": chosen["tid"],
-                "task": chosen["task"],
-                "step": chosen["step"],
-                "group": candidates.groups[pairs.chosen],
-                "prompt_hash": chosen["prompt_hash"],
-                "chosen_hash": chosen["completion_hash"],
-                "rejected_hash": rejected["completion_hash"],
-                "chosen_uid": chosen["uid"],
-                "rejected_uid": rejected["uid"],
-                "chosen_reward": chosen["reward"],
-                "rejected_reward": rejected["reward"],
-                "gap": pairs.gaps,
-                "across_groups": chosen["prompt_hash"] != rejected["prompt_hash"],
-                "num_chosen_characters": chosen["num_characters"],
-                "num_rejected_characters": rejected["num_characters"],
-            }
-        )
-    )
+    """Rows of groups that were paired, as drafts in order."""
+    frame = candidates.frame.select(*_OF_PAIR, *_OF_SIDE)
+    prompts, completions = words_of(frame["prompt_hash"]), words_of(frame["completion_hash"])
+    keys = pair_keys(prompts[pairs.chosen], completions[pairs.chosen], completions[pairs.rejected])
+    groups = candidates.groups[pairs.chosen]
+    order = _order(groups, pairs, keys)
+    pairs = pairs.select(order)
+    chosen, rejected = frame[pairs.chosen], frame.select(_OF_SIDE)[pairs.rejected]
+    columns = {
+        "key": hex_digits(keys[order]),
+        **{name: chosen[name] for name in _OF_PAIR},
+        "group": groups[order],
+        "gap": pairs.gaps,
+        "across_groups": (prompts[pairs.chosen] != prompts[pairs.rejected]).any(axis=1),
+    }
+    for side, rows in (("chosen", chosen), ("rejected", rejected)):
+        columns |= {f"{side}_hash": rows["completion_hash"], f"num_{side}_characters": rows["num_characters"]}
+        columns |= {f"{side}_{name}": rows[name] for name in ("uid", "row", "reward")}
+    return _complete(pl.DataFrame(columns))
 
 
 def finished(frame: pl.DataFrame) -> pl.DataFrame:
-    """Drafts with their key and every column, in order."""
-    keys = _keys(frame.select("prompt_hash", "chosen_hash", "rejected_hash"))
-    missing = [name for name in DRAFT_SCHEMA if name not in frame.columns]
-    frame = frame.with_columns(pl.lit(None, DRAFT_SCHEMA[name]).alias(name) for name in missing)
-    frame = frame.with_columns(pl.Series("key", keys, pl.String))
-    frame = frame.with_columns(pl.col("across_groups").fill_null(False))
-    return frame.select(pl.col(name).cast(kind) for name, kind in DRAFT_SCHEMA.items())
+    """Drafts of any strategy with their key and every column; their order stays."""
+    keys = hex_digits(pair_keys(*(words_of(frame[name]) for name in HASHES)))
+    return _complete(frame.with_columns(keys.alias("key")))
 
 
 def ordered(drafts: pl.DataFrame) -> pl.DataFrame:
-    """By task, step and prompt, then from the largest gap down."""
-    return drafts.sort([*ORDER, "chosen_uid", "rejected_uid"], descending=[*_DESCENDING, False, False])
+    """By prompt, task and step, then from the largest gap down."""
+    return drafts.sort(ORDER, descending=_DESCENDING)
 
 
 def no_drafts() -> pl.DataFrame:
     return pl.DataFrame(schema=DRAFT_SCHEMA)
 
 
-def seeded_hashes(values: Sequence[str] | pl.Series, seed: int) -> npt.NDArray[np.uint64]:
-    """64 bits for each text, the same on every machine and in every release."""
-    digest = xxhash.xxh3_64_intdigest
-    prefix = f"{seed}\0".encode()
-    return np.fromiter((digest(prefix + value.encode()) for value in values), np.uint64, len(values))
+def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
+    """The order of drafts. Rows of equal reward and completion stand by id, so that their numbers order equal keys."""
+    order = np.lexsort([-pairs.gaps, groups])
+    if ((np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)).any():
+        order = np.lexsort([pairs.rejected, pairs.chosen, keys[:, 1], keys[:, 0], -pairs.gaps, groups])
+    return order
 
 
-def _keys(parts: pl.DataFrame) -> list[str]:
-    digest = xxhash.xxh3_128_hexdigest
-    return [digest(text.encode()) for text in parts.select(pl.concat_str(pl.all(), separator="\0")).to_series()]
+def _complete(frame: pl.DataFrame) -> pl.DataFrame:
+    missing = [name for name in DRAFT_SCHEMA if name not in frame.columns]
+    frame = frame.with_columns(pl.lit(None, DRAFT_SCHEMA[name]).alias(name) for name in missing)
+    frame = frame.with_columns(pl.col("across_groups").fill_null(False))
+    return frame.select(pl.col(name).cast(kind) for name, kind in DRAFT_SCHEMA.items())

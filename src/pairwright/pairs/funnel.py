@@ -66,26 +66,38 @@ class Drop:
 
 @dataclass
 class Stage:
-    """One step of the funnel; `unit` is what is counted."""
+    """One step of the funnel; `unit` is what is counted. Reasons stand in the order in which they were looked at."""
 
     unit: str
     num_in: int
-    drops: dict[str, Drop] = field(default_factory=dict)
+    reasons: dict[Reason, Drop] = field(default_factory=dict)
     num_out: int | None = None
 
+    @property
+    def drops(self) -> dict[Reason, Drop]:
+        """The reasons under which something was dropped."""
+        return {reason: drop for reason, drop in self.reasons.items() if drop.count}
+
     def drop(self, reason: Reason, count: int, examples: Iterable[str] = ()) -> None:
-        """Count what was dropped; the first few ids are kept as examples."""
-        if count == 0:
-            return
-        found = self.drops.setdefault(reason.value, Drop())
+        """Count what was dropped, if anything; the smallest few ids are kept as examples."""
+        found = self.reasons.setdefault(reason, Drop())
         found.count += count
-        for example in examples:
-            if len(found.examples) >= NUM_EXAMPLES:
-                break
-            found.examples.append(example)
+        found.examples = sorted([*found.examples, *examples])[:NUM_EXAMPLES]
+
+    def add(self, other: "Stage") -> None:
+        """Count what another partition counted in the same stage."""
+        self.num_in += other.num_in
+        for reason, drop in other.reasons.items():
+            self.drop(reason, drop.count, drop.examples)
+        if other.num_out is not None:
+            self.num_out = (self.num_out or 0) + other.num_out
+
+    def sort(self) -> None:
+        """Put the reasons in the order of their names, where they were looked at all at once."""
+        self.reasons = dict(sorted(self.reasons.items()))
 
     def close(self, num_out: int) -> None:
-        dropped = sum(drop.count for drop in self.drops.values())
+        dropped = sum(drop.count for drop in self.reasons.values())
         assert self.num_in == dropped + num_out, f"{self.unit}: {self.num_in} in, {dropped} dropped, {num_out} out"
         self.num_out = num_out
 
@@ -102,6 +114,13 @@ class Funnel:
         self.stages.append(stage)
         return stage
 
+    def add(self, other: "Funnel") -> None:
+        """Count what another partition counted; both have the same stages, in the same order."""
+        for number, stage in enumerate(other.stages):
+            if number == len(self.stages):
+                self.stage(stage.unit, 0)
+            self.stages[number].add(stage)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "stages": [
@@ -109,7 +128,7 @@ class Funnel:
                     "unit": stage.unit,
                     "in": stage.num_in,
                     "drops": [
-                        {"reason": reason, "count": drop.count, "examples": drop.examples}
+                        {"reason": reason.value, "count": drop.count, "examples": drop.examples}
                         for reason, drop in stage.drops.items()
                     ],
                     "out": stage.num_out,

@@ -6,9 +6,9 @@ import polars as pl
 from pairwright.pairs.candidates import Candidates
 from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.identity import words_of
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pairing import RowPairs, count_gaps
-from pairwright.pairs.stratified import thresholds
 
 
 def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Candidates:
@@ -19,16 +19,13 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
     gave[candidates.groups[pairs.chosen]] = True
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     largest = reward_gaps(best, worst, near=[options.min_gap])
-    hashes = candidates.frame.select(pl.col("completion_hash").rank("dense")).to_series().to_numpy()
-    same = np.array([], np.bool_)
-    if len(sizes):
-        same = np.maximum.reduceat(hashes, candidates.starts[:-1]) == np.minimum.reduceat(
-            hashes, candidates.starts[:-1]
-        )
+    hashes = words_of(candidates.frame["completion_hash"])
+    first = hashes[np.repeat(candidates.starts[:-1], sizes)]
+    differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
+    same = differs == 0
     checks = [(Reason.IDENTICAL, same), (Reason.TIED, best == worst), (Reason.BELOW_GAP, largest < options.min_gap)]
     if options.strategy == "stratified":
-        high, low = thresholds(rewards, options)
-        checks += [(Reason.NOT_HIGH, best < high), (Reason.NOT_LOW, worst > low)]
+        checks += [(Reason.NOT_HIGH, best < options.high.value), (Reason.NOT_LOW, worst > options.low.value)]
     if options.max_gap is not None:
         checks.append((Reason.ABOVE_GAP, np.ones(len(sizes), np.bool_)))
     left = ~gave

@@ -25,7 +25,6 @@ _side = msgspec.json.Decoder(SideMeta).decode
 
 def plan_given(work: Work) -> pl.DataFrame:
     """Drafts of all preferences."""
-    work.close_experiences()
     rows = work.rows.filter(pl.col("reason").is_null()).sort("uid")
     work.funnel.stage("pairs", rows.height)
     sides: dict[str, dict[str, Any]] = {}
@@ -37,8 +36,11 @@ def plan_given(work: Work) -> pl.DataFrame:
         return no_drafts()
     found = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
     drafts = finished(
-        rows.select("tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid").hstack(found)
-    )
+        rows.select(
+            "tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid", chosen_row="row",
+            rejected_row="row",
+        ).hstack(found)
+    )  # fmt: skip
     return _judged(drafts, work)
 
 

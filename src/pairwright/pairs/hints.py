@@ -1,12 +1,13 @@
 """When no pair results: which filter removed the last ones, and what value would have let some through."""
 
-import numpy as np
-import polars as pl
+from dataclasses import dataclass, fields
 
-from pairwright.pairs.candidates import GROUP_KEYS
-from pairwright.pairs.funnel import Reason
+import numpy as np
+
+from pairwright.pairs.candidates import Candidates
+from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.gaps import reward_gaps
-from pairwright.pairs.work import Work
+from pairwright.pairs.options import PairOptions
 
 _ADVICE = {
     Reason.IS_A_PAIR: "--strategy given passes them through",
@@ -29,46 +30,75 @@ _ADVICE = {
 }  # fmt: skip
 
 
-def hint_for(work: Work) -> str:
+@dataclass(frozen=True)
+class Clues:
+    """Values of a partition that decide what an option would have to be; None where it has none."""
+
+    most_candidates: float | None = None
+    largest_gap: float | None = None
+    highest: float | None = None
+    least_step: float | None = None
+    lowest: float | None = None
+
+    def merged(self, other: "Clues") -> "Clues":
+        """The clues of both: the smaller of what is smallest, the larger of what is largest."""
+        values = {}
+        for field in fields(self):
+            both = [value for value in (getattr(self, field.name), getattr(other, field.name)) if value is not None]
+            pick = min if field.name in ("least_step", "lowest") else max
+            values[field.name] = pick(both) if both else None
+        return Clues(**values)
+
+
+def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
+    """The clues of a partition's candidates, and of its largest group, whether or not it had enough of them."""
+    if candidates is None or not candidates.frame.height:
+        return Clues(most_candidates=largest_group or None)
+    rewards = candidates.rewards
+    best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
+    steps = reward_gaps(rewards[:-1], rewards[1:])
+    inside = (np.diff(candidates.groups) == 0) & (steps > 0)
+    return Clues(
+        most_candidates=largest_group,
+        largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
+        highest=float(best.max()),
+        least_step=float(steps[inside].min()) if inside.any() else None,
+        lowest=float(worst.min()),
+    )
+
+
+def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     """One sentence for a build without pairs."""
-    last = next((stage for stage in reversed(work.funnel.stages) if stage.drops), None)
+    last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
     if last is None:
         return "there was nothing to pair: the tables are empty"
-    in_order = last is not work.funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
-    reason, drop = list(last.drops.items())[-1] if in_order else max(last.drops.items(), key=lambda item: item[1].count)
-    text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason!r}"
-    advice = _value(Reason(reason), work) or _ADVICE.get(Reason(reason))
+    drops = list(last.drops.items())
+    in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
+    reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
+    text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
+    advice = _value(reason, clues, options) or _ADVICE.get(reason)
     text = f"{text}; {advice}" if advice else text
-    first = work.funnel.stages[0]
+    first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
         if drop.count * 2 > first.num_in:
-            advice = _ADVICE.get(Reason(reason))
-            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason!r}"
+            advice = _ADVICE.get(reason)
+            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
             text += f"; {advice}" if advice else ""
     return text
 
 
-def _value(reason: Reason, work: Work) -> str | None:
-    options, candidates = work.options, work.candidates
-    if reason is Reason.TOO_FEW:
-        usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.TOO_FEW.value)
-        most = work.rows.filter(usable).group_by(GROUP_KEYS).len()["len"].max()
-        return f"--min-candidates {most!r} would let some through, now {options.min_candidates}"
-    if candidates is None or not candidates.frame.height:
+def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
+    """The option that dropped the last ones, with a value that would not have."""
+    most = None if clues.most_candidates is None else int(clues.most_candidates)
+    bounds = {
+        Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
+        Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
+        Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
+        Reason.NOT_HIGH: ("--high", clues.highest, options.high),
+        Reason.NOT_LOW: ("--low", clues.lowest, options.low),
+    }
+    if reason not in bounds or bounds[reason][1] is None:
         return None
-    rewards = candidates.rewards
-    best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
-    gaps = reward_gaps(best, worst, near=[options.min_gap])
-    if reason is Reason.BELOW_GAP:
-        return f"--min-gap {float(gaps.max())!r} would let some through, now {options.min_gap!r}"
-    if reason is Reason.ABOVE_GAP:
-        steps = reward_gaps(rewards[:-1], rewards[1:])
-        inside = (np.diff(candidates.groups) == 0) & (steps > 0)
-        least = float(steps[inside].min()) if inside.any() else None
-        return f"--max-gap {least!r} would let some through, now {options.max_gap!r}"
-    if reason is Reason.NOT_HIGH:
-        return f"--high {float(best.max())!r} would let some through, now {options.high}"
-    if reason is Reason.NOT_LOW:
-        return f"--low {float(worst.min())!r} would let some through, now {options.low}"
-    return None
+    name, value, now = bounds[reason]
+    return f"{name} {value!r} would let some through, now {now}"

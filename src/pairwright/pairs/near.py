@@ -6,6 +6,7 @@ order stays. The estimate is within about 0.1 of the truth.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,7 @@ import xxhash
 
 from pairwright.messages import Message
 from pairwright.pairs.chains import conversations
-from pairwright.pairs.funnel import Reason
-from pairwright.pairs.work import Work
+from pairwright.store.table import Table
 
 NUM_HASHES, ROWS_PER_BAND, WORDS = 64, 4, 5
 Signature = npt.NDArray[np.uint64]
@@ -24,21 +24,18 @@ _FACTORS = _RANDOM.integers(1, 2**63, NUM_HASHES, dtype=np.uint64) | np.uint64(1
 _SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
 
-def without_near_duplicates(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    """Drafts without those that are nearly the same as one before them."""
-    least = work.options.near_duplicates
-    if least is None or not drafts.height:
-        return drafts
-    uids = pl.concat([drafts["chosen_uid"], drafts["rejected_uid"]]).unique()
+def near_drafts(chosen: pl.Series, rejected: pl.Series, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
+    """Which drafts, given by the ids of their sides, are nearly the same as one before them."""
+    uids = pl.concat([chosen, rejected.alias(chosen.name)]).unique()
     signatures = {
-        uid: signature(_text((*prompt, *completion))) for uid, prompt, _, completion in conversations(work.tables, uids)
+        uid: signature(_text((*prompt, *completion))) for uid, prompt, _, completion in conversations(tables, uids)
     }
-    sides = [[signatures.get(uid) for uid in drafts[f"{side}_uid"]] for side in ("chosen", "rejected")]
+    sides = [[signatures.get(uid) for uid in side] for side in (chosen, rejected)]
     both = [
         None if one is None or other is None else np.concatenate([one, other])
         for one, other in zip(*sides, strict=True)
     ]
-    return work.drop(drafts, Reason.NEAR_DUPLICATE, near_duplicates(both, least))
+    return near_duplicates(both, least)
 
 
 def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDArray[np.bool_]:

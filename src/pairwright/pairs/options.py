@@ -19,9 +19,9 @@ _CHOICES = {
 }
 _AT_LEAST = {
     "min_candidates": 2, "max_pairs_per_group": 1, "max_pairs_per_task": 1, "max_pairs": 1, "max_per_chosen": 1,
-    "min_teachers": 1, "seed": 0, "memory_megabytes": 16,
+    "min_teachers": 1, "seed": 0, "memory_megabytes": 16, "curriculum_interval": 1,
 }  # fmt: skip
-_SHARES = ("validation", "near_duplicates", "curriculum_share")
+_SHARES = ("validation", "near_duplicates", "curriculum_share", "curriculum_start", "curriculum_increment")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,12 @@ class PairOptions:
     curriculum: str = "none"
     curriculum_share: float | None = None
     """Keep the first of the tasks in curriculum order, as a share of them."""
+    curriculum_start: float | None = None
+    """Number the stages of the curriculum, of which the first has this share of the tasks."""
+    curriculum_increment: float = 0.2
+    """The share of the tasks that each further stage adds."""
+    curriculum_interval: int = 5
+    """For how many epochs a trainer stays at a stage."""
     tree: bool = False
     """Divergence only: compare sibling branches by the mean reward below them, not runs one by one."""
     environment_divergence: bool = False
@@ -92,7 +98,7 @@ class PairOptions:
     votes: Path | None = None
     seed: int = 0
     memory_megabytes: int = 1024
-    """About how much text is held at once while pairs are written."""
+    """About how much memory a build takes: more is planned and written piece by piece."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -112,10 +118,20 @@ class PairOptions:
             raise ConfigError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
         if self.length_balance is not None and not self.length_balance > 0:
             raise ConfigError(f"length_balance: got {self.length_balance!r}, expected a bound above 0")
+        for name in ("curriculum_start", "curriculum_increment"):
+            if getattr(self, name) == 0:
+                raise ConfigError(f"{name}: got 0, expected a share above 0")
+        if self.curriculum == "none" and self.curriculum_start is not None:
+            raise ConfigError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ConfigError("across_groups: only the strategy 'stratified' can compare different prompts")
         if self.strategy == "teachers" and not self.teachers:
             raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
+
+    @property
+    def has_curriculum(self) -> bool:
+        """Whether tasks are ranked by their mean reward."""
+        return self.curriculum != "none" or self.curriculum_share is not None
 
     def as_json(self) -> dict[str, Any]:
         """What was asked for, for funnel.json; paths by name, since where they lie is no part of the result."""

@@ -1,45 +1,54 @@
 """What became of each experience: in how many pairs it is, and on which side, or the reason why in none."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.row_groups import row_groups
 from pairwright.pairs.table import FILE_NAME as PAIRS_NAME
-from pairwright.pairs.work import Work
 
 FILE_NAME = "outcomes.parquet"
+_SCHEMA = pa.schema(
+    [("uid", pa.string()), ("reason", pa.string()), ("num_chosen", pa.int64()), ("num_rejected", pa.int64())]
+)
 
 
-def outcomes(work: Work, drafts: pl.DataFrame) -> pl.DataFrame:
-    """One row an experience, sorted by id: reason (null where it is in a pair), num_chosen, num_rejected."""
-    rows = (
-        work.rows.select("uid", "reason")
-        .sort("uid", "reason", nulls_last=True)
-        .unique("uid", keep="last", maintain_order=True)
-    )
+def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
+    """One row an experience: reason (null where it is in a pair), num_chosen, num_rejected.
+
+    `drafts` are those that were kept, `dropped` those that were not, with their reasons in the order of dropping.
+    """
+    rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))
     for side in ("chosen", "rejected"):
-        origin = pl.coalesce("row_uid", f"{side}_uid").alias("uid")
-        counts = drafts.group_by(origin).agg(pl.len().cast(pl.Int64).alias(f"num_{side}"))
-        rows = rows.join(counts, on="uid", how="left")
+        counts = drafts.group_by(pl.col(f"{side}_row").alias("row")).agg(pl.len().cast(pl.Int64).alias(f"num_{side}"))
+        rows = rows.join(counts, on="row", how="left", maintain_order="left")
     rows = rows.with_columns(pl.col("num_chosen", "num_rejected").fill_null(0))
     in_no_pair = pl.col("reason").is_null() & (pl.col("num_chosen") + pl.col("num_rejected") == 0)
-    rows = rows.join(_last_reasons(work), on="uid", how="left")
-    rows = rows.with_columns(
-        reason=pl.when(in_no_pair).then(pl.col("lost").fill_null(Reason.NOT_PICKED.value)).otherwise("reason")
+    late = pl.lit(None, pl.String)
+    if dropped.height:
+        gone = [dropped.select("number", "why", row=f"{side}_row") for side in ("chosen", "rejected")]
+        last = pl.concat(gone).sort("number").group_by("row").agg(pl.col("why").last())
+        rows, late = rows.join(last, on="row", how="left", maintain_order="left"), pl.col("why")
+    lost = pl.coalesce(late, "lost", pl.lit(Reason.NOT_PICKED.value))
+    return rows.select(
+        "uid", pl.when(in_no_pair).then(lost).otherwise("reason").alias("reason"), "num_chosen", "num_rejected"
     )
-    return rows.select("uid", "reason", "num_chosen", "num_rejected").sort("uid")
 
 
-def write_outcomes(folder: Path, frame: pl.DataFrame) -> None:
+def write_outcomes(folder: Path, frames: Iterable[pl.DataFrame]) -> None:
+    """Write `folder/outcomes.parquet`; it takes its name when it is complete."""
     hidden = folder / f".{FILE_NAME}.{os.getpid()}.tmp"
     try:
-        frame.write_parquet(hidden, compression="zstd")
+        with pq.ParquetWriter(hidden, _SCHEMA, compression="zstd", use_dictionary=["reason"]) as writer:
+            for group in row_groups(_batches(frames), _SCHEMA):
+                writer.write_table(group, row_group_size=group.num_rows)
         with open(hidden, "rb") as file:
             os.fsync(file.fileno())
         hidden.replace(folder / FILE_NAME)
@@ -61,7 +70,7 @@ def explain(folder: Path, identity: str) -> dict[str, Any]:
     )
     found = rows.filter(pl.col("uid").str.contains(identity, literal=True)).head(6).collect()
     exact = found.filter(pl.col("uid") == identity)
-    found = exact if exact.height else found
+    found = exact.head(1) if exact.height else found
     if found.height > 1:
         raise PairwrightError(f"{identity!r} is part of several ids: {', '.join(found['uid'].head(5))}")
     if found.height:
@@ -75,30 +84,6 @@ def explain(folder: Path, identity: str) -> dict[str, Any]:
     return {"pair": matching["id"][0], **matching.to_dicts()[0]}
 
 
-def _last_reasons(work: Work) -> pl.DataFrame:
-    """For candidates in no pair: why the last of their pairs went, or why there never was one."""
-    frames = [
-        lost.select(pl.col(side).alias("uid"), pl.lit(number).alias("place"), "reason")
-        for number, lost in enumerate(work.lost)
-        for side in ("chosen_uid", "rejected_uid")
-    ]
-    empty = pl.DataFrame(schema={"uid": pl.String, "lost": pl.String})
-    late = empty
-    if frames:
-        late = pl.concat(frames).sort("place").group_by("uid").agg(pl.col("reason").last().alias("lost"))
-    early = _never_paired(work) if work.candidates is not None else empty
-    return pl.concat([late, early.join(late, on="uid", how="anti")])
-
-
-def _never_paired(work: Work) -> pl.DataFrame:
-    candidates = work.candidates
-    assert candidates is not None
-    if not candidates.frame.height:
-        return pl.DataFrame(schema={"uid": pl.String, "lost": pl.String})
-    rewards, groups = candidates.rewards, candidates.groups
-    best, worst = rewards[candidates.starts[:-1]][groups], rewards[candidates.starts[1:] - 1][groups]
-    bound = work.options.min_gap
-    largest = np.maximum(reward_gaps(best, rewards, near=[bound]), reward_gaps(rewards, worst, near=[bound]))
-    picked = Reason.GROUP_CAP if work.options.strategy == "all" else Reason.NOT_PICKED
-    reason = np.where(best == worst, Reason.TIED.value, np.where(largest < bound, Reason.BELOW_GAP.value, picked.value))
-    return pl.DataFrame({"uid": candidates.frame["uid"], "lost": pl.Series(reason.tolist(), dtype=pl.String)})
+def _batches(frames: Iterable[pl.DataFrame]) -> Iterable[pa.RecordBatch]:
+    for frame in frames:
+        yield from frame.to_arrow().cast(_SCHEMA).combine_chunks().to_batches()

@@ -3,9 +3,12 @@
 In a group sorted by reward, the i-th best with the j-th worst has at least i·j - 1 pairs with no smaller gap: those of
 the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about K·ln K of them, however
 large the group. Where d of a group's pairs are of no use (identical completions), i·j ≤ K + d takes their place.
-Equal gaps are ordered by i + j, then by i, which respects that rule.
+Equal gaps are ordered by i + j, then by i, which respects that rule. With a maximum gap the rule does not hold, since
+the largest gaps are of no use; then the rows of a large group are walked from their own largest gap within the bound.
 """
 
+import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +17,7 @@ import numpy.typing as npt
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates import Candidates, Indices
 from pairwright.pairs.gaps import Floats, reward_gaps
+from pairwright.pairs.identity import Words, words_of
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
@@ -41,21 +45,61 @@ def group_pairs(
     With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
     the last so many.
     """
-    codes = candidates.frame["completion_hash"].rank("dense").to_numpy().astype(np.int64)
-    spare = _num_identical(candidates, codes)
+    hashes = words_of(candidates.frame["completion_hash"])
     sizes = candidates.sizes
-    if options.max_gap is not None and largest is not None:
-        budget = np.full(len(sizes), -1)  # the rule needs every larger gap to be a valid one
-    else:
-        budget = np.full(len(sizes), -1) if largest is None else largest + spare
     num_high = sizes if num_high is None else num_high
     num_low = sizes if num_low is None else num_low
+    budget = np.full(len(sizes), -1)
+    walked: list[tuple[int, int]] = []
+    if largest is not None and options.max_gap is None:
+        budget = largest + _num_identical(candidates, hashes)
+    elif largest is not None:
+        large = sizes > _SMALL
+        budget[large] = 0
+        for group in np.flatnonzero(large).tolist():
+            walk = _walked(candidates, hashes, group, (int(num_high[group]), int(num_low[group])), options)
+            walked += [pair for pair, _ in zip(walk, range(largest), strict=False)]
     chosen, rejected = _positions(candidates.starts, budget, num_high, num_low)
+    if walked:
+        chosen, rejected = (
+            np.append(rows, more) for rows, more in zip((chosen, rejected), np.array(walked).T, strict=True)
+        )
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(candidates.rewards[chosen], candidates.rewards[rejected], near=near)
     keep = within_bounds(gaps, options) & (candidates.rewards[chosen] > candidates.rewards[rejected])
-    pairs = RowPairs(chosen, rejected, gaps).select(keep & (codes[chosen] != codes[rejected]))
-    return _ordered(candidates, pairs, largest)
+    differ = (hashes[chosen] != hashes[rejected]).any(axis=1)
+    pairs = RowPairs(chosen, rejected, gaps).select(keep & differ)
+    return pairs if largest is None else _largest(candidates, pairs, largest)
+
+
+def _walked(
+    candidates: Candidates, hashes: Words, group: int, most: tuple[int, int], options: PairOptions
+) -> Iterator[tuple[int, int]]:
+    """Pairs of one group with a gap of at most `max_gap`, from the largest down, no more of them made than are read.
+
+    For the i-th best, gaps fall from the worst up, so that the next pair of all is the next of one of the rows.
+    """
+    start, end = int(candidates.starts[group]), int(candidates.starts[group + 1])
+    rewards, size = candidates.rewards[start:end], end - start
+    assert options.max_gap is not None
+    near = [options.min_gap, options.max_gap]
+    firsts = _num_beyond(rewards[::-1], options.max_gap, inclusive=False)[::-1] + 1
+
+    def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
+        there = (j <= most[1]) & (i + j <= size)
+        i, j = i[there], j[there]
+        gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
+        return list(zip((-gaps).tolist(), (i + j).tolist(), i.tolist(), j.tolist(), strict=True))
+
+    best = np.arange(1, min(most[0], size - 1) + 1)
+    heap = entries(best, firsts[: len(best)])
+    heapq.heapify(heap)
+    while heap and -heap[0][0] >= options.min_gap and heap[0][0] < 0:
+        _, _, i, j = heap[0]
+        if (hashes[start + i - 1] != hashes[end - j]).any():
+            yield start + i - 1, end - j
+        following = entries(np.array([i]), np.array([j + 1]))
+        heapq.heapreplace(heap, following[0]) if following else heapq.heappop(heap)
 
 
 def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
@@ -116,13 +160,15 @@ def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
     return low
 
 
-def _num_identical(candidates: Candidates, codes: Indices) -> Indices:
+def _num_identical(candidates: Candidates, hashes: Words) -> Indices:
     """For each group, how many of its pairs have one and the same completion."""
-    key = candidates.groups * (codes.max(initial=0) + 1) + codes
-    values, counts = np.unique(key, return_counts=True)
-    groups = values // (codes.max(initial=0) + 1)
+    groups = candidates.groups
+    order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
+    same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]
+    counts = np.diff(np.append(starts, len(groups)))
     result = np.zeros(len(candidates.sizes), np.int64)
-    np.add.at(result, groups, counts * (counts - 1) // 2)
+    np.add.at(result, groups[order][starts], counts * (counts - 1) // 2)
     return result
 
 
@@ -143,8 +189,8 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         total += int(most.sum()) * len(firsts)
         if total > MAX_PLANNED:
             raise PairwrightError(
-                f"more than {MAX_PLANNED:,} pairs to look at: bound them with --max-pairs-per-group "
-                "(and without --max-gap, which makes that costly)"
+                f"more than {MAX_PLANNED:,} pairs at prompts that must be planned together: bound them with "
+                "--max-pairs-per-group"
             )
         i = np.repeat(best, most)
         j = np.arange(len(i)) - np.repeat(np.cumsum(most) - most, most) + 1
@@ -153,15 +199,13 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
     return np.concatenate(chosen), np.concatenate(rejected)
 
 
-def _ordered(candidates: Candidates, pairs: RowPairs, largest: int | None) -> RowPairs:
-    """By group, then from the largest gap down; at most `largest` of each group."""
+def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
+    """At most `largest` of each group, from the largest gap down."""
     groups = candidates.groups[pairs.chosen]
     i = pairs.chosen - candidates.starts[groups]
     j = candidates.starts[groups + 1] - pairs.rejected
     order = np.lexsort([i, i + j, -pairs.gaps, groups])
     pairs, groups = pairs.select(order), groups[order]
-    if largest is None:
-        return pairs
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
     rank = np.arange(len(groups)) - np.repeat(firsts, np.diff(np.append(firsts, len(groups))))
     return pairs.select(rank < largest)

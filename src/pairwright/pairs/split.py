@@ -7,7 +7,7 @@ hash of the seed and its smallest prompt hash alone, so it stays there when othe
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.drafts import seeded_hashes
+from pairwright.pairs.identity import seeded, words_of
 from pairwright.records import EID
 
 
@@ -17,7 +17,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
         return pl.Series("split", ["train"] * drafts.height, pl.String)
     sets = _sets(drafts)
     names = sets.unique().sort()
-    hashes = seeded_hashes(names, seed)
+    hashes = seeded(seed, words_of(names))
     held = hashes.astype(np.float64) < validation * 2.0**64
     if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
         held[np.argmin(hashes)] = True

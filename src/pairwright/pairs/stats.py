@@ -46,6 +46,7 @@ def pair_statistics(folder: Path) -> dict[str, Any]:
     frame = _narrow(folder)
     content = _read_content(folder)
     num_pairs = frame.height
+    differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
     per_task = frame.group_by("tid").len()["len"]
     sides = [frame.filter(pl.col("split") == split) for split in ("train", "validation")]
     found: dict[str, Any] = {
@@ -62,7 +63,7 @@ def pair_statistics(folder: Path) -> dict[str, Any]:
         "pairs_per_task_max": per_task.max(),
         "chosen_characters_mean": frame["num_chosen_characters"].mean(),
         "rejected_characters_mean": frame["num_rejected_characters"].mean(),
-        "length_effect": length_effect(frame),
+        "length_effect": length_effect(differences),
         "across_groups": int(frame["across_groups"].sum()),
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
@@ -109,16 +110,6 @@ def lint_pairs(folder: Path, *, max_length_effect: float = 0.5, max_near: float 
         ("scales", _scales_differ(found.get("reward_scale", {})), "sources have rewards on different scales"),
     ]  # fmt: skip
     return [Finding(name, message) for name, holds, message in checks if holds]
-
-
-def reward_scale(rows: pl.DataFrame) -> dict[str, dict[str, float]]:
-    """Range and mean of the rewards of each source format."""
-    scored = rows.filter(pl.col("reward").is_not_null()).select("source_format", "reward")
-    found = {}
-    for (name,), some in sorted(scored.group_by("source_format"), key=lambda item: str(item[0][0])):
-        rewards = np.sort(some["reward"].to_numpy())  # sorted, so that a sum does not depend on the order of reading
-        found[str(name)] = {"min": float(rewards[0]), "mean": float(rewards.mean()), "max": float(rewards[-1])}
-    return found
 
 
 def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:

@@ -1,4 +1,7 @@
-"""The strategies by name: each turns the rows of a build into drafts, and counts what it leaves."""
+"""The strategies by name: each turns the rows of a partition into drafts, and counts what it leaves.
+
+`IN_GROUPS` are those that need nothing but the rows of a group, so that rows may be parted by prompt hash.
+"""
 
 from collections.abc import Callable
 
@@ -25,9 +28,8 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
     """A strategy that picks pairs of rows inside groups."""
 
     def plan(work: Work) -> pl.DataFrame:
-        work.rows = grouped(work.rows, work.options)
-        work.close_experiences()
-        candidates = work.candidates = candidates_of(work.rows)
+        work.rows, candidates = grouped(work.rows, work.options)
+        work.candidates = candidates
         pairs = pick(candidates, work.options)
         giving = count_groups(candidates, pairs, work.options, work.funnel)
         count_group_pairs(giving, len(pairs.chosen), work.options, work.funnel)
@@ -40,7 +42,6 @@ def plan_stratified(work: Work) -> pl.DataFrame:
     """High against low, inside groups unless asked for otherwise."""
     if not work.options.across_groups:
         return in_groups(stratified_pairs)(work)
-    work.close_experiences()
     candidates = work.candidates = candidates_of(work.rows)
     dealt = across_groups_pairs(candidates, work.options)
     work.funnel.stage("pairs", len(dealt.chosen))
@@ -64,3 +65,4 @@ STRATEGIES: dict[str, Planner] = {
     "teachers": plan_teachers,
     "given": plan_given,
 }
+IN_GROUPS = ("all", "best-worst", "stratified")

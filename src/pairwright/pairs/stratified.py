@@ -5,20 +5,22 @@ request, each chosen one meets at most `max_per_chosen` rejected ones, dealt out
 there are high candidates, times that number, never their product.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
 from pairwright.errors import ConfigError
 from pairwright.pairs.candidates import Candidates, Indices
-from pairwright.pairs.drafts import seeded_hashes
 from pairwright.pairs.gaps import Floats, reward_gaps
+from pairwright.pairs.identity import Words, seeded, words_of
 from pairwright.pairs.options import PairOptions, Threshold
 from pairwright.pairs.pairing import RowPairs, group_pairs
 
 
 def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Pairs of a high and a low candidate of one group."""
-    rewards, (high, low) = candidates.rewards, thresholds(candidates.rewards, options)
+    rewards, high, low = candidates.rewards, options.high.value, options.low.value
     return group_pairs(
         candidates, options, largest=options.max_pairs_per_group,
         num_high=_count(candidates, rewards >= high), num_low=_count(candidates, rewards <= low),
@@ -27,8 +29,8 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
 
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Each high candidate with a few low ones of any prompt; bounds of the gap are not looked at here."""
-    rewards, (high, low) = candidates.rewards, thresholds(candidates.rewards, options)
-    order = seeded_hashes(candidates.frame["uid"], options.seed)
+    rewards, high, low = candidates.rewards, options.high.value, options.low.value
+    order = seeded(options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash")))
     highs, lows = (_by(order, np.flatnonzero(rows)) for rows in (rewards >= high, rewards <= low))
     num_each = min(options.max_per_chosen, len(lows))
     chosen = np.repeat(highs, num_each)
@@ -38,12 +40,12 @@ def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPair
     return RowPairs(chosen, rejected, gaps)
 
 
-def thresholds(rewards: Floats, options: PairOptions) -> tuple[float, float]:
-    """The high and the low threshold as rewards."""
+def with_thresholds(options: PairOptions, rewards: Floats) -> PairOptions:
+    """Options whose thresholds are rewards: quantiles are looked up among the rewards of all candidates."""
     high, low = (_value(rewards, threshold) for threshold in (options.high, options.low))
     if low > high:
         raise ConfigError(f"low: got {options.low} ({low!r}), expected at most high, {options.high} ({high!r})")
-    return high, low
+    return replace(options, high=Threshold(high), low=Threshold(low))
 
 
 def _value(rewards: Floats, threshold: Threshold) -> float:
@@ -57,5 +59,5 @@ def _count(candidates: Candidates, rows: npt.NDArray[np.bool_]) -> Indices:
     return np.asarray(totals[candidates.starts[1:]] - totals[candidates.starts[:-1]], np.int64)
 
 
-def _by(order: npt.NDArray[np.uint64], rows: Indices) -> Indices:
+def _by(order: Words, rows: Indices) -> Indices:
     return rows[np.argsort(order[rows], kind="stable")]

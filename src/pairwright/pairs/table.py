@@ -2,7 +2,8 @@
 
 Narrow columns say what a pair is and where it came from; content is JSON text, as in the experience table, so that it
 can be copied from there without being decoded. `id` is a hash of what is compared: equal pairs have equal ids.
-Same rows in the same order give the same bytes.
+A text that several pairs of a row group share is in the file once. Same rows in the same order give the same bytes,
+however they were cut into batches.
 """
 
 import contextlib
@@ -19,12 +20,12 @@ from pairwright.canonical import canonical_messages, content_hash, prompt_hash
 from pairwright.errors import RecordError, TableError
 from pairwright.jsontext import encode, from_json
 from pairwright.messages import Json, Message
+from pairwright.pairs.identity import pair_key
+from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
 from pairwright.records import EID, Pair
 from pairwright.store.journal import sync_folder
 
 FILE_NAME = "pairs.parquet"
-ROWS_PER_GROUP = 4096
-BYTES_PER_GROUP = 32 * 2**20
 
 _TEXT, _LONG = pa.string(), pa.large_string()
 NARROW_PAIR_TYPES = {
@@ -42,6 +43,7 @@ NARROW_PAIR_TYPES = {
     "chosen_uid": _TEXT,
     "rejected_uid": _TEXT,
     "across_groups": pa.bool_(),
+    "curriculum_stage": pa.int64(),
     "num_chosen_characters": pa.int64(),
     "num_rejected_characters": pa.int64(),
 }
@@ -49,7 +51,7 @@ PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
     [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)], metadata={"pairwright.pairs": "1"}
 )
-_DICTIONARY = ["tid", "task", "prompt_hash", "strategy", "split", "chosen_uid", "rejected_uid"]
+_DICTIONARY = ["tid", "task", "prompt_hash", "strategy", "split", "chosen_uid", "rejected_uid", *PAIR_CONTENT]
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
@@ -59,9 +61,8 @@ def pair_id(
     prompt: Iterable[Message], tools: Iterable[Json], chosen: Iterable[Message], rejected: Iterable[Message]
 ) -> str:
     """32 hex digits, equal exactly for pairs that compare the same two completions at the same prompt."""
-    return content_hash(
-        canonical_messages(prompt), list(tools), canonical_messages(chosen), canonical_messages(rejected)
-    )
+    sides = (content_hash(canonical_messages(side)) for side in (chosen, rejected))
+    return pair_key(prompt_hash(prompt, tools), *sides)
 
 
 def write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> int:
@@ -85,11 +86,20 @@ def write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> int:
     return num_rows
 
 
-def pair_batches(folder: Path, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a pairs table, a row group at a time; only `columns` are read where they are named."""
-    with _opened(folder) as file:
+def pair_batches(
+    folder: Path, columns: Sequence[str] | None = None, *, dictionaries: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a pairs table, a row group at a time; only `columns` are read where they are named.
+
+    With `dictionaries`, content comes as dictionary arrays: each text of a row group once, and which row has which.
+    """
+    with _opened(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
+        names = PAIR_SCHEMA.names if columns is None else list(columns)
+        schema = pa.schema([PAIR_SCHEMA.field(name) for name in names], metadata=PAIR_SCHEMA.metadata)
+        schema = with_dictionaries(schema, PAIR_CONTENT) if dictionaries else schema
         for number in range(file.num_row_groups):
-            yield from file.read_row_group(number, columns=columns, use_threads=False).to_batches()
+            rows = file.read_row_group(number, columns=names, use_threads=False).select(names)
+            yield from rows.cast(schema).combine_chunks().to_batches()
 
 
 def count_pairs(folder: Path) -> int:
@@ -104,7 +114,7 @@ def read_pairs(folder: Path) -> Iterator[Pair]:
 
 
 def pairs_to_batch(pairs: Sequence[Pair]) -> pa.RecordBatch:
-    """Pairs as rows. `across_groups` is what the pair's info says under that name."""
+    """Pairs as rows. `across_groups` and `curriculum_stage` are what the pair's info says under these names."""
     return pa.RecordBatch.from_pylist([_row(pair) for pair in pairs], schema=PAIR_SCHEMA)
 
 
@@ -137,6 +147,7 @@ def _row(pair: Pair) -> dict[str, Any]:
         "chosen_uid": pair.chosen_eid.uid,
         "rejected_uid": pair.rejected_eid.uid,
         "across_groups": pair.info.get("across_groups") is True,
+        "curriculum_stage": stage if type(stage := pair.info.get("curriculum_stage")) is int else None,
         "num_chosen_characters": num_characters(pair.chosen),
         "num_rejected_characters": num_characters(pair.rejected),
         **{name: _json_or_null(getattr(pair, name)) for name in PAIR_CONTENT},
@@ -160,10 +171,16 @@ def _pair(row: dict[str, Any]) -> Pair:
             strategy=row["strategy"],
             weight=row["weight"],
             split=row["split"],
-            info={**info, "across_groups": True} if row["across_groups"] else info,
+            info={**info, **_marks(row)},
         )
     except (msgspec.MsgspecError, RecordError, TypeError) as error:
         raise TableError(f"pair {row.get('id')!r}: a row that is no valid pair: {error}") from error
+
+
+def _marks(row: dict[str, Any]) -> dict[str, Any]:
+    """What columns say that a pair has in its info."""
+    marks: dict[str, Any] = {"across_groups": True} if row["across_groups"] else {}
+    return marks if row["curriculum_stage"] is None else {**marks, "curriculum_stage": row["curriculum_stage"]}
 
 
 def _json_or_null(value: Any) -> str | None:
@@ -171,11 +188,11 @@ def _json_or_null(value: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[pq.ParquetFile]:
+def _opened(folder: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """The Parquet file of a pairs table, given as its folder or as the file itself."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     try:
-        file = pq.ParquetFile(path)
+        file = pq.ParquetFile(path, read_dictionary=list(read_dictionary))
     except FileNotFoundError:
         raise TableError(
             f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
@@ -191,35 +208,24 @@ def _opened(folder: Path) -> Iterator[pq.ParquetFile]:
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     num_rows = 0
+    schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
+    schema = schema.with_metadata(PAIR_SCHEMA.metadata)
     with pq.ParquetWriter(
-        hidden, PAIR_SCHEMA, compression="zstd", compression_level=1, use_dictionary=_DICTIONARY,
-        write_statistics=list(NARROW_PAIR_TYPES),
+        hidden, schema, compression="snappy", use_dictionary=_DICTIONARY, store_schema=False,
+        write_statistics=["gap", "split", "task"], dictionary_pagesize_limit=2 * BYTES_PER_GROUP,
     ) as writer:  # fmt: skip
-        for group in _grouped(batches):
+        for group in row_groups(batches, schema):
             writer.write_table(group, row_group_size=group.num_rows)
             num_rows += group.num_rows
     return num_rows
 
 
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Rows put together, or cut, into groups of at most 4,096 rows and about 32 MB."""
-    pending: list[pa.RecordBatch] = []
-    num_rows = num_bytes = 0
-    for piece in (piece for batch in batches for piece in _cut(batch)):
-        if pending and (num_rows + piece.num_rows > ROWS_PER_GROUP or num_bytes + piece.nbytes > BYTES_PER_GROUP):
-            yield pa.Table.from_batches(pending, schema=PAIR_SCHEMA)
-            pending, num_rows, num_bytes = [], 0, 0
-        pending.append(piece)
-        num_rows += piece.num_rows
-        num_bytes += piece.nbytes
-    if pending:
-        yield pa.Table.from_batches(pending, schema=PAIR_SCHEMA)
+def _wide(kind: pa.DataType) -> pa.DataType:
+    """Text as Polars has it, so that it need not be copied; in the file both are one type."""
+    return _LONG if kind == _TEXT else kind
 
 
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    batch = batch.select(PAIR_SCHEMA.names).cast(PAIR_SCHEMA)
-    if not batch.num_rows:
-        return
-    rows = max(1, min(ROWS_PER_GROUP, BYTES_PER_GROUP * batch.num_rows // max(1, batch.nbytes)))
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
+__all__ = [
+    "BYTES_PER_GROUP", "FILE_NAME", "NARROW_PAIR_TYPES", "PAIR_CONTENT", "PAIR_SCHEMA", "ROWS_PER_GROUP", "count_pairs",
+    "num_characters", "pair_batches", "pair_id", "pairs_of_batch", "pairs_to_batch", "read_pairs", "write_pairs",
+]  # fmt: skip

@@ -6,14 +6,15 @@ more than half of those that answered. A student that gave the same answer gives
 teachers that gave the chosen and the student's answer.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import polars as pl
 
-from pairwright.pairs.candidates import read_rows, with_reasons
+from pairwright.pairs.candidates import with_reasons
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
+from pairwright.pairs.rows import read_rows
 from pairwright.pairs.work import Work
 from pairwright.store.table import Table
 
@@ -23,14 +24,13 @@ def plan_teachers(work: Work) -> pl.DataFrame:
     options = work.options
     unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
     work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
-    answers = _answers(work.tables[-len(options.teachers) :], options)
+    answers = _answers(work.tables, options)
     asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
     work.rows = work.rows.with_columns(
         reason=pl.when(pl.col("reason").is_null() & asked.not_())
         .then(pl.lit(Reason.NO_TEACHER.value))
         .otherwise("reason")
     )
-    work.close_experiences()
     students = work.rows.filter(pl.col("reason").is_null()).sort("tid", "step", "prompt_hash", "uid")
     work.funnel.stage("pairs", students.height)
     if not students.height:
@@ -38,11 +38,15 @@ def plan_teachers(work: Work) -> pl.DataFrame:
     return _judged(_drafts(students, answers), options, work)
 
 
-def _answers(tables: Iterable[Table], options: PairOptions) -> pl.DataFrame:
+def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
     """One row for each answer at each state: how many teachers gave it, out of how many, and the favourite."""
     # Table by table: two teachers that say the same have two voices, even where their records have one id.
-    several = [with_reasons(read_rows([table]), options) for table in tables]
-    rows = pl.concat([rows.with_columns(table=pl.lit(number, pl.UInt32)) for number, rows in enumerate(several)])
+    first = len(tables) - len(options.teachers)
+    several = [
+        with_reasons(read_rows([table], first=number), options).with_columns(table=pl.lit(number, pl.UInt32))
+        for number, table in enumerate(tables[first:], first)
+    ]
+    rows = pl.concat(several)
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     rows = rows.filter(usable).with_columns(teacher=pl.struct("table", "model_version"))
     # A teacher that answered more than once has one voice: its best-scored answer, then the first by id.
@@ -51,6 +55,7 @@ def _answers(tables: Iterable[Table], options: PairOptions) -> pl.DataFrame:
     answers = rows.group_by("prompt_hash", "completion_hash", maintain_order=True).agg(
         pl.len().alias("num_votes"),
         pl.col("uid").sort().first().alias("teacher_uid"),
+        pl.col("row").sort_by("uid").first().alias("teacher_row"),
         pl.col("num_characters").sort_by("uid").first().alias("num_teacher_characters"),
         pl.col("reward").max().alias("score"),
     )
@@ -80,6 +85,8 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             rejected_hash="completion_hash",
             chosen_uid="teacher_uid",
             rejected_uid="uid",
+            chosen_row="teacher_row",
+            rejected_row="row",
             chosen_reward=share,
             rejected_reward=own_share,
             gap=(pl.col("num_votes") - pl.col("num_own").fill_null(0)) / pl.col("num_teachers"),

@@ -1,154 +1,206 @@
-"""The text of pairs, fetched once and copied: drafts in order become rows of the pairs table.
+"""The text of pairs, fetched once and copied: drafts become rows of the pairs table.
 
 Prompts, tools and completions are JSON text in the experience table and stay that; only a trajectory that is cut, the
-sides of a given preference, and plain text are written anew. The id of a pair is the hash of its content, of which each
-part is brought into canonical form once, however many pairs it is in.
+sides of a given preference, and plain text are written anew (rewriting.py). A batch has each text once, and says which
+row has which. The experience tables are read once from beginning to end. Where the texts of all pairs are more than
+may be held, they are put aside in slices, each with what a run of pairs needs, and pairs are written slice by slice.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-import msgspec
+import numpy as np
 import polars as pl
 import pyarrow as pa
-import xxhash
+import pyarrow.parquet as pq
 
-from pairwright.canonical import canonical_messages, prompt_hash
-from pairwright.jsontext import encode
-from pairwright.messages import Message
-from pairwright.pairs.chains import messages_of
-from pairwright.pairs.given import side_messages
+from pairwright.errors import TableError
+from pairwright.pairs.candidates import Indices
+from pairwright.pairs.identity import hex_digits, pair_keys, words_of
+from pairwright.pairs.rewriting import rewritten, with_messages
+from pairwright.pairs.row_groups import first_uses, index_array
+from pairwright.pairs.rows import PLACE_BITS
+from pairwright.pairs.spill import Spill
 from pairwright.pairs.table import PAIR_SCHEMA
 from pairwright.store.table import Table
 
-_CONTENT = ("uid", "prompt", "tools", "completion", "chosen", "rejected", "prompt_text", "response_text")
-_MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
-_PLAIN = (("prompt", "prompt_text", "user"), ("completion", "response_text", "assistant"))
-_ROWS = 4096
-_encode_sorted = msgspec.json.Encoder(order="sorted").encode
-_digest = xxhash.xxh3_128_hexdigest
+MAX_SLICES = 1024
+_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
+_GIVEN = ("chosen", "rejected")
+_ROWS = 16_384
+_HELD = 3  # what texts take while they are held and copied, as a multiple of their size
+SLICE_BITS = 10
 
 
-def pair_rows(tables: Sequence[Table], drafts: pl.DataFrame, *, memory_megabytes: int) -> Iterator[pa.RecordBatch]:
-    """The drafts as batches of the pairs table, in their order. Texts of about `memory_megabytes` are held at once."""
-    num_slices = max(1, -(-_megabytes(tables) // memory_megabytes)) if drafts.height else 1
-    size = max(1, -(-drafts.height // num_slices))
-    for start in range(0, drafts.height, size):
-        some = drafts.slice(start, size)
-        uids = pl.concat([some["chosen_uid"], some["rejected_uid"], some["row_uid"].drop_nulls()]).unique()
-        texts = _Texts(_fetched(tables, uids))
-        for first in range(0, some.height, _ROWS):
-            yield texts.batch(some.slice(first, _ROWS))
+class PairTexts:
+    """Drafts that are kept, on their way to becoming rows: first all of them are added, then the rows are read."""
+
+    def __init__(self, num_drafts: int, num_slices: int, folder: Path | None) -> None:
+        folder = None if num_slices == 1 else folder
+        self.drafts = Spill(folder, "drafts", kind=pl.DataFrame)
+        self._texts = Spill(folder, "texts", kind=pa.Table)
+        self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
+        self._wanted: list[Indices] = []  # rows, and the slices that need them in the last bits
+        self.columns = _CONTENT
+
+    def add(self, drafts: pl.DataFrame, places: Indices) -> None:
+        """Take drafts that will be written at these places."""
+        slices = np.searchsorted(self._bounds, places, side="right")
+        for side in ("chosen_row", "rejected_row"):
+            self._wanted.append(np.unique(drafts[side].to_numpy() << SLICE_BITS | slices))
+        if drafts["row_uid"].null_count() < drafts.height:
+            self.columns = (*_CONTENT, *_GIVEN)
+        drafts = drafts.with_columns(pl.Series("place", places))
+        for number in np.unique(slices).tolist():
+            self.drafts.add(number, drafts if len(self._bounds) == 1 else drafts.filter(pl.Series(slices == number)))
+
+    @property
+    def num_slices(self) -> int:
+        return len(self._bounds)
+
+    def take_wanted(self) -> Indices:
+        """The rows whose texts are needed, with the slices that need them in the last bits; only once."""
+        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
+        self._wanted = []
+        return wanted
+
+    def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
+        """Batches of the pairs table, in the order of their places."""
+        wanted = self.take_wanted()
+        for number, table in enumerate(tables):
+            ends = np.array([number, number + 1]) << (PLACE_BITS + SLICE_BITS)
+            first, last = np.searchsorted(wanted, ends).tolist()
+            for some, texts in fetched(table, self.columns, wanted[first:last] - ends[0], first=number << PLACE_BITS):
+                self._texts.add(some, texts)
+        for number in range(self.num_slices):
+            drafts = self.drafts.take(number)
+            if drafts is not None:
+                texts_of_slice = self._texts.take(number)
+                assert texts_of_slice is not None, "pairs have texts"
+                yield from slice_rows(drafts, texts_of_slice)
 
 
-def _megabytes(tables: Sequence[Table]) -> int:
-    """The size of the tables' parts on disk, six times: about what their text takes when it is held."""
-    return sum(part.stat().st_size for table in tables for part in table.path.glob("*.parquet")) * 6 // 2**20
+def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
+    """Read a table up to the last text that is needed; each comes for the slices that need it.
+
+    `wanted` are places in the table with slices in the last bits, `first` is the number of the first row.
+    """
+    places, slices = wanted >> SLICE_BITS, wanted & (2**SLICE_BITS - 1)
+    start = done = 0
+    for batch in table.scan(columns=columns) if len(wanted) else ():
+        stop = start + batch.num_rows
+        end = int(np.searchsorted(places, stop))
+        if end > done:
+            if end - done < batch.num_rows or len(np.unique(places[done:end])) < batch.num_rows:
+                batch = batch.take(int64_array(places[done:end] - start))
+            found = pa.Table.from_batches([with_messages(batch)])
+            found = found.append_column("row", int64_array(first + places[done:end]))
+            for some in np.unique(slices[done:end]).tolist():
+                own = np.flatnonzero(slices[done:end] == some)
+                yield some, found.take(int64_array(own)) if len(own) < end - done else found
+        start, done = stop, end
+        if done == len(wanted):
+            return
+    if done < len(wanted):
+        raise TableError(f"{table.path}: has fewer experiences than when pairs were planned: build them again")
 
 
-def _fetched(tables: Sequence[Table], uids: pl.Series) -> pl.DataFrame:
-    """The content of the experiences with these ids; plain text as one message."""
-    wanted = uids.implode()
-    found = [
-        pl.DataFrame(batch).filter(pl.col("uid").is_in(wanted))
-        for table in tables
-        for batch in table.scan(columns=_CONTENT)
-    ]
-    rows = pl.concat([frame for frame in found if frame.height]).unique("uid", keep="first", maintain_order=True)
-    for name, text, role in _PLAIN:
-        if (rows[name].is_null() & rows[text].is_not_null()).any():
-            values = [
-                encode([Message(role, plain)]).decode() if value is None and plain else value
-                for value, plain in rows.select(name, text).iter_rows()
-            ]
-            rows = rows.with_columns(pl.Series(name, values, pl.String))
-    return rows.drop("prompt_text", "response_text")
+def slice_rows(drafts: pl.DataFrame, texts: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The rows of a slice, from its drafts and their texts."""
+    copies = drafts["cut"].null_count() == drafts["row_uid"].null_count() == drafts.height
+    yield from _batches(drafts if drafts["place"].is_sorted() else drafts.sort("place"), _texts(texts, copies=copies))
 
 
+def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
+    """In how many slices the texts of so many rows of the tables are written."""
+    size = total = 0
+    for part in (part for table in tables for part in table.path.glob("*.parquet")):
+        found = pq.read_metadata(part)
+        columns = [found.schema.names.index(name) for name in (*_CONTENT, *_GIVEN)]
+        groups = [found.row_group(number) for number in range(found.num_row_groups)]
+        size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
+        total += found.num_rows
+    needed = _HELD * size * min(1.0, num_rows / max(1, total))
+    return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))
+
+
+def int64_array(values: Indices) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+@dataclass(frozen=True)
 class _Texts:
-    """Fetched rows, with the canonical form of what was looked at."""
+    """The texts of a slice by row. Where pairs copy them, `codes` says which rows have equal ones, -1 for none, and
+    `firsts` the first row of each code."""
 
-    def __init__(self, rows: pl.DataFrame) -> None:
-        self._rows = rows.with_row_index("place")
-        self._places = self._rows.select("uid", "place")
-        self._sides: dict[int, bytes] = {}
-        self._prompts: dict[str, tuple[bytes, str]] = {}
-
-    def batch(self, drafts: pl.DataFrame) -> pa.RecordBatch:
-        copies = drafts["cut"].null_count() == drafts["row_uid"].null_count() == drafts.height
-        made = self._copied(drafts) if copies else self._written(drafts)
-        rows = drafts.with_columns(made).select(PAIR_SCHEMA.names).to_arrow().cast(PAIR_SCHEMA)
-        return rows.combine_chunks().to_batches()[0]
-
-    def _place(self, uids: pl.Series) -> pl.Series:
-        return uids.to_frame("uid").join(self._places, on="uid", how="left", maintain_order="left")["place"]
-
-    def _copied(self, drafts: pl.DataFrame) -> list[pl.Series]:
-        """Pairs of whole completions: text is gathered, only ids are made row by row."""
-        chosen, rejected = self._place(drafts["chosen_uid"]), self._place(drafts["rejected_uid"])
-        self._read_sides(pl.concat([chosen, rejected]).unique())
-        prompts = self._rows["prompt"].gather(chosen)
-        tools = self._rows["tools"].gather(chosen)
-        names = drafts["prompt_hash"]
-        firsts = names.to_frame().with_row_index().unique("prompt_hash", keep="first")["index"]
-        for name, prompt, schemas in zip(
-            names.gather(firsts), prompts.gather(firsts), tools.gather(firsts), strict=True
-        ):
-            if name not in self._prompts:
-                self._prompts[name] = _prompt_form(messages_of(prompt), schemas)
-        ids, hashes = [], []
-        for name, one, other in zip(names.to_list(), chosen.to_list(), rejected.to_list(), strict=True):
-            form, digest = self._prompts[name]
-            ids.append(_identity(form, self._sides[one], self._sides[other]))
-            hashes.append(digest)
-        completions = self._rows["completion"]
-        values = (
-            pl.Series(ids),
-            pl.Series(hashes),
-            prompts,
-            tools,
-            completions.gather(chosen),
-            completions.gather(rejected),
-        )
-        return [series.alias(name) for name, series in zip(_MADE, values, strict=True)]
-
-    def _read_sides(self, places: pl.Series) -> None:
-        new = [place for place in places.to_list() if place not in self._sides]
-        for place, completion in zip(new, self._rows["completion"].gather(new), strict=True):
-            self._sides[place] = _form(messages_of(completion))
-
-    def _written(self, drafts: pl.DataFrame) -> list[pl.Series]:
-        """Trajectories that are cut, and given preferences: messages are read and written again."""
-        origin = self._place(pl.select(pl.coalesce(drafts["row_uid"], drafts["chosen_uid"])).to_series())
-        other = self._place(pl.select(pl.coalesce(drafts["row_uid"], drafts["rejected_uid"])).to_series())
-        columns: list[list[str | None]] = [[] for _ in _MADE]
-        for cut, one, two in zip(drafts["cut"], origin, other, strict=True):
-            row = self._rows.row(one, named=True)
-            prompt = messages_of(row["prompt"])
-            if cut is None:
-                chosen, rejected = side_messages(row["chosen"]), side_messages(row["rejected"])
-            else:
-                opposite = self._rows.row(two, named=True)
-                whole = prompt + messages_of(row["completion"])
-                prompt, chosen = whole[:cut], whole[cut:]
-                rejected = (messages_of(opposite["prompt"]) + messages_of(opposite["completion"]))[cut:]
-            form, digest = _prompt_form(prompt, row["tools"])
-            identity = _identity(form, _form(chosen), _form(rejected))
-            texts = [encode(messages).decode() for messages in (prompt, chosen, rejected)]
-            for column, value in zip(columns, (identity, digest, texts[0], row["tools"], *texts[1:]), strict=True):
-                column.append(value)
-        return [pl.Series(name, values, pl.String) for name, values in zip(_MADE, columns, strict=True)]
+    rows: Indices
+    columns: pa.Table
+    series: dict[str, pl.Series]
+    codes: dict[str, Indices]
+    firsts: dict[str, Indices]
 
 
-def _prompt_form(messages: Sequence[Message], tools: str | None) -> tuple[bytes, str]:
-    """The canonical form of a prompt and its tools as it stands in a pair's id, and the prompt hash."""
-    schemas = msgspec.json.decode(tools) if tools else []
-    return _form(messages) + b"," + _encode_sorted(schemas), prompt_hash(messages, schemas)
+def _texts(fetched: pa.Table, *, copies: bool) -> _Texts:
+    series = {name: pl.Series(fetched[name]) for name in ("prompt", "tools", "completion") if copies}
+    codes, firsts = {}, {}
+    for name, texts in series.items():
+        codes[name], firsts[name] = _encoded(texts)
+    return _Texts(fetched["row"].to_numpy(), fetched, series, codes, firsts)
 
 
-def _identity(prompt: bytes, chosen: bytes, rejected: bytes) -> str:
-    """What `pair_id` gives, from forms that were made before."""
-    return _digest(b"[%b,%b,%b]" % (prompt, chosen, rejected))
+def _batches(drafts: pl.DataFrame, texts: _Texts) -> Iterator[pa.RecordBatch]:
+    """The rows of drafts whose texts are all there."""
+    uids = pl.Series(texts.columns["uid"])
+    for start in range(0, drafts.height, _ROWS):
+        some = drafts.slice(start, _ROWS)
+        chosen, rejected = (np.searchsorted(texts.rows, some[f"{side}_row"].to_numpy()) for side in _GIVEN)
+        for side, found in ((some["chosen_uid"], chosen), (some["rejected_uid"], rejected)):
+            if not uids.gather(found).equals(some["row_uid"] if some["row_uid"].null_count() == 0 else side):
+                raise TableError("the experience table has changed while pairs were built: build them again")
+        if texts.series:
+            made = {name: _shared(texts, name, chosen) for name in ("prompt", "tools")}
+            made |= {"chosen": _shared(texts, "completion", chosen), "rejected": _shared(texts, "completion", rejected)}
+            made |= _identities(some, texts.columns, chosen, rejected)
+        else:
+            made = rewritten(some, texts.columns, chosen, rejected)
+        columns = [made[name] if name in made else _column(some, name) for name in PAIR_SCHEMA.names]
+        yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
 
 
-def _form(messages: Sequence[Message]) -> bytes:
-    return _encode_sorted(canonical_messages(messages))
+def _column(drafts: pl.DataFrame, name: str) -> pa.Array:
+    return drafts[name].to_arrow()
+
+
+def _encoded(texts: pl.Series) -> tuple[Indices, Indices]:
+    """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
+    _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
+    again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
+    if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
+        found = pl.DataFrame({"text": texts}).with_row_index("row").group_by("text", maintain_order=True).agg("row")
+        firsts = found["row"].list.first().to_numpy()
+        codes = np.empty(len(texts), np.int64)
+        codes[found["row"].list.explode().to_numpy()] = np.repeat(np.arange(found.height), found["row"].list.len())
+    return np.where(texts.is_null().to_numpy(), -1, codes), firsts
+
+
+def _shared(texts: _Texts, name: str, rows: Indices) -> pa.DictionaryArray:
+    """The texts of some rows, equal ones once."""
+    used, places = first_uses(texts.codes[name][rows], len(texts.firsts[name]))
+    values = texts.series[name].gather(texts.firsts[name][used]).to_arrow()
+    return pa.DictionaryArray.from_arrays(index_array(places), values)
+
+
+def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """The ids of pairs, and the hashes of their prompts."""
+    keys, prompts = drafts["key"], drafts["prompt_hash"]
+    if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
+        # plain text is written as a message, whose hash is another
+        sides = (("prompt", prompts, chosen), ("completion", drafts["chosen_hash"], chosen),
+                 ("completion", drafts["rejected_hash"], rejected))  # fmt: skip
+        hashes = [
+            pl.select(pl.coalesce(pl.Series(texts[f"{name}_hash"].take(int64_array(rows))), hashes)).to_series()
+            for name, hashes, rows in sides
+        ]
+        keys, prompts = hex_digits(pair_keys(*map(words_of, hashes))), hashes[0]
+    return {"id": keys.to_arrow(), "prompt_hash": prompts.to_arrow()}

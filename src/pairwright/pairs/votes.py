@@ -21,6 +21,8 @@ from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.work import Work
 
+NO_HASH = "0" * 32
+
 
 @dataclass(frozen=True)
 class Votes:
@@ -62,7 +64,6 @@ def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     work.rows = work.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
-    work.close_experiences()
     matches = sorted({(min(sides), max(sides)) for sides in votes.wins})
     work.funnel.stage("pairs", len(matches))
     if not matches:
@@ -78,8 +79,8 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
         shares.append(
             (max(own, theirs) / (own + theirs), min(own, theirs) / (own + theirs), abs(own - theirs) / (own + theirs))
         )
-    columns = ("uid", "tid", "task", "step", "prompt_hash", "completion_hash", "num_characters", "reason")
-    rows = work.rows.select(columns).unique("uid", keep="first")
+    columns = ("uid", "row", "tid", "task", "step", "prompt_hash", "completion_hash", "num_characters", "reason")
+    rows = work.rows.select(columns).sort("uid", "reason", nulls_last=False).unique("uid", keep="first")
     frame = pl.DataFrame(sides, schema=["chosen_uid", "rejected_uid"], orient="row").hstack(
         pl.DataFrame(shares, schema=["chosen_reward", "rejected_reward", "gap"], orient="row")
     )
@@ -87,8 +88,10 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
     rejected = frame.select(uid="rejected_uid").join(rows, on="uid", how="left", maintain_order="left")
     drafts = frame.with_columns(
         *(chosen[name] for name in ("tid", "task", "step", "prompt_hash")),
-        chosen["completion_hash"].fill_null("").alias("chosen_hash"),
-        rejected["completion_hash"].fill_null("").alias("rejected_hash"),
+        chosen["completion_hash"].fill_null(NO_HASH).alias("chosen_hash"),
+        rejected["completion_hash"].fill_null(NO_HASH).alias("rejected_hash"),
+        chosen["row"].alias("chosen_row"),
+        rejected["row"].alias("rejected_row"),
         chosen["num_characters"].alias("num_chosen_characters"),
         rejected["num_characters"].alias("num_rejected_characters"),
         pl.struct(chosen["tid"], chosen["step"], chosen["prompt_hash"]).rank("dense").cast(pl.Int64).alias("group"),

@@ -1,4 +1,4 @@
-"""A build while it is under way: what strategies and filters share, and where every drop is written down."""
+"""A partition while it is being planned: what strategies and filters share, and where every drop is written down."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,15 +7,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from pairwright.pairs.candidates import Candidates, count_reasons
-from pairwright.pairs.funnel import Funnel, Reason, Stage
+from pairwright.pairs.candidates import Candidates
+from pairwright.pairs.funnel import NUM_EXAMPLES, Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 from pairwright.store.table import Table
 
 
 @dataclass
 class Work:
-    """Tables and options, the rows with their reasons so far, the funnel, and what happened to drafts."""
+    """Rows with their reasons so far, the funnel, and what happened to drafts.
+
+    `tables` are there for strategies that read text while they plan; those that go by groups never look at them.
+    """
 
     tables: Sequence[Table]
     options: PairOptions
@@ -23,12 +26,6 @@ class Work:
     funnel: Funnel = field(default_factory=Funnel)
     candidates: Candidates | None = None
     lost: list[pl.DataFrame] = field(default_factory=list)
-
-    def close_experiences(self) -> None:
-        """The stage of the experiences: every row has its reason, or is a candidate."""
-        stage = self.funnel.stage("experiences", self.rows.height)
-        count_reasons(self.rows, stage)
-        stage.close(int(self.rows["reason"].null_count()))
 
     @property
     def stage(self) -> Stage:
@@ -39,10 +36,15 @@ class Work:
         """Drafts without the bad ones, which are counted."""
         mask = pl.Series(bad)
         num_bad = int(mask.sum())
+        gone = drafts.filter(mask) if num_bad else drafts.clear()
+        self.stage.drop(reason, num_bad, pair_examples(gone))
         if not num_bad:
             return drafts
-        gone = drafts.filter(mask).select("chosen_uid", "rejected_uid")
-        examples = gone.sort("chosen_uid", "rejected_uid").head(5).iter_rows()
-        self.stage.drop(reason, num_bad, (f"{chosen} over {rejected}" for chosen, rejected in examples))
-        self.lost.append(gone.with_columns(reason=pl.lit(reason.value)))
+        self.lost.append(gone.select("chosen_row", "rejected_row").with_columns(reason=pl.lit(reason.value)))
         return drafts.filter(~mask)
+
+
+def pair_examples(drafts: pl.DataFrame) -> list[str]:
+    """A few of the drafts as text, the same few in whatever order they come."""
+    named = drafts.select(pl.concat_str("chosen_uid", pl.lit(" over "), "rejected_uid").alias("pair"))
+    return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()

@@ -6,23 +6,28 @@ reading goes on behind it: a torn last line, invalid UTF-8, a line of a gigabyte
 
 import glob
 import gzip
+import io
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
+import numpy as np
 import zstandard
 
+from pairwright.arrays import Array
 from pairwright.errors import SourceError
 from pairwright.sources.format import Origin, Rejected
 
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
+_BUFFER = 256 * 2**10
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
 
@@ -47,7 +52,7 @@ def expand_paths(paths: list[str]) -> list[Path]:
 @contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """A file as bytes, decompressed by what its first bytes say; the name does not matter."""
-    with open(path, "rb") as file:
+    with open(path, "rb", buffering=_BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
         if magic[:2] == b"\x1f\x8b":
@@ -55,7 +60,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
                 yield cast(IO[bytes], unzipped)
         elif magic == b"\x28\xb5\x2f\xfd":
             with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as plain:
-                yield plain
+                yield io.BufferedReader(plain, _BUFFER)
         else:
             yield file
 
@@ -67,25 +72,32 @@ def read_lines(
     with open_bytes(path) as file:
         if start:
             file.seek(start)
-        pending, position, skipped = b"", start, 0
-        while chunk := file.read(_CHUNK):
-            *lines, rest = (pending + chunk).split(b"\n")
-            for text in lines:
-                if stop is not None and position >= stop:
-                    return
-                position += len(text) + 1 + skipped
-                if skipped:
-                    yield line, skipped + len(text)
-                    skipped = 0
-                elif text and not text.isspace():
-                    yield line, text
-                line += 1
-            pending = rest
-            if len(pending) > MAX_LINE_BYTES:  # drop the line as it comes, keeping only its length
-                skipped += len(pending)
-                pending = b""
-        if (pending or skipped) and not (stop is not None and position >= stop) and not pending.isspace():
-            yield line, skipped + len(pending) if skipped else pending
+        position = start
+        for text in iter(partial(file.readline, _CHUNK), b""):
+            if stop is not None and position >= stop:
+                return
+            num_bytes = len(text)
+            if num_bytes == _CHUNK and text[-1:] != b"\n":
+                text, num_bytes = _long_line(file, text)
+            position += num_bytes
+            if text[-1:] == b"\n":
+                text, num_bytes = text[:-1], num_bytes - 1
+            if num_bytes > MAX_LINE_BYTES:
+                yield line, num_bytes
+            elif text and not text.isspace():
+                yield line, text
+            line += 1
+
+
+def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
+    """The whole of a line that begins so, and its length; of one over the limit only the end is kept."""
+    pieces, num_bytes = [begin], len(begin)
+    while pieces[-1][-1:] != b"\n" and (piece := file.readline(_CHUNK)):
+        num_bytes += len(piece)
+        if num_bytes > MAX_LINE_BYTES + 1:
+            pieces.clear()
+        pieces.append(piece)
+    return b"".join(pieces), num_bytes
 
 
 def _decoded_line(path: Path, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
@@ -109,8 +121,15 @@ def line_units(
     decode: Callable[[bytes], Any] = _decode,
 ) -> Iterator[Unit | Rejected]:
     """Each line of a JSON lines file as a unit; its ordinal is its line number less one."""
+    return decoded_units(path, read_lines(path, start=start, stop=stop, line=line), decode)
+
+
+def decoded_units(
+    path: Path, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode
+) -> Iterator[Unit | Rejected]:
+    """Lines that were read from a file, as units."""
     file = str(path)
-    for number, text in read_lines(path, start=start, stop=stop, line=line):
+    for number, text in lines:
         value = _decoded_line(path, number, text, decode)
         yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1), value)
 
@@ -148,15 +167,23 @@ def is_json_lines(path: Path) -> bool:
 def ranges(path: Path, size: int) -> list[tuple[int, int, int]]:
     """An uncompressed JSON lines file cut into (start, stop, first line number), each of about `size` bytes."""
     total, cuts, line, position = path.stat().st_size, [(0, 1)], 1, 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
+    buffer = bytearray(_BUFFER)
+    newlines = np.frombuffer(buffer, np.uint8)
+    with open(path, "rb", buffering=0) as file:
+        while num_bytes := file.readinto(buffer):
             # a cut is the byte after the first newline that is at least `size` behind the cut before
-            while (at := chunk.find(b"\n", max(0, cuts[-1][0] + size - position))) >= 0 and position + at + 1 < total:
-                cuts.append((position + at + 1, line + chunk.count(b"\n", 0, at + 1)))
-            line += chunk.count(b"\n")
-            position += len(chunk)
+            while (
+                at := buffer.find(b"\n", max(0, cuts[-1][0] + size - position), num_bytes)
+            ) >= 0 and position + at + 1 < total:
+                cuts.append((position + at + 1, line + _num_newlines(newlines[: at + 1])))
+            line += _num_newlines(newlines[:num_bytes])
+            position += num_bytes
     stops = [start for start, _ in cuts[1:]] + [total]
     return [(start, stop, number) for (start, number), stop in zip(cuts, stops, strict=True)]
+
+
+def _num_newlines(data: Array) -> int:
+    return int(np.count_nonzero(data == 10))  # several times as fast as bytes.count
 
 
 def _files_below(path: Path) -> Iterator[Path]:

@@ -9,14 +9,17 @@ raises BadRecord or RecordError and goes to quarantine whole; a part of it that 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from pairwright.canonical import canonical_messages, content_hash
+from pairwright.jsontext import encode
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import EID, Experience, Kind, Side, Source
 from pairwright.sources.fields import BadRecord
+
+T = TypeVar("T")
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,10 +99,10 @@ def build(
     info = info or {}
     prompt, tools = tuple(prompt), tuple(tools)
     if task is None:
-        task = _hash(canonical_messages(prompt), tools, task_metadata)
+        task = task_hash(prompt, tools, task_metadata)
     file_name = origin.file.rpartition("/")[2]
-    body = [completion, _side_body(chosen), _side_body(rejected), reward, reward_components, info, file_name]
-    suffix = _hash(_given_hash(prompt, tools), body)[:24]
+    body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, file_name]
+    suffix = suffix_of(_hash, _given_hash(prompt, tools), _written(encode, completion), body)
     experience = Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
         kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
@@ -128,6 +131,11 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
     return messages, []
 
 
+def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: Any) -> str:
+    """The task of records that do not name theirs."""
+    return _hash(canonical_messages(prompt), tools, metadata)
+
+
 def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
     """A hash of prompt and tools, kept for the last ones, since the runs of a task often share the very objects."""
     global _last_given
@@ -139,13 +147,23 @@ def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
 _last_given: tuple[object, object, str] = (None, None, "")
 
 
+def suffix_of(hashed: Callable[..., str], given: str, completion: bytes, body: list[Any]) -> str:
+    """The suffix of an id: a hash of all that the record says. `completion` is the JSON text of its messages."""
+    return hashed(given, completion, body)[:24]
+
+
 def _side_body(side: Side | None) -> list[Any] | None:
     return None if side is None else [side.messages, side.text, side.reward]
 
 
 def _hash(*values: Any) -> str:
     """`content_hash` of values that no record has checked yet."""
+    return _written(content_hash, *values)
+
+
+def _written(write: Callable[..., T], *values: Any) -> T:
+    """What `write` makes of values that no record has checked yet."""
     try:
-        return content_hash(*values)
+        return write(*values)
     except (RecursionError, TypeError, ValueError) as error:  # nested too deep, or not valid Unicode
         raise BadRecord(f"a value that cannot be written as JSON: {error}") from None

@@ -42,9 +42,9 @@ from pairwright.sources.result_text import result_error_kind
 from pairwright.sources.scores import pick_reward
 
 NAME = "nemo-gym"
-_PARAMS = "responses_create_params"
-_READ = frozenset(
-    {_PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
+PARAMS = "responses_create_params"
+READ = frozenset(
+    {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
 )  # fmt: skip
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
@@ -60,12 +60,12 @@ def matches(value: Any) -> bool:
         return False
     if _is_profile(value):
         return True
-    return isinstance(value.get(_PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
+    return isinstance(value.get(PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
-    if _PARAMS not in row and _is_profile(row):
+    if PARAMS not in row and _is_profile(row):
         metrics = {key: item for key, item in row.items() if key != "sample" and isinstance(item, int | float)}
         yield _experience(row["sample"], origin, options, metrics=metrics, is_profile=True)
     else:
@@ -75,14 +75,14 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _experience(
     row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
 ) -> Experience:
-    params = mapping(row.get(_PARAMS), _PARAMS)
+    params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)
     prompt, tools = _given(params, response)
     completion = messages_from_items(output, "output") if output else []
     while completion and completion[0].role in _PROMPT_ROLES:
         prompt = (*prompt, completion.pop(0))
-    info = small_fields(row, _READ)
+    info = small_fields(row, READ)
     metadata = params.get("metadata")
     if metadata:
         info["metadata"] = metadata
@@ -93,9 +93,9 @@ def _experience(
     return build(
         NAME,
         origin,
-        task=None if number is None else json_text([_agent_name(row), number]),
+        task=None if number is None else json_text([agent_name(row), number]),
         run=index(row.get("_ng_rollout_index")),
-        batch=_stem(origin.file),
+        batch=batch_of(origin.file),
         prompt=prompt,
         completion=completion,
         tools=tools,
@@ -113,7 +113,7 @@ def _experience(
 
 def _is_profile(row: Json) -> bool:
     sample = row.get("sample")
-    return isinstance(sample, dict) and isinstance(sample.get(_PARAMS), dict)
+    return isinstance(sample, dict) and isinstance(sample.get(PARAMS), dict)
 
 
 def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
@@ -147,13 +147,13 @@ def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Jso
 
 def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     tools = params.get("tools") or response.get("tools")
-    return tuple(_prompt(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
+    return tuple(prompt_of(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
 
 
 def decode(line: bytes) -> Any:
     """A line as JSON, in which equal `responses_create_params` are one object: the rollouts of a task repeat them."""
     row: Any = _decode_raw(line)
-    params = row.get(_PARAMS)
+    params = row.get(PARAMS)
     if params is None:
         return _decode(line)
     text = bytes(params)
@@ -162,10 +162,10 @@ def decode(line: bytes) -> Any:
         if len(_PARAMS_SEEN) >= _NUM_SHARED:
             _PARAMS_SEEN.clear()
         shared = _PARAMS_SEEN[text] = _decode(text)
-    return {key: shared if key == _PARAMS else _decode(value) for key, value in row.items()}
+    return {key: shared if key == PARAMS else _decode(value) for key, value in row.items()}
 
 
-def _prompt(params: Json, response: Json) -> list[Message]:
+def prompt_of(params: Json, response: Json) -> list[Message]:
     given = params.get("input")
     if isinstance(given, list):
         prompt = messages_from_items(given, "input")
@@ -182,14 +182,14 @@ def _prompt(params: Json, response: Json) -> list[Message]:
     return prompt
 
 
-def _agent_name(row: Json) -> str | None:
+def agent_name(row: Json) -> str | None:
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else agent
     return name if isinstance(name, str) else None
 
 
 @lru_cache(maxsize=64)
-def _stem(file: str) -> str:
+def batch_of(file: str) -> str:
     return PurePath(file).stem
 
 

@@ -21,7 +21,7 @@ from pairwright.sources.chat import message_from_chat
 from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_text, text
 
 _OTHER_CALLS = ("custom_tool_call", "local_shell_call")
-_TEXT_PARTS = frozenset({"output_text", "input_text", "text"})
+TEXT_PARTS = frozenset({"output_text", "input_text", "text"})
 _CHAT_KEYS = frozenset({"tool_calls", "tool_call_id", "function_call", "reasoning_content", "name"})
 _NOT_KEPT = frozenset(
     {"type", "id", "role", "content", "prompt_token_ids", "generation_token_ids", "generation_log_probs"}
@@ -202,7 +202,7 @@ def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
         if kind == "refusal" and isinstance(part.get("refusal"), str):
             part = {"type": "output_text", "text": part["refusal"]}
             extra["refusal"] = True
-        elif isinstance(kind, str) and kind in _TEXT_PARTS:  # log-probabilities of parts are not read
+        elif isinstance(kind, str) and kind in TEXT_PARTS:  # log-probabilities of parts are not read
             part = {key: item for key, item in part.items() if key != "logprobs" and (key != "annotations" or item)}
         parts.append(part)
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):

@@ -18,7 +18,11 @@ _WRAPPERS = ("output", "result", "content", "message")
 def result_error_kind(position: int, message: Message) -> str | None:
     """The kind of failure that a tool message shows, or None."""
     content = message.content
-    text = content if type(content) is str else message.text
+    return text_error_kind(content if type(content) is str else message.text)
+
+
+def text_error_kind(text: str) -> str | None:
+    """The kind of failure that the text of a result shows, or None."""
     head = text[:80].lower()
     if "error" in head or "detail" in head or "traceback" in head or "exception" in head or "failed" in head:
         return _kind(text)
@@ -39,6 +43,8 @@ def _word(reason: str) -> str:
 
 def _reason(text: str) -> str | None:
     """What a JSON result gives as its error: {"error": ...}, a lone {"detail": ...}, or an error as its output."""
+    if not _may_name(text):
+        return None
     try:
         value: Any = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError, ValueError):
@@ -54,3 +60,11 @@ def _reason(text: str) -> str | None:
         if isinstance(inner, str) and inner[:40].lstrip().lower().startswith(_STARTS):
             return inner
     return None
+
+
+def _may_name(text: str) -> bool:
+    """Whether JSON text can have one of the keys that `_reason` looks at; decoding every result would take long."""
+    return (
+        '"error"' in text or '"detail"' in text or '"output"' in text or '"result"' in text or '"content"' in text
+        or '"message"' in text or "\\u" in text
+    )  # fmt: skip

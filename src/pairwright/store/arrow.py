@@ -13,6 +13,7 @@ from pairwright.jsontext import from_json
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import EID, CustomField, Experience, SideOf, Source
 from pairwright.store.block import SideMeta, array_fields, place_arrays, side_of_meta
+from pairwright.store.column_arrays import column_array
 from pairwright.store.columns import ARRAY_TYPES, CONTENT, NARROW, SCHEMA
 from pairwright.store.packing import Entry, Field, Packed, pack, unpack
 
@@ -44,7 +45,7 @@ _DECODERS: dict[str, Any] = {
 
 def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
     """Experiences as one record batch with the table's schema."""
-    arrays = [pa.array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
+    arrays = [column_array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Field]] = {}
     for path, rows, values in array_fields(experiences):
@@ -54,10 +55,8 @@ def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
             else:
                 odd.setdefault(row, []).append((path, [0], [array]))
     arrays += [_list_column(name, rows, len(experiences)) for name, rows in native.items()]
-    arrays.append(pa.array(_dtypes_column(native, len(experiences)), pa.string()))
-    arrays.append(
-        pa.array([_blob(odd[row]) if row in odd else None for row in range(len(experiences))], pa.large_binary())
-    )
+    arrays.append(column_array(_dtypes_column(native, len(experiences)), pa.string()))
+    arrays.append(_blobs_column(odd, len(experiences)))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
@@ -145,6 +144,12 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
             if (given := dtype_name(array)) != ARRAY_TYPES[name][0]:
                 names[row][name] = given
     return [msgspec.json.encode(row).decode() if row else None for row in names]
+
+
+def _blobs_column(odd: dict[int, list[Field]], num_rows: int) -> pa.Array:
+    if not odd:
+        return pa.nulls(num_rows, pa.large_binary())
+    return pa.array([_blob(odd[row]) if row in odd else None for row in range(num_rows)], pa.large_binary())
 
 
 def _blob(fields: list[Field]) -> bytes:

@@ -10,22 +10,35 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
+from xxhash import xxh3_128_digest
 
 from pairwright.jsontext import encode
 from pairwright.records import Experience, Kind
-from pairwright.sources.files import Unit, line_units
+from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
 from pairwright.sources.format import Options, Rejected
+from pairwright.sources.nemo_gym import NAME as NEMO_GYM
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward
 from pairwright.store.arrow import to_batch
+from pairwright.store.column_arrays import column_array, numbers_of
 from pairwright.store.parts import hidden_part, write_hidden_part
+from pairwright.store.plain_cells import COMPLETION, UID, Cells, PlainCells
 
 ROWS_PER_BATCH = 256
+PLAIN_ROWS_PER_BATCH = 512
+BYTES_PER_BATCH = 4 * 2**20
 _PREFERENCE = Kind.PREFERENCE
+_COUNTED = {
+    "messages": ("num_prompt_messages", "num_completion_messages"),
+    "tool_calls": ("num_tool_calls",),
+    "errors": ("num_errors",),
+}
+
+Write = Callable[[bytes], object]
 
 
 class ImportTask(msgspec.Struct, frozen=True):
@@ -38,17 +51,19 @@ class ImportTask(msgspec.Struct, frozen=True):
     reward: str | None = None  # an expression; a plain name is in the options, for the reader
     redact: bool = False
     scores: Scores | None = None
+    keep_uids: bool = False
     start: int = 0
     stop: int | None = None
     line: int = 1
 
 
 class ImportResult(msgspec.Struct):
-    """What came of a task: a hidden part with rows `uids`, a hidden file of rejections, and counts."""
+    """What came of a task: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
 
     part: Path | None
     quarantine: Path | None
-    uids: list[str]
+    digests: bytes  # of the ids of its rows, in their order: 16 bytes each
+    uids: list[str]  # only if the task asks for them
     counts: Counter[str]
     reasons: Counter[str]
     secrets: list[tuple[str, int | None, str, str]]
@@ -57,14 +72,14 @@ class ImportResult(msgspec.Struct):
 
 def run_task(task: ImportTask) -> ImportResult:
     """Read a task's records into a hidden part of the table's folder; nothing is in the table yet."""
-    result = ImportResult(None, None, [], Counter(), Counter(), [], set())
+    result = ImportResult(None, None, b"", [], Counter(), Counter(), [], set())
     part, quarantine = hidden_part(task.folder), hidden_part(task.folder)
     collects = gc.isenabled()
     gc.disable()  # decoded JSON has no cycles, and looking for them takes half of the time
     try:
         with open(quarantine, "wb") as rejected:
-            stream = _kept(task, result, rejected.write)
-            num_rows = write_hidden_part(part, _batches(stream, result))
+            batches = _plain_batches if _has_plain_lane(task) else _batches
+            num_rows = write_hidden_part(part, batches(task, result, rejected.write))
         if num_rows:
             result.part = part
         else:
@@ -83,17 +98,86 @@ def run_task(task: ImportTask) -> ImportResult:
     return result
 
 
-def _batches(experiences: Iterator[Experience], result: ImportResult) -> Iterator[pa.RecordBatch]:
+def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
+    experiences = _kept(_units(task), task, result, write_rejected)
     while rows := list(islice(experiences, ROWS_PER_BATCH)):
-        batch = to_batch(rows)
-        result.uids += batch.column("uid").to_pylist()
-        _count(rows, batch, result.counts)
-        yield batch
+        yield _noted(_batch(rows, result), None, task, result)
 
 
-def _kept(task: ImportTask, result: ImportResult, write_rejected: Callable[[bytes], object]) -> Iterator[Experience]:
-    """The experiences of a task, with rewards chosen and scores applied; rejections are counted and written."""
-    for found in _read(task, result):
+def _batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
+    for exp in rows:  # counts that the columns do not have
+        if exp.kind is _PREFERENCE:
+            result.counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
+        elif not exp.is_scored:
+            result.counts["unscored"] += 1
+        if "tokens_dropped" in exp.info:
+            result.counts["tokens_dropped"] += 1
+    return to_batch(rows)
+
+
+def _noted(batch: pa.RecordBatch, uids: list[str] | None, task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+    """The batch, with the ids of its rows and what its columns count put into the result."""
+    uids = batch.column("uid").to_pylist() if uids is None else uids
+    result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
+    if task.keep_uids:
+        result.uids += uids
+    result.counts["experiences"] += batch.num_rows
+    for name, columns in _COUNTED.items():
+        result.counts[name] += sum(int(numbers_of(batch.column(column)).sum()) for column in columns)
+    return batch
+
+
+def _has_plain_lane(task: ImportTask) -> bool:
+    """Whether lines may go straight to cells: only where nothing is to be done to the records on their way."""
+    asked = task.options != Options() or task.reward is not None or task.scores is not None or task.redact
+    return task.layout.splits and task.layout.format == NEMO_GYM and not asked and str(task.path).isprintable()
+
+
+def _plain_batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
+    """As `_batches`, but plain lines become cells with no record in between; the rows keep the order of the lines."""
+    cells = PlainCells(task.path)
+    lines = read_lines(task.path, start=task.start, stop=task.stop, line=task.line)
+    while True:
+        plain: list[Cells] = []
+        others: list[tuple[int, bytes | int]] = []
+        num_bytes = 0
+        for number, text in islice(lines, PLAIN_ROWS_PER_BATCH):
+            row = cells.row(number, text)
+            if row is None:
+                others.append((number, text))
+                num_bytes += len(text) if isinstance(text, bytes) else 0
+            else:
+                plain.append(row)
+                num_bytes += len(row[COMPLETION])
+            if num_bytes > BYTES_PER_BATCH:
+                break
+        if not plain and not others:
+            return
+        uids: list[str] | None = None
+        if plain:
+            batch, uids = cells.batch(plain), [row[UID] for row in plain]
+            result.counts["unscored"] += batch.column("reward").null_count
+        if others:
+            units = decoded_units(task.path, others, task.layout.reader.decode)
+            rest = _batch(list(_kept(units, task, result, write_rejected)), result)
+            batch, uids = _in_order([batch, rest]) if plain else rest, None
+        yield _noted(batch, uids, task, result)
+
+
+def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of one file as one, in the order of the file's lines."""
+    lines = np.concatenate([numbers_of(batch.column("source_line")) for batch in batches])
+    order = column_array(np.argsort(lines, kind="stable").tolist(), pa.int64())
+    return pa.Table.from_batches(batches).take(order).combine_chunks().to_batches()[0]
+
+
+def _kept(
+    units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
+) -> Iterator[Experience]:
+    """The experiences of units, with rewards chosen and scores applied; rejections are counted and written."""
+    if task.redact:
+        units = _redacted(units, result)
+    for found in read_units(units, task.layout, task.options):
         if isinstance(found, Rejected):
             result.counts["quarantined"] += 1
             result.reasons[_general(found.reason)] += 1
@@ -109,17 +193,10 @@ def _kept(task: ImportTask, result: ImportResult, write_rejected: Callable[[byte
         yield found
 
 
-def _read(task: ImportTask, result: ImportResult) -> Iterator[Experience | Rejected]:
-    units: Iterator[Unit | Experience | Rejected]
+def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
     if task.layout.splits:
-        units = line_units(
-            task.path, start=task.start, stop=task.stop, line=task.line, decode=task.layout.reader.decode
-        )
-    elif task.layout.shape == "binary":
-        units = binary_units(task.path, task.layout)
-    else:
-        units = file_units(task.path, task.layout)
-    yield from read_units(_redacted(units, result) if task.redact else units, task.layout, task.options)
+        return line_units(task.path, start=task.start, stop=task.stop, line=task.line, decode=task.layout.reader.decode)
+    return binary_units(task.path, task.layout) if task.layout.shape == "binary" else file_units(task.path, task.layout)
 
 
 def _redacted(
@@ -140,22 +217,6 @@ def _redacted(
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
         yield unit
-
-
-def _count(rows: list[Experience], batch: pa.RecordBatch, counts: Counter[str]) -> None:
-    counts["experiences"] += len(rows)
-    counts["messages"] += (
-        pc.sum(batch["num_prompt_messages"]).as_py() + pc.sum(batch["num_completion_messages"]).as_py()
-    )
-    counts["tool_calls"] += pc.sum(batch["num_tool_calls"]).as_py()
-    counts["errors"] += pc.sum(batch["num_errors"]).as_py()
-    for exp in rows:
-        if exp.kind is _PREFERENCE:
-            counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side is not None)
-        elif not exp.is_scored:
-            counts["unscored"] += 1
-        if "tokens_dropped" in exp.info:
-            counts["tokens_dropped"] += 1
 
 
 def _general(reason: str) -> str:

@@ -7,18 +7,17 @@ same command goes on.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
-import xxhash
+from xxhash import xxh3_128_digest
 
 from pairwright.arrays import Array
+from pairwright.engines import Engine, Pool
 from pairwright.sources.files import expand_paths, ranges
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
@@ -27,7 +26,7 @@ from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.parts import hidden_part, write_hidden_part
 from pairwright.store.table import Table
 
-RANGE_BYTES = 8 * 2**20
+RANGE_BYTES = 16 * 2**20
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
@@ -57,6 +56,7 @@ def import_files(
     scores: Path | None = None,
     update: bool = False,
     num_workers: int | None = None,
+    engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportSummary:
     """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl."""
@@ -67,13 +67,17 @@ def import_files(
     known_scores = None if scores is None else read_scores(scores)
     files = expand_paths(paths)
     tasks, unreadable = _plan(files, table.path, format_name, options)
-    tasks = [msgspec.structs.replace(task, reward=expression, redact=redact, scores=known_scores) for task in tasks]
-    ingest = _Ingest(table, keep_seen=update)
+    tasks = [
+        msgspec.structs.replace(task, reward=expression, redact=redact, scores=known_scores, keep_uids=update)
+        for task in tasks
+    ]
+    ingest = _Ingest(table)
     for rejected in unreadable:
         ingest.reject(rejected)
     total = done = sum(file.stat().st_size for file in files)
     done -= sum(_size(task) for task in tasks)
-    for task, result in _results(tasks, num_workers):
+    engine = engine or _pool(tasks, num_workers)
+    for task, result in zip(tasks, engine.map(run_task, tasks), strict=True):
         ingest.add(task, result)
         done += _size(task)
         progress(done, total)
@@ -104,37 +108,25 @@ def _plan(
     return tasks, unreadable
 
 
-def _results(tasks: list[ImportTask], num_workers: int | None) -> Iterator[tuple[ImportTask, ImportResult]]:
-    """The results of tasks in their order, on as many processes as there are cores and it pays."""
-    workers = min(num_workers or os.cpu_count() or 1, len(tasks))
-    if workers < 2 or (num_workers is None and sum(map(_size, tasks)) < POOL_BYTES):
-        for task in tasks:
-            yield task, run_task(task)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting: list[tuple[ImportTask, Future[ImportResult]]] = []
-        for task in tasks:
-            waiting.append((task, pool.submit(run_task, task)))
-            if len(waiting) > 2 * workers:  # bounds how much is done but not yet in the table
-                first, future = waiting.pop(0)
-                yield first, future.result()
-        for task, future in waiting:
-            yield task, future.result()
+def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
+    """As many processes as there are cores, where they pay."""
+    pays = num_workers is not None or sum(map(_size, tasks)) >= POOL_BYTES
+    return Pool(min(num_workers or os.cpu_count() or 1, len(tasks)) if pays else 1)
 
 
 class _Ingest:
     """The state of one import: which ids are in the table, and what was counted."""
 
-    def __init__(self, table: Table, *, keep_seen: bool) -> None:
+    def __init__(self, table: Table) -> None:
         self.table = table
-        self._keep_seen = keep_seen
         self.seen: set[str] = set()
         self.scores_used: set[str] = set()
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Path] = []
-        self._known = np.sort(_digests(uid for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist()))
+        there = (uid.encode() for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist())
+        self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
 
     def add(self, task: ImportTask, result: ImportResult) -> None:
@@ -149,10 +141,9 @@ class _Ingest:
         ]
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
-        if self._keep_seen:
-            self.seen.update(result.uids)
+        self.seen.update(result.uids)
         if result.part is not None:
-            counts["already_there"] += self._reveal(result.part, _digests(result.uids))
+            counts["already_there"] += self._reveal(result.part, np.frombuffer(result.digests, "S16"))
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader could take."""
@@ -212,10 +203,6 @@ def _contains(sorted_digests: Array, digests: Array) -> Array:
         return np.zeros(len(digests), bool)
     places = np.minimum(np.searchsorted(sorted_digests, digests), len(sorted_digests) - 1)
     return np.asarray(sorted_digests[places] == digests)
-
-
-def _digests(uids: Iterable[str]) -> Array:
-    return np.array([xxhash.xxh3_128_digest(uid.encode()) for uid in uids], dtype="V16").view("S16")
 
 
 def _file_of(line: bytes) -> str | None:

@@ -37,7 +37,8 @@ _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step
 
 
 class Table:
-    """Experiences in a folder. Opening creates the folder unless `create` is False.
+    """Experiences in a folder. Opening creates the folder unless `create` is False. `only` names one of `segments()`:
+    what is read is in that one.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
     >>> from pairwright import EID, Experience, Message
@@ -48,8 +49,16 @@ class Table:
     [1.0]
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, create: bool = True, journal_bytes: int = 64 * 2**20) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = True,
+        journal_bytes: int = 64 * 2**20,
+        only: str | None = None,
+    ) -> None:
         self.path = Path(path)
+        self._only = only
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
@@ -105,7 +114,7 @@ class Table:
 
     def lazy(self) -> pl.LazyFrame:
         """The table as a Polars LazyFrame, for queries on narrow columns."""
-        empty = pl.DataFrame(SCHEMA.empty_table())
+        empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA))  # `empty_table` would load pandas
         frames = [empty.lazy()]
         for segment in self._segments():
             if segment.suffix == ".parquet":
@@ -113,6 +122,10 @@ class Table:
             elif batches := list(self._journal_batches(segment, SCHEMA.names)):
                 frames.append(pl.DataFrame(pa.Table.from_batches(batches)).lazy())
         return pl.concat(frames)
+
+    def segments(self) -> list[str]:
+        """The ids of the parts and journals there are; their rows one after the other are the table's."""
+        return [segment.stem for segment in self._segments()]
 
     def count(self, where: pl.Expr | None = None) -> int:
         """How many rows there are, or how many of them `where` holds for."""
@@ -239,6 +252,7 @@ class Table:
             self.path / name
             for name in names
             if name.endswith(".parquet") or (name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in done)
+            if self._only is None or Path(name).stem == self._only
         ]
 
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:

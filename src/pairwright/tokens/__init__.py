@@ -2,7 +2,7 @@
 
     encode_chat          a conversation as one sequence: ids, mask, message of each token, report
     encode_turns         the same for templates that rewrite history: as few sequences as are exact
-    encode_pair          a prompt with two completions that continue the same ids
+    encode_pair          a prompt with two completions that continue the same ids; encode_pairs for many
     encode_experience    recorded ids where there are some, else the messages
     encode_distillation  student and hinted teacher, aligned by index
     check_template       what a template can do
@@ -15,10 +15,15 @@ from pairwright.tokens.batches import as_torch, buckets, pack
 from pairwright.tokens.check import check_template
 from pairwright.tokens.collate import collate_distill, collate_policy, collate_preference
 from pairwright.tokens.combine import Collator, CombineOptions, Trace
-from pairwright.tokens.distill import Distillation, encode_distillation
+from pairwright.tokens.distill import (
+    Distillation,
+    encode_distillation,
+    encode_distillations,
+    truncate_distillation,
+)
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.hints import HINTS, Hint, find_sites, hints_for
-from pairwright.tokens.pairs import EncodedPair, encode_pair, truncate_pair
+from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.render import Piece, Rendered, Template
@@ -37,9 +42,10 @@ COLLATORS = {
 
 __all__ = [
     "COLLATORS", "HINTS", "ChatTokenizer", "Collator", "CombineOptions", "Distillation", "EncodedPair",
-    "FunctionRenderer", "Hint", "Paint", "Piece", "RecordedTurn", "Refusal", "Rendered", "Renderer", "Report",
-    "Sequence", "Template", "TemplateError", "TemplateLimit", "TokensError", "Trace", "as_torch", "buckets",
-    "chat_tokenizer", "check_template", "collate_distill", "collate_policy", "collate_preference", "encode_chat",
-    "encode_distillation", "encode_experience", "encode_pair", "encode_recorded", "encode_turns", "find_sites",
-    "hints_for", "html_page", "pack", "painted_text", "truncate", "truncate_pair",
+    "FunctionRenderer", "Hint", "Paint", "PairMessages", "Piece", "RecordedTurn", "Refusal", "Rendered", "Renderer",
+    "Report", "Sequence", "Template", "TemplateError", "TemplateLimit", "TokensError", "Trace", "as_torch",
+    "buckets", "chat_tokenizer", "check_template", "collate_distill", "collate_policy", "collate_preference",
+    "encode_chat", "encode_distillation", "encode_distillations", "encode_experience", "encode_pair", "encode_pairs",
+    "encode_recorded", "encode_turns", "find_sites", "hints_for", "html_page", "pack", "painted_text", "truncate",
+    "truncate_distillation", "truncate_pair",
 ]  # fmt: skip

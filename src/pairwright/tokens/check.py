@@ -14,7 +14,7 @@ from pairwright.tokens.adapt import call_forms
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.marks import Chat, plain_chat
 from pairwright.tokens.refusals import Refusal, TemplateError
-from pairwright.tokens.regions import locate
+from pairwright.tokens.regions import is_regular, locate
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
 
 _TOOL: Json = {
@@ -58,6 +58,7 @@ def check_template(tokenizer: Any) -> TemplateCheck:
         *_system(renderer),
         *_tools(ready, renderer, call),
         *_dropped(ready, call),
+        *_irregular(ready, renderer),
     ]
     with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
     supports_tools = not _refused(ready, "", with_call, [_TOOL]) and not any(
@@ -178,6 +179,14 @@ def _dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
         if (1, field) in report.dropped:
             quirks.append(Quirk(name, f"left out of the text: {what}"))
     return quirks
+
+
+def _irregular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
+    if is_regular(tokenizer, renderer):
+        return []
+    return [
+        Quirk("counts_turns", "the prompt depends on how many turns there are: each is verified, which takes longer")
+    ]
 
 
 def _example(

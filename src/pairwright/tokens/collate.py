@@ -87,6 +87,7 @@ def collate_policy(
     pad_id: int,
     advantages: Items[float] | None = None,
     multiple_of: int = 1,
+    ignore_index: int = IGNORE_INDEX,
 ) -> PolicyBatch:
     """Sequences with a reward each; the advantage (the reward where none is given) stands at every generated token.
 
@@ -116,7 +117,7 @@ def collate_policy(
         input_ids=ids,
         attention_mask=attention(lengths, ids.shape[1]),
         response_mask=mask,
-        labels=np.where(mask, ids, IGNORE_INDEX),
+        labels=np.where(mask, ids, ignore_index),
         lengths=np.array(lengths, dtype=np.int64),
         rewards=np.array(rewards, dtype=np.float32),
         advantages=mask * np.array(values, dtype=np.float32)[:, None],

@@ -5,28 +5,33 @@ left out of its channel and counted; nothing else changes for it.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 
+from pairwright.config.tokens import CollatorConfig
 from pairwright.errors import RecordError
-from pairwright.messages import Json
+from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import Experience, Pair
-from pairwright.tokens.batches import as_torch
+from pairwright.tokens.batches import IGNORE_INDEX, as_torch
 from pairwright.tokens.collate import (
     CombinedBatch,
     collate_distill,
     collate_policy,
     collate_preference,
 )
-from pairwright.tokens.distill import Distillation, encode_distillation
-from pairwright.tokens.hints import HINTS, Hint, Judge, hints_for
-from pairwright.tokens.pairs import EncodedPair, Truncation, encode_pair
+from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
+from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, hints_for
+from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
-from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.truncate import truncate
+from pairwright.tokens.truncate import Truncation, truncate
+
+HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
 
 
 class Trace(msgspec.Struct, frozen=True):
@@ -37,11 +42,14 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`reward_key` names a reward component to use instead of the reward."""
+    """`max_length` caps the policy and distill channels, `max_pair_length` the preference channel. `reward_key` names a
+    reward component to use instead of the reward."""
 
     max_length: int = 4096
     max_pair_length: int = 2048
     truncation: Truncation = "keep_end"
+    keep_first: int = 0
+    ignore_index: int = IGNORE_INDEX
     reward_key: str | None = None
     use_policy: bool = True
     use_distill: bool = True
@@ -49,8 +57,16 @@ class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
 
 
+def options_of(config: CollatorConfig) -> CombineOptions:
+    """What the `tokens.collator` section of a configuration says."""
+    return CombineOptions(**config.model_dump())
+
+
 class Collator:
-    """Callable on a list of traces; `counts` says what was left out of which channel, and why."""
+    """Callable on a list of traces; `counts` says what was left out of which channel, and why.
+
+    `hints` makes the hints of a conversation's error sites; by default `hints_for`, with a judge if there is one.
+    """
 
     def __init__(
         self,
@@ -59,12 +75,13 @@ class Collator:
         pad_id: int,
         options: CombineOptions | None = None,
         judge: Judge | None = None,
-        tensors: str = "numpy",
+        hints: HintGenerator | None = None,
+        tensors: Literal["numpy", "torch"] = "numpy",
     ) -> None:
         self.tokenizer = tokenizer
         self.pad_id = pad_id
         self.options = CombineOptions() if options is None else options
-        self.judge = judge
+        self.hints = hints or partial(hints_for, templates=self.options.hint_templates, judge=judge)
         self.tensors = tensors
         self.counts: Counter[str] = Counter()
 
@@ -74,7 +91,9 @@ class Collator:
         distillations = self._distill(traces) if options.use_distill else []
         pairs = self._preference(traces) if options.use_preference else []
         batch = CombinedBatch(
-            policy=collate_policy(sequences, rewards, pad_id=pad) if sequences else None,
+            policy=collate_policy(sequences, rewards, pad_id=pad, ignore_index=options.ignore_index)
+            if sequences
+            else None,
             distill=collate_distill(distillations, pad_id=pad) if distillations else None,
             preference=collate_preference(pairs, pad_id=pad) if pairs else None,
         )
@@ -90,7 +109,7 @@ class Collator:
                 continue
             try:
                 for sequence in encode_experience(self.tokenizer, trace.experience):
-                    cut = truncate(sequence, self.options.max_length, self.options.truncation)
+                    cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
                     self.counts["policy: truncated"] += cut is not sequence
                     sequences.append(cut)
                     rewards.append(reward)
@@ -102,44 +121,54 @@ class Collator:
         items = []
         for trace in traces:
             experience = trace.experience
-            hints, counted = hints_for(
-                experience.messages, experience.errors, templates=self.options.hint_templates, judge=self.judge
-            )
+            hints, counted = self.hints(experience.messages, experience.errors)
             self.counts["distill: without_hint"] += counted.without_hint
             self.counts["distill: without_recovery"] += counted.without_recovery
             hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
             if not hints:
                 continue
+            tools: list[Json] | None = list(experience.tools) or None
             try:
-                item = self._distillation(experience, hints)
+                found = encode_distillations(
+                    self.tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt)
+                )
             except Refusal as refusal:
                 self.counts[f"distill: {refusal.reason}"] += 1
                 continue
-            items.append(item)
+            items += [item for item in map(self._cut, found) if item is not None]
         return items
 
-    def _distillation(self, experience: Experience, hints: list[Hint]) -> Distillation:
-        tools: list[Json] | None = list(experience.tools) or None
-        item = encode_distillation(self.tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt))
-        longest = max(len(item.student), len(item.teacher))
-        if longest > self.options.max_length:
-            raise Refusal("too_long", f"{longest} tokens of at most {self.options.max_length}")
-        return item
+    def _cut(self, item: Distillation) -> Distillation | None:
+        """The item within its cap, or None; what was cut is counted."""
+        try:
+            cut = truncate_distillation(item, *self._caps(), keep_first=self.options.keep_first)
+        except Refusal as refusal:
+            self.counts[f"distill: {refusal.reason}"] += 1
+            return None
+        self.counts["distill: truncated"] += cut is not item
+        self.counts["distill: hints_cut"] += len(item.targets) - len(cut.targets)
+        return cut
 
     def _preference(self, traces: Items[Trace]) -> list[EncodedPair]:
+        compared = (
+            PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None)
+            for trace in traces
+            for pair in trace.pairs
+        )
         encoded = []
-        for pair in (pair for trace in traces for pair in trace.pairs):
-            try:
-                item = encode_pair(
-                    self.tokenizer, pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None,
-                    max_length=self.options.max_pair_length, truncation=self.options.truncation,
-                )  # fmt: skip
-            except Refusal as refusal:
-                self.counts[f"preference: {refusal.reason}"] += 1
+        for item in encode_pairs(
+            self.tokenizer, compared, max_length=self.options.max_pair_length, truncation=self.options.truncation,
+            keep_first=self.options.keep_first,
+        ):  # fmt: skip
+            if isinstance(item, TokensError):
+                self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1
                 continue
             self.counts["preference: truncated"] += bool(item.chosen.report.truncated)
             encoded.append(item)
         return encoded
+
+    def _caps(self) -> tuple[int, Truncation]:
+        return self.options.max_length, self.options.truncation
 
 
 def reward_of(experience: Experience, key: str | None) -> float | None:

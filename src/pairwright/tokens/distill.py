@@ -1,9 +1,11 @@
 """Student and teacher: the same completion ids, once as it happened and once with hints in the context.
 
 The teacher's context differs only by the hints; the completions are not rendered again but copied id by id, and the
-alignment is a list of index pairs for which `student.ids[s] == teacher.ids[t]` is checked.
+alignment is a list of index pairs for which `student.ids[s] == teacher.ids[t]` is checked. A template that rewrites
+history gives one item for each group of turns that share a context. What is too long is cut at the same place in both.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Any
 
@@ -12,11 +14,16 @@ import numpy as np
 
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
-from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode import encode_located, prepared
 from pairwright.tokens.hints import Hint, addendum, with_hint
-from pairwright.tokens.recorded import RecordedTurn, encode_recorded
+from pairwright.tokens.marks import Chat
+from pairwright.tokens.recorded import RecordedTurn, sequence_of_turns
 from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.regions import Located
 from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+from pairwright.tokens.truncate import Truncation, turn_end
+from pairwright.tokens.turns import last_group, located_groups
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -34,6 +41,12 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if not same:
             raise Refusal("recorded_ids", "student and teacher differ at an index pair")
 
+    @property
+    def targets(self) -> list[int]:
+        """The hinted turns."""
+        found: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
+        return found
+
 
 def encode_distillation(
     tokenizer: Any,
@@ -44,33 +57,139 @@ def encode_distillation(
     train_from: int = 0,
     recorded: dict[int, RecordedTurn] | None = None,
 ) -> Distillation:
-    """A conversation with hints. `recorded`: what was sampled, where it is known; else the student is rendered and
-    split at the turns, so that no token reaches across the start of one."""
+    """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
+    items = encode_distillations(tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded)
+    if len(items) > 1:
+        detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
+        raise Refusal("context_differs", detail, message=items[0].targets[0])
+    return items[0]
+
+
+def encode_distillations(
+    tokenizer: Any,
+    messages: Items[Message],
+    hints: Items[Hint],
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    recorded: Mapping[int, RecordedTurn] | None = None,
+) -> list[Distillation]:
+    """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
+
+    `recorded`: what was sampled, where it is known; else the student is rendered and split at the turns, so that no
+    token reaches across the start of one.
+    """
     if not hints:
         raise Refusal("not_generated", "there is no hint to distil")
-    if recorded:
-        student = encode_recorded(tokenizer, messages, recorded, tools)
-    else:
-        student = encode_chat(tokenizer, messages, tools, train_from=train_from, boundaries="split")
+    ready = chat_tokenizer(tokenizer)
+    schemas = ready.schemas(tools)
+    chat, generated = prepared(ready, messages, schemas)
+    turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
+    if any(turn not in generated for turn in turns):
+        raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
+    hinted = {hint.target: hint for hint in hints}
+    if not any(turn in hinted for turn in turns):
+        raise Refusal("not_generated", "no hint belongs to a turn that is trained")
     told = list(messages)
     for hint in hints:
         told[hint.target - 1] = with_hint(told[hint.target - 1], hint.text)
-    sampled = recorded or {
-        int(turn): RecordedTurn(tuple(student.ids[student.mask & (student.message_index == turn)].tolist()))
-        for turn in np.unique(student.message_index[student.mask])
-    }
-    added = {hint.target - 1: addendum(hint.text) for hint in hints}
-    teacher = encode_recorded(tokenizer, told, sampled, tools, added=added)
-    targets = [hint.target for hint in hints if hint.target in sampled]
-    if not targets:
-        raise Refusal("not_generated", "no hint belongs to a turn that is trained")
-    return Distillation(
-        student=student,
-        teacher=teacher,
-        student_index=_positions(student, targets),
-        teacher_index=_positions(teacher, targets),
-    )
+    told_chat, _ = prepared(ready, told, schemas)
+    groups = located_groups(ready, chat, schemas, turns, require_stop=not recorded)
+    items = []
+    for part, located in groups:
+        if any(region.message in hinted for region in located.regions):
+            items.append(_item(ready, part, told_chat[: len(part)], schemas, located, hinted, recorded))
+    return items
 
 
-def _positions(sequence: Sequence, targets: list[int]) -> Array:
-    return np.flatnonzero(sequence.mask & np.isin(sequence.message_index, targets)).astype(np.int32)
+def _item(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    told: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    hinted: Mapping[int, Hint],
+    recorded: Mapping[int, RecordedTurn] | None,
+) -> Distillation:
+    turns = [region.message for region in located.regions]
+    if recorded:
+        sampled = {turn: recorded[turn] for turn in turns}
+        student = sequence_of_turns(tokenizer, chat, tools, located, sampled)
+    else:
+        student = encode_located(tokenizer, chat, tools, located, boundaries="split")
+        sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
+    given = last_group(tokenizer, told, tools, turns, require_stop=False)
+    if [region.message for region in given.regions] != turns:
+        raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
+    added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(told)}
+    teacher = sequence_of_turns(tokenizer, told, tools, given, sampled, added=added)
+    return _aligned(student, teacher, [turn for turn in turns if turn in hinted])
+
+
+def truncate_distillation(
+    item: Distillation, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
+) -> Distillation:
+    """Cut student and teacher at the same place until both fit; hinted turns that are cut away are no targets any more.
+
+    "keep_end" cuts what comes first: inside what both have in common before the first hint, or, if that is not enough,
+    after a turn, with everything before its end. "keep_start" cuts after the last turn that fits. `keep_first` tokens
+    stay in any case. "drop" refuses, and so does what has no target left.
+    """
+    longest = max(len(item.student), len(item.teacher))
+    if longest <= max_length:
+        return item
+    if truncation == "drop":
+        raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
+    sides = item.student, item.teacher
+    cut = _start_cut(sides, max_length, keep_first) if truncation == "keep_end" else _end_cut(sides, max_length)
+    if cut is not None:
+        student, teacher = (side.take(kept) for side, kept in zip(sides, cut, strict=True))
+        targets = [turn for turn in item.targets if _is_turn(student, turn).any()]
+        if targets:
+            return _aligned(student, teacher, targets)
+    raise Refusal("too_long", f"{longest} tokens; no hinted turn fits into {max_length}")
+
+
+def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
+    """The positions that stay when the beginning is cut."""
+    size = min(map(len, sides))
+    differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
+    common = int(differ[0]) if len(differ) else size
+    if keep_first > common:
+        return None
+    first = np.arange(keep_first)
+    start = turn_end(sides[0], max(map(len, sides)) - max_length + keep_first)
+    starts = [start, start] if start <= common else _after_a_turn(sides, max_length - keep_first)
+    if starts is None:
+        return None
+    return [np.concatenate([first, np.arange(start, len(side))]) for start, side in zip(starts, sides, strict=True)]
+
+
+def _after_a_turn(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
+    """The first turn after whose end both sides fit."""
+    for turn in np.unique(sides[0].message_index[sides[0].mask]):
+        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
+        if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
+            return ends
+    return None
+
+
+def _end_cut(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
+    """The positions that stay when the end is cut: up to the last turn that fits on both sides."""
+    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:
+        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
+        if max(ends) <= max_length:
+            return [np.arange(end) for end in ends]
+    return None
+
+
+def _aligned(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
+    index = [
+        np.flatnonzero(side.mask & np.isin(side.message_index, targets)).astype(np.int32) for side in (student, teacher)
+    ]
+    return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
+
+
+def _is_turn(sequence: Sequence, turn: int) -> Array:
+    found: Array = sequence.mask & (sequence.message_index == turn)
+    return found

@@ -3,6 +3,25 @@
 Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
 model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
 Where that cannot be had, a Refusal names the turn and the reason.
+
+>>> from tokenizers import Tokenizer, models, pre_tokenizers
+>>> words = {"hi": 0, "hello": 1, "ok": 2}
+>>> backend = Tokenizer(models.WordLevel(words, unk_token="ok"))
+>>> backend.pre_tokenizer = pre_tokenizers.Whitespace()
+>>> backend.add_special_tokens(["<user>", "<bot>", "<end>"])
+3
+>>> template = (
+...     "{% for m in messages %}<{{ 'bot' if m.role == 'assistant' else m.role }}>{{ m.content }}<end>{% endfor %}"
+...     "{% if add_generation_prompt %}<bot>{% endif %}"
+... )
+>>> chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+>>> sequence = encode_chat(ChatTokenizer(backend, template, special_tokens={"eos_token": "<end>"}), chat)
+>>> [backend.id_to_token(number) for number in sequence.ids.tolist()]
+['<user>', 'hi', '<end>', '<bot>', 'hello', '<end>']
+>>> sequence.mask.tolist()
+[False, False, False, False, True, True]
+>>> sequence.message_index.tolist()
+[-1, 0, -1, -1, 1, 1]
 """
 
 from bisect import bisect_left
@@ -18,17 +37,18 @@ from pairwright.tokens.adapt import adapted_chat
 from pairwright.tokens.marks import Chat, plain_chat
 from pairwright.tokens.owned import CALL, CALL_ID, REASONING
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.regions import Located, Region, locate
+from pairwright.tokens.regions import Located, Region, Verify, locate
 from pairwright.tokens.render import Rendered
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spelling import Encoded, encode_text
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
+Boundaries = Literal["whole", "split"]
 ControlTokens = Literal["keep", "escape", "refuse"]
 Messages = Items[Message] | Items[Mapping[str, Any]]
-Ints = NDArray[np.int64]
 
 _PAINT_OF_ROLE = {"system": Paint.SYSTEM, "developer": Paint.SYSTEM, "user": Paint.USER, "assistant": Paint.ASSISTANT}
+_PAINT_OF_FIELD = {CALL: Paint.CALL, CALL_ID: Paint.CALL, REASONING: Paint.REASONING}
 
 
 def encode_chat(
@@ -37,9 +57,10 @@ def encode_chat(
     tools: Items[Json] | None = None,
     *,
     train_from: int = 0,
-    boundaries: Literal["whole", "split"] = "whole",
+    boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
+    verify: Verify = "quick",
 ) -> Sequence:
     """A conversation as one sequence.
 
@@ -49,12 +70,13 @@ def encode_chat(
     boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
                     merge across the start of a turn, encode both sides apart, as inference did
     control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
+    verify          "quick": render the prompts of four turns and compare them; "all": of every turn
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
     chat, generated = prepared(ready, messages, schemas)
     turns = [index for index in generated if index >= train_from]
-    located = locate(ready, chat, schemas, turns, require_stop=require_stop)
+    located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
 
 
@@ -78,7 +100,7 @@ def encode_located(
     tools: list[Json] | None,
     located: Located,
     *,
-    boundaries: Literal["whole", "split"] = "whole",
+    boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
 ) -> Sequence:
     """Encode a conversation whose regions are known."""
@@ -113,35 +135,30 @@ def painted(
     encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
     """Mask, message and paint of every token, by where its text comes from."""
-    starts, ends = encoded.starts, encoded.ends
+    size = len(encoded.ids)
+    message_index = np.full(size, -1, dtype=np.int32)
+    paint = np.zeros(size, dtype=np.int8)
+    generated = np.full(size, Paint.GENERATED, dtype=np.int8)
+    mask = np.zeros(size, dtype=bool)
     pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
-    message_index = np.full(len(starts), -1, dtype=np.int32)
-    paint = np.zeros(len(starts), dtype=np.int8)
-    if pieces:
-        edges = np.array([(piece.start, piece.end, piece.message, piece.field) for piece in pieces], dtype=np.int64)
-        found = np.searchsorted(edges[:, 0], np.maximum(ends, starts + 1) - 1, side="right") - 1
-        inside = (found >= 0) & (starts < edges[found, 1])
-        message_index[inside] = edges[found[inside], 2]
-        roles = np.array([_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat], dtype=np.int8)
-        paint[inside] = roles[message_index[inside]]
-        fields = np.where(inside, edges[found, 3], -1)
-    else:
-        fields = np.full(len(starts), -1)
-    mask = np.zeros(len(starts), dtype=bool)
-    lows, highs = spans_of(encoded, regions)
-    for region, low, high in zip(regions, lows.tolist(), highs.tolist(), strict=True):
+    roles = [_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat]
+    lows = np.searchsorted(encoded.reach, np.array([piece.start for piece in pieces], np.int32), side="right")
+    highs = np.searchsorted(encoded.starts, np.array([piece.end for piece in pieces], np.int32), side="left")
+    for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
+        message_index[low:high] = message  # a token with text of two pieces is the later one's
+        paint[low:high] = roles[message]
+        generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
+    for region, low, high in zip(regions, *spans_of(encoded, regions), strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
-    paint[mask] = Paint.GENERATED
-    paint[mask & ((fields == CALL) | (fields == CALL_ID))] = Paint.CALL
-    paint[mask & (fields == REASONING)] = Paint.REASONING
-    stopped = np.array([region.stop is not None for region in regions], dtype=bool) & (highs > lows)
-    paint[highs[stopped] - 1] = Paint.STOP
+        paint[low:high] = generated[low:high]
+        if region.stop is not None and high > low:
+            paint[high - 1] = Paint.STOP
     return mask, message_index, paint
 
 
-def spans_of(encoded: Encoded, regions: list[Region]) -> tuple[Ints, Ints]:
-    """The tokens that overlap each region, as [low, high).
+def spans_of(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list[int]]:
+    """The tokens that overlap each region: the first of them, and the one after the last.
 
     A control token that began before the region and only swallowed white space of it is not one of them.
     """
@@ -152,16 +169,15 @@ def spans_of(encoded: Encoded, regions: list[Region]) -> tuple[Ints, Ints]:
     first = np.minimum(lows, max(size - 1, 0))
     if size:
         lows = lows + ((lows < highs) & (encoded.starts[first] < edges[:, 0]) & encoded.is_control[first])
-    return lows, np.maximum(lows, highs)
+    return lows.tolist(), np.maximum(lows, highs).tolist()
 
 
 def _check_tokens(tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered, regions: list[Region]) -> int:
     """Count tokens that begin before a turn; refuse those that hold text of another message, and a stop that is not
     a token of its own."""
-    lows, highs = spans_of(encoded, regions)
     merged = 0
     firsts: list[int] = []
-    for region, low, high in zip(regions, lows.tolist(), highs.tolist(), strict=True):
+    for region, low, high in zip(regions, *spans_of(encoded, regions), strict=True):
         if region.stop is not None and (low == high or encoded.ids[high - 1] != tokenizer.added[region.stop]):
             raise Refusal("no_stop", f"the stop {region.stop!r} is not a token of its own", message=region.message)
         if low == high:

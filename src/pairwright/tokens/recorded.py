@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
-from pairwright.messages import Json
+from pairwright.messages import Json, Message
 from pairwright.records import Experience, Kind
 from pairwright.tokens.encode import Messages, painted, prepared
+from pairwright.tokens.marks import Chat
 from pairwright.tokens.owned import CONTENT
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.regions import Located, Region, locate
@@ -37,38 +38,70 @@ def encode_experience(tokenizer: Any, experience: Experience, **options: Any) ->
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     if experience.tokens is not None:
-        return [sequence_of_arrays(experience)]
+        return [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
     tools = list(experience.tools) or None
     return encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
 
 
-def sequence_of_arrays(experience: Experience) -> Sequence:
-    """An experience's own tokens; a message's index is known where masked spans and generated messages agree."""
+def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
+    """An experience's own tokens."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
-    size, prompt = len(experience.tokens), experience.prompt_length
-    mask = np.zeros(size, dtype=bool)
-    mask[prompt:] = True if experience.action_mask is None else experience.action_mask.astype(bool)
-    logprobs = None
-    if experience.logprobs is not None:
-        logprobs = np.zeros(size, dtype=np.float32)
-        logprobs[prompt:] = experience.logprobs
+    return sequence_of(
+        tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
+        experience.logprobs, experience.prompt, experience.completion,
+    )  # fmt: skip
+
+
+def sequence_of(
+    tokenizer: ChatTokenizer,
+    ids: Array,
+    prompt_length: int,
+    action_mask: Array | None,
+    response_logprobs: Array | None,
+    prompt: Items[Message],
+    completion: Items[Message],
+) -> Sequence:
+    """Recorded ids; a message's index is known where masked spans and generated messages agree in number."""
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer.is_control):
+        detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
+        raise Refusal("recorded_ids", detail)
+    mask = np.zeros(len(ids), dtype=bool)
+    mask[prompt_length:] = True if action_mask is None else action_mask.astype(bool)
     if not mask.any():
         raise Refusal("not_generated", "the recorded mask is empty")
-    message_index = np.full(size, -1, dtype=np.int32)
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]]))).reshape(-1, 2)
-    generated = [
-        len(experience.prompt) + number for number, turn in enumerate(experience.completion) if turn.is_generated
-    ]
-    if len(generated) == len(edges):
-        for (start, stop), message in zip(edges, generated, strict=True):
+    logprobs = None
+    if response_logprobs is not None:
+        logprobs = np.zeros(len(ids), dtype=np.float32)
+        logprobs[prompt_length:] = response_logprobs
+    message_index = np.full(len(ids), -1, dtype=np.int32)
+    spans = spans_of_mask(mask)
+    generated = [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
+    if len(generated) == len(spans):
+        for (start, stop), message in zip(spans, generated, strict=True):
             message_index[start:stop] = message
     paint = np.where(mask, Paint.GENERATED, Paint.TEMPLATE).astype(np.int8)
-    report = Report(source="recorded", num_turns=len(edges))
-    return Sequence(
-        ids=experience.tokens.astype(np.int32), mask=mask, message_index=message_index, paint=paint,
-        logprobs=logprobs, report=report,
-    )  # fmt: skip
+    differs = _told_otherwise(tokenizer, ids[mask], len(prompt), completion)
+    report = Report(source="recorded", num_turns=len(spans), text_differs=differs)
+    return Sequence(ids=ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report)
+
+
+def spans_of_mask(mask: Array) -> Array:
+    """The runs of trained tokens, as (start, stop)."""
+    edges: Array = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return edges.reshape(-1, 2)
+
+
+def _told_otherwise(
+    tokenizer: ChatTokenizer, generated: Array, num_prompt: int, completion: Items[Message]
+) -> tuple[int, ...]:
+    """Generated messages whose text is not what the ids say: recorded with another tokenizer, or edited since."""
+    told = tokenizer.decode(generated)
+    return tuple(
+        num_prompt + number
+        for number, message in enumerate(completion)
+        if message.is_generated and isinstance(message.content, str) and message.content.strip() not in told
+    )
 
 
 def encode_recorded(
@@ -89,26 +122,39 @@ def encode_recorded(
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
+    return sequence_of_turns(ready, chat, schemas, located, recorded, added=added)
+
+
+def sequence_of_turns(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    recorded: Mapping[int, RecordedTurn],
+    *,
+    added: Mapping[int, str] | None = None,
+) -> Sequence:
+    """A located conversation with the recorded ids in the place of its turns."""
     text = located.rendered.text
     parts, regions, position = _Parts(), [], 0
     for region in located.regions:
         between = text[position : region.start]
-        ids, offsets = ready.encode(between) if position == 0 else continuation(ready, between)
+        ids, offsets = tokenizer.encode(between) if position == 0 else continuation(tokenizer, between)
         parts.context(ids, offsets + position)
         turn = recorded[region.message]
-        position = _end_of_sample(ready, region, turn)
+        position = _end_of_sample(tokenizer, region, turn)
         parts.sampled(turn, region.message, region.start, position)
         regions.append(region._replace(end=position))
     if position < len(text):
-        ids, offsets = continuation(ready, text[position:])
+        ids, offsets = continuation(tokenizer, text[position:])
         parts.context(ids, offsets + position)
-    encoded = finished(ready, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
+    encoded = finished(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
     mask, message_index, paint = painted(encoded, located.rendered, regions, chat)
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
-    report = Report(source="recorded", template=ready.renderer(schemas).hash, num_turns=len(regions), split=True)
+    report = Report(source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True)
     logprobs = np.concatenate(parts.logprobs) if parts.has_logprobs else None
     return Sequence(
         ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report

@@ -1,30 +1,30 @@
 """The regions of a conversation: for each turn that is trained, from the end of what inference was given to its stop.
 
 Linear in the number of turns: one render with provenance, literals learnt from skeletons that are kept, and renders of
-prefixes at the last turn, at a quarter of it, ... and at the first, which add up to little more than one more. Every
-step fails closed: what does not match is probed on the conversation itself, and what is still not exact is a Refusal
-that names the turn.
+the prompts of four turns, the first and the last among them. A template that turns out to count turns has all of them
+rendered. Every step fails closed: what does not match is probed on the conversation itself, and what is still not exact
+is a Refusal that names the turn.
 """
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from pairwright.messages import Json
+from pairwright.tokens.dropped import dropped_fields, is_text
+from pairwright.tokens.learner import Learner
 from pairwright.tokens.marks import Chat
-from pairwright.tokens.owned import CALL, CONTENT, REASONING
 from pairwright.tokens.probes import Turn, Unfit, probe
 from pairwright.tokens.refusals import Reason, Refusal, TemplateError
-from pairwright.tokens.render import Piece, Rendered, Template
+from pairwright.tokens.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
-from pairwright.tokens.windows import Shapes, constants_in, skeleton
 
-_MAX_LEARNT = 20_000
 _SHORT = 6
-_FEW = 4  # turns that are all verified
-_FIELD_NAMES = {CONTENT: "content", REASONING: "reasoning", CALL: "tool_calls"}
+_VERIFIED = 4  # turns of a conversation whose prompts are rendered, the first and the last among them
+_EXCHANGES = 20  # of the conversation on which a template is tried at every turn
+
+
+Verify = Literal["quick", "all"]
 
 
 class Region(NamedTuple):
@@ -53,8 +53,10 @@ def locate(
     turns: Sequence[int],
     *,
     require_stop: bool = True,
+    verify: Verify = "quick",
 ) -> Located:
-    """Render once and find every turn, or raise a Refusal."""
+    """Render once and find every turn, or raise a Refusal. `verify="all"` renders the prompt of every turn, which takes
+    time that grows with the square of their number."""
     renderer = tokenizer.renderer(tools)
     try:
         rendered = renderer.render(chat, tools)
@@ -71,7 +73,7 @@ def locate(
         if isinstance(found, Unfit):
             raise Refusal(found.reason, found.detail, message=turn)
         regions.append(found)
-    return finder.located(regions)
+    return finder.located(regions, verify=verify)
 
 
 class Finder:
@@ -90,7 +92,7 @@ class Finder:
         self._rendered = rendered
         self._chat = chat
         self._tools = tools
-        self._learner = _Learner(tokenizer, renderer, chat, tools)
+        self._learner = Learner(tokenizer, renderer, chat, tools)
         self._own: dict[int, list[int]] = {}
         for number, piece in enumerate(rendered.pieces):
             self._own.setdefault(piece.message, []).append(number)
@@ -116,18 +118,20 @@ class Finder:
             self._rewritten.append(turn)
         return region
 
-    def located(self, regions: list[Region]) -> Located:
+    def located(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
         """The found regions, verified: in order, and each after what inference is given."""
         for left, right in itertools.pairwise(regions):
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
-        _verify(self._renderer, self._chat, self._tools, self._rendered.text, regions)
+        every = verify == "all" or (len(regions) > _VERIFIED and not is_regular(self._tokenizer, self._renderer))
+        checked = regions if every else _spread(regions)
+        _verify(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
         trained = set(turns)
         dropped = [
             (number, "content")
             for number, message in enumerate(self._chat)
-            if number not in trained and number not in self._own and _is_text(message.get("content"))
+            if number not in trained and number not in self._own and is_text(message.get("content"))
         ]
         for turn in turns:
             dropped += dropped_fields(self._rendered, self._own.get(turn, []), self._chat[turn], turn)
@@ -163,69 +167,9 @@ def _place(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Regio
     return Region(turn, before + learnt.start, tail_start + learnt.end, learnt.stop)
 
 
-class _Learner:
-    """What is known about the turns of one template, found with skeletons."""
-
-    def __init__(self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None) -> None:
-        self._tokenizer = tokenizer
-        self._renderer = renderer
-        self._tools = tools
-        tools_key = None if tools is None else msgspec.json.encode(tools)
-        if len(tokenizer.learnt) > _MAX_LEARNT:
-            tokenizer.learnt.clear()
-        self._learnt: dict[Any, Turn | Unfit] = tokenizer.learnt.setdefault((renderer.hash, tools_key), {})
-        if len(self._learnt) > _MAX_LEARNT:
-            self._learnt.clear()
-        self._shapes = Shapes(chat, self._constants(), whole_arguments=self._whole_arguments())
-
-    def learn(self, turn: int) -> Turn | Unfit:
-        window = self._shapes.window(turn)
-        target = window.index(turn)
-        keys = [self._shapes.keys[number] for number in window]
-        key = (*keys, target)
-        if key not in self._learnt:
-            self._learnt[key] = probe(self._tokenizer, self._renderer, skeleton(keys), self._tools, target)
-        return self._learnt[key]
-
-    def _constants(self) -> Any:
-        key = ("constants", self._renderer.hash)
-        if key not in self._tokenizer.learnt:
-            source = self._renderer.source if isinstance(self._renderer, Template) else ""
-            self._tokenizer.learnt[key] = constants_in(source)
-        return self._tokenizer.learnt[key]
-
-    def _whole_arguments(self) -> bool:
-        """Does the template write a call's arguments in one piece, whatever they are?"""
-        key = ("whole_arguments", self._renderer.hash)
-        if key not in self._tokenizer.learnt:
-            self._tokenizer.learnt[key] = _writes_arguments_whole(self._renderer)
-        return bool(self._tokenizer.learnt[key])
-
-
-def _writes_arguments_whole(renderer: Renderer) -> bool:
-    function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
-    call = {"id": "zq0000000", "type": "function", "function": function}
-    for content in ("", None):
-        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
-        try:
-            rendered = renderer.render([{"role": "user", "content": "zqu"}, turn], None)
-        except TemplateError:
-            continue
-        texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
-        if texts:
-            return any("zqa" in text and "zqy" in text for text in texts)
-    return False
-
-
 def _verify(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
-    """Render what inference is given at the last turn, at a quarter of it, ..., at the first: it must stand there.
-
-    The turns between are vouched for by their skeletons alone.
-    """
-    position = len(regions)
-    while position:
-        region = regions[position - 1]
-        position = position // 4 if position > 64 else position - 1 if position <= _FEW else 1
+    """Render what inference is given at these turns, the last one first: it must stand before them."""
+    for region in reversed(regions):
         try:
             given = renderer.text(chat[: region.message], tools, prompt=True)
         except TemplateError as error:
@@ -236,41 +180,55 @@ def _verify(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str,
             raise Refusal(reason, "inference would have been given another prompt", message=region.message)
 
 
-def dropped_fields(rendered: Rendered, own: list[int], message: Json, turn: int) -> list[tuple[int, str]]:
-    """Fields of a turn with text that the template leaves out."""
-    pieces = [rendered.pieces[number] for number in own]
-    dropped = []
-    for field, name in ((CONTENT, "content"), (REASONING, "reasoning_content")):
-        value = message.get(name)
-        text = value if isinstance(value, str) else _parts_text(value)
-        size = sum(piece.end - piece.start for piece in pieces if piece.field == field)
-        if size < len(text) and size < len("".join(text.split())):
-            dropped.append((turn, _FIELD_NAMES[field]))
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls and _calls_missing(rendered, pieces, calls):
-        dropped.append((turn, _FIELD_NAMES[CALL]))
-    return dropped
+def _spread(regions: list[Region]) -> list[Region]:
+    """The first, the last, and some between; the others are vouched for by their skeletons."""
+    size = len(regions)
+    if size <= _VERIFIED:
+        return regions
+    return [regions[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
+def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
+    """Is a template's prompt at a turn in the middle what its skeleton says? Tried once, at every turn of a long small
+    conversation; a template that counts turns fails, and is then verified at every turn."""
+    key = ("regular", renderer.hash)
+    if key not in tokenizer.learnt:
+        tokenizer.learnt[key] = True  # while it is found out
+        tokenizer.learnt[key] = all(_is_regular_on(tokenizer, renderer, chat) for chat in _long_chats())
+    return bool(tokenizer.learnt[key])
 
 
-def _parts_text(value: Any) -> str:
-    if not isinstance(value, list):
-        return ""
-    return "".join(part["text"] for part in value if isinstance(part, dict) and isinstance(part.get("text"), str))
+def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> bool:
+    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    try:
+        rendered = renderer.render(chat, None)
+    except TemplateError:
+        return True  # not a conversation of this template
+    finder = Finder(tokenizer, renderer, rendered, chat, None)
+    found = [finder.find(turn, require_stop=False) for turn in turns]
+    regions = [region for region in found if isinstance(region, Region)]
+    if len(regions) < len(found):
+        return True  # it rewrites history, which is noticed at the turns themselves
+    try:
+        _verify(renderer, chat, None, rendered.text, regions)
+    except Refusal:
+        return False
+    return True
 
 
-def _calls_missing(rendered: Rendered, pieces: list[Piece], calls: list[Any]) -> bool:
-    names: dict[str, int] = {}
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else {}
-        name = function.get("name") if isinstance(function, dict) else None
-        if isinstance(name, str) and name:
-            names[name] = names.get(name, 0) + 1
-    texts = [rendered.text[piece.start : piece.end] for piece in pieces if piece.field == CALL]
-    return any(sum(text.count(name) for text in texts) < count for name, count in names.items())
+def _long_chats() -> list[Chat]:
+    """Questions and answers, and calls with results, with a word each."""
+    plain: Chat = []
+    calls: Chat = [{"role": "user", "content": "zqu"}]
+    for number in range(_EXCHANGES):
+        plain += [{"role": "user", "content": f"zqu{number}"}, {"role": "assistant", "content": f"zqa{number}"}]
+        function = {"name": "zqf", "arguments": {"zqk": f"zqv{number}"}}
+        call = {"id": f"zq{number:07d}", "type": "function", "function": function}
+        calls += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": f"zqr{number}", "tool_call_id": call["id"], "name": "zqf"},
+        ]
+    return [plain, calls]
 
 
 def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:

@@ -65,6 +65,7 @@ class Template:
         self._last_prompt: tuple[Chat, list[Json] | None, str] | None = None
         try:
             self._compiled = self._environment.from_string(source)
+            self._compiled.globals = dict(self._compiled.globals)  # a chain of mappings is copied slowly
         except jinja2.exceptions.TemplateError as error:
             raise TemplateError(f"the chat template does not compile: {error}") from None
         except (RecursionError, MemoryError, SyntaxError, OverflowError) as error:

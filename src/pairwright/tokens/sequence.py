@@ -35,6 +35,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unstopped    turns that end without a stop token (the last turn where the next header is the stop)
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
+    text_differs turns whose recorded ids do not spell the message's text
+    unrecorded   why recorded ids of a pair were not used
     """
 
     source: str = "rendered"
@@ -49,11 +51,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probed: int = 0
     split: bool = False
     truncated: int = 0
+    text_differs: tuple[int, ...] = ()
+    unrecorded: str = ""
 
     @property
     def is_complete(self) -> bool:
         """Nothing that the model generated is missing from the sequence."""
         return not self.dropped and not self.truncated and not self.unstopped
+
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "ids": np.dtype("int32"), "mask": np.dtype("bool"), "message_index": np.dtype("int32"), "paint": np.dtype("int8"),
+    "logprobs": np.dtype("float32"),
+}  # fmt: skip
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -67,13 +77,15 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     report: Report = Report()
 
     def __post_init__(self) -> None:
-        dtypes = {"ids": "int32", "mask": "bool", "message_index": "int32", "paint": "int8", "logprobs": "float32"}
-        for name, dtype in dtypes.items():
+        shape = (len(self.ids),)
+        for name, dtype in _DTYPES.items():
             value = getattr(self, name)
             if value is None and name == "logprobs":
                 continue
-            array = as_array(value, f"sequence.{name}", dtype=dtype)
-            if array.shape != (len(self.ids),):
+            if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and value.flags.c_contiguous:
+                continue  # as it should be
+            array = as_array(value, f"sequence.{name}", dtype=dtype.name)
+            if array.shape != shape:
                 raise RecordError(f"sequence.{name}.shape", array.shape, f"({len(self.ids)},), one for each token")
             force_setattr(self, name, np.ascontiguousarray(array.astype(dtype, copy=False)))
 

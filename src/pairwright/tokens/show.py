@@ -43,6 +43,16 @@ def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
     return texts
 
 
+def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
+    """The tokens for other programs: id, text, what it is, whether it is trained, its message (-1: the template)."""
+    texts = token_texts(chat_tokenizer(tokenizer), sequence.ids)
+    columns = (sequence.ids.tolist(), texts, sequence.paint.tolist(), sequence.mask.tolist())
+    return [
+        {"id": number, "text": text, "is": Paint(paint).name.lower(), "trained": trained, "message": message}
+        for number, text, paint, trained, message in zip(*columns, sequence.message_index.tolist(), strict=True)
+    ]
+
+
 def painted_text(tokenizer: Any, sequence: Sequence) -> Text:
     """For a terminal: `rich.print(painted_text(...))`. Newlines are shown."""
     ready = chat_tokenizer(tokenizer)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,9 @@ from pairwright.tokens.regions import Region
 from pairwright.tokens.render import Rendered
 from pairwright.tokens.stops import control_pattern
 from pairwright.tokens.tokenizer import ChatTokenizer
+
+Controls = Literal["keep", "escape", "refuse"]
+Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
 
 class Encoded(NamedTuple):
@@ -26,26 +30,32 @@ class Encoded(NamedTuple):
     is_split: bool
 
 
+class Part(NamedTuple):
+    """Text to encode; `escaped` are the places in it where a control token is meant as text."""
+
+    text: str
+    escaped: tuple[tuple[int, int], ...] = ()
+
+
 def encode_text(
     tokenizer: ChatTokenizer,
     rendered: Rendered,
     regions: list[Region],
     *,
     boundaries: Literal["whole", "split"],
-    controls: Literal["keep", "escape", "refuse"],
+    controls: Controls,
 ) -> tuple[Encoded, int]:
     """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate."""
-    foreign = [] if controls == "keep" else _controls_in_text(tokenizer, rendered, regions)
-    if foreign and controls == "refuse":
-        start, end, message = foreign[0]
-        raise Refusal("control_tokens", f"its text contains {rendered.text[start:end]!r}", message=message)
-    if foreign:
-        return _in_parts(tokenizer, rendered.text, [], [(start, end) for start, end, _ in foreign]), len(foreign)
+    escaped = escaped_controls(tokenizer, rendered, regions, controls)
+    if escaped:
+        cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
+        parts = _in_parts(tokenizer, rendered.text, cuts, escaped)
+        return finished(tokenizer, *parts, is_split=True), len(escaped)
     encoded = finished(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
     if boundaries == "split":
         cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
         if cuts:
-            return _in_parts(tokenizer, rendered.text, cuts, []), 0
+            return finished(tokenizer, *_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
     return encoded, 0
 
 
@@ -71,6 +81,20 @@ def continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32]
     return tokenizer.encode(text)
 
 
+def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: bool) -> dict[Part, Offset]:
+    """Several parts at once; `continues`: they go on after other text."""
+    plain = [part for part in parts if not part.escaped]
+    if continues and _prefixes(tokenizer):
+        encoded = [continuation(tokenizer, part.text) for part in plain]
+    else:
+        encoded = tokenizer.encode_many([part.text for part in plain])
+    known = dict(zip(plain, encoded, strict=True))
+    for part in parts:
+        if part.escaped:
+            known[part] = _in_parts(tokenizer, part.text, [], list(part.escaped), continues=continues)
+    return known
+
+
 def _prefixes(tokenizer: ChatTokenizer) -> bool:
     """Does the tokenizer treat the start of a text specially?"""
     if "prefixes" not in tokenizer.learnt:
@@ -85,20 +109,22 @@ def _is_inside(encoded: Encoded, edge: int) -> bool:
     return number < len(encoded.ids) and bool(encoded.starts[number] < edge) and not bool(encoded.is_control[number])
 
 
-def _in_parts(tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]]) -> Encoded:
+def _in_parts(
+    tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]], *, continues: bool = False
+) -> Offset:
     edges = sorted({0, len(text), *cuts, *(edge for pair in escaped for edge in pair)})
     plain = dict(escaped)
     ids, offsets = [], []
     for start, end in itertools.pairwise(edges):
         if start in plain:
             part_ids, part_offsets = _as_text(tokenizer, text[start:end])
-        elif start == 0:
+        elif start == 0 and not continues:
             part_ids, part_offsets = tokenizer.encode(text[:end])
         else:
             part_ids, part_offsets = continuation(tokenizer, text[start:end])
         ids.append(part_ids)
         offsets.append(part_offsets + start)
-    return finished(tokenizer, np.concatenate(ids), np.concatenate(offsets), is_split=True)
+    return np.concatenate(ids), np.concatenate(offsets)
 
 
 def _as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -116,15 +142,20 @@ def _as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], ND
     return ids, np.array([pair[1] for pair in pairs], dtype=np.int32).reshape(-1, 2) - 1
 
 
-def _controls_in_text(
-    tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region]
-) -> list[tuple[int, int, int]]:
-    """(start, end, message) of control tokens that a message's own text spells out, outside what was generated."""
+def escaped_controls(
+    tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region], controls: Controls
+) -> list[tuple[int, int]]:
+    """Where control tokens are meant as text: those that a message's own text spells out, outside what was generated.
+    None are where they are kept; a Refusal where they are refused."""
+    if controls == "keep":
+        return []
     generated = {region.message for region in regions}
     found = []
     for piece in rendered.pieces:
         if piece.message in generated:
             continue
         for match in control_pattern(tokenizer).finditer(rendered.text, piece.start, piece.end):
-            found.append((match.start(), match.end(), piece.message))
+            if controls == "refuse":
+                raise Refusal("control_tokens", f"its text contains {match.group()!r}", message=piece.message)
+            found.append((match.start(), match.end()))
     return found

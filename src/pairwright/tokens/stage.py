@@ -1,6 +1,7 @@
 """The tokens stage: an experience table or pairs into cached sequences, with a manifest that counts everything.
 
-    OUT/sequences-<id>.parquet   one row a sequence: ids, mask, message of each token, paint, report; or a refusal
+    OUT/sequences-<id>.parquet   one row a sequence, or a refusal (see cache.py)
+    OUT/items.parquet            which items this is, in the order of the source
     OUT/manifest.json            counts, lengths, share of trained tokens, versions
 
 A row's key is a hash of the content, the tokenizer, the template and the options, so nothing is encoded twice: the same
@@ -8,74 +9,55 @@ command again reads the keys and encodes what is new. A refusal is a row, too, w
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 
 from pairwright.canonical import content_hash
-from pairwright.errors import PairwrightError, TableError
-from pairwright.messages import Json, Message
-from pairwright.pairs.table import FILE_NAME, pair_batches
-from pairwright.records import Experience, Kind
-from pairwright.store.arrow import from_batch
-from pairwright.store.journal import new_segment_id, sync_folder
-from pairwright.store.table import Table
-from pairwright.tokens.pairs import encode_pair
+from pairwright.engines import Engine, Pool
+from pairwright.messages import Json
+from pairwright.records import Experience
+from pairwright.store.journal import sync_folder
+from pairwright.tokens.cache import scan_cache, write_items, write_part
+from pairwright.tokens.encode import Boundaries, ControlTokens
+from pairwright.tokens.items import Item, Source
+from pairwright.tokens.manifest import count_items
+from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
-from pairwright.tokens.refusals import Refusal, TemplateError
-from pairwright.tokens.sequence import Report, Sequence
+from pairwright.tokens.refusals import Refusal, TokensError
+from pairwright.tokens.regions import Verify
+from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.tokens.truncate import truncate
+from pairwright.tokens.truncate import Truncation, truncate
 
-Truncation = Literal["keep_start", "keep_end", "drop"]
 ITEMS_PER_TASK = 256
-SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("id", pa.string()),
-        ("side", pa.string()),
-        ("number", pa.int32()),
-        ("prompt_length", pa.int32()),
-        ("num_tokens", pa.int32()),
-        ("num_trained", pa.int32()),
-        ("ids", pa.list_(pa.int32())),
-        ("mask", pa.list_(pa.bool_())),
-        ("message_index", pa.list_(pa.int32())),
-        ("paint", pa.list_(pa.int8())),
-        ("logprobs", pa.list_(pa.float32())),
-        ("report", pa.string()),
-        ("refusal", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
-
-
-class Item(msgspec.Struct, frozen=True):
-    """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache."""
-
-    key: str
-    id: str
-    experience: Experience | None = None
-    prompt: tuple[Message, ...] = ()
-    tools: tuple[Json, ...] = ()
-    chosen: tuple[Message, ...] = ()
-    rejected: tuple[Message, ...] = ()
+_VERSION = 2  # of what is written for an item: a new one makes old rows unknown
+_NO_CONTENT = ("tokenizer", "experience")  # paths: what they hold is in the keys
 
 
 class EncodeOptions(msgspec.Struct, frozen=True):
+    """`max_length` caps experiences, `max_pair_length` pairs (where it is None: `max_length`). `keep_first` tokens stay
+    when the rest of a prompt's beginning is cut. `experience`: tables whose recorded ids pairs use."""
+
     tokenizer: str
     max_length: int | None = None
     truncation: Truncation = "keep_end"
+    max_pair_length: int | None = None
+    keep_first: int = 0
+    boundaries: Boundaries = "whole"
+    control_tokens: ControlTokens = "keep"
+    require_stop: bool = True
+    verify: Verify = "quick"
+    experience: tuple[str, ...] = ()
+
+    @property
+    def pair_length(self) -> int | None:
+        return self.max_length if self.max_pair_length is None else self.max_pair_length
 
 
 def encode_source(
@@ -84,24 +66,33 @@ def encode_source(
     options: EncodeOptions,
     *,
     num_workers: int | None = None,
+    engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Encode what is not in the cache yet, then count all of it. Returns the manifest."""
-    ChatTokenizer.from_folder(options.tokenizer)  # says what is wrong with it before anything is read
+    """Encode what is not in the cache yet, then count all of it. Returns the manifest.
+
+    Without an engine the work is done by processes of this machine: `num_workers`, or as many as there are cores.
+    """
+    # Says what is wrong with it before anything is read, and takes the place of what the folder held before.
+    _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer_hash = folder_hash(Path(options.tokenizer))
-    salt = content_hash(tokenizer_hash, options.max_length, options.truncation)
+    told = {name: value for name, value in msgspec.to_builtins(options).items() if name not in _NO_CONTENT}
+    read = Source(source, salt=content_hash(_VERSION, tokenizer_hash, told), experience=options.experience)
     output.mkdir(parents=True, exist_ok=True)
-    known = set(_cached(output).select("key").collect()["key"].to_list())
-    items = list(_keys(source, salt))
-    done = sum(key in known for key in items)
-    total, num_cached = len(items), done
-    wanted = set(items)
-    for rows in _encoded(_items(source, salt, known), options, num_workers):
-        _write_part(output, rows)
+    known = set(scan_cache(output).select("key").collect()["key"].to_list())
+    keys = list(read.keys())
+    done = num_cached = len(known.intersection(keys))
+    engine = engine or Pool(num_workers or os.cpu_count() or 1)
+    for rows in engine.map(partial(encode_items, options=options), _tasks(read.items(known))):
+        write_part(output, rows)
         done += len({row["key"] for row in rows})
-        progress(done, total)
-    found = _manifest(output, wanted, num_cached)
-    found |= {"source": str(source), "tokenizer": tokenizer_hash, "max_length": options.max_length}
+        progress(done, len(keys))
+    write_items(output, keys)
+    found = count_items(output, keys, num_cached) | {
+        "source": str(source),
+        "tokenizer": tokenizer_hash,
+        "options": told,
+    }
     hidden = output / f".manifest.{os.getpid()}.tmp"
     hidden.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
     hidden.replace(output / "manifest.json")
@@ -119,72 +110,9 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
-    """The cached sequences, each with its id and side ("", "chosen" or "rejected")."""
-    frame = _cached(output).filter(pl.col("refusal").is_null())
-    for batch in (frame if where is None else frame.filter(where)).collect_batches(chunk_size=1024):
-        for row in batch.iter_rows(named=True):
-            yield row["id"], row["side"], _sequence(row)
-
-
-def _keys(source: Path, salt: str) -> Iterator[str]:
-    if (source / FILE_NAME).exists():
-        for batch in pair_batches(source, ["id"]):
-            yield from (content_hash(salt, name) for name in batch.column("id").to_pylist())
-    elif (source / "table.json").exists():
-        for batch in Table(source, create=False).scan(columns=["uid", "prompt_hash", "completion_hash"]):
-            yield from (content_hash(salt, row) for row in batch.to_pylist())
-    else:
-        raise TableError(f"{source}: neither an experience table nor pairs")
-
-
-def _items(source: Path, salt: str, known: set[str]) -> Iterator[Item]:
-    """The items that are not in the cache."""
-    if (source / FILE_NAME).exists():
-        yield from _pair_items(source, salt, known)
-        return
-    names = ("uid", "prompt_hash", "completion_hash")
-    for batch in Table(source, create=False).scan():
-        keys = [content_hash(salt, row) for row in batch.select(names).to_pylist()]
-        fresh = np.array([key not in known for key in keys], bool)
-        keys = [key for key in keys if key not in known]
-        for key, exp in zip(keys, from_batch(batch.filter(pa.array(fresh))), strict=True):
-            if exp.kind is Kind.PREFERENCE and exp.chosen is not None and exp.rejected is not None:
-                sides = exp.chosen.messages, exp.rejected.messages
-                yield Item(key, exp.eid.uid, None, exp.prompt, exp.tools, *sides)
-            else:
-                yield Item(key, exp.eid.uid, exp)
-
-
-def _pair_items(source: Path, salt: str, known: set[str]) -> Iterator[Item]:
-    messages = msgspec.json.Decoder(tuple[Message, ...]).decode
-    tools = msgspec.json.Decoder(tuple[Json, ...]).decode
-    for batch in pair_batches(source, ["id", "prompt", "tools", "chosen", "rejected"]):
-        for row in batch.to_pylist():
-            key = content_hash(salt, row["id"])
-            if key not in known:
-                sides = [messages(row[name] or "[]") for name in ("prompt", "chosen", "rejected")]
-                yield Item(key, row["id"], None, sides[0], tools(row["tools"] or "[]"), sides[1], sides[2])
-
-
-def _encoded(items: Iterator[Item], options: EncodeOptions, num_workers: int | None) -> Iterator[list[Json]]:
-    """Rows of items, a few hundred items at a time, on as many processes as there are cores and it pays."""
-    tasks: Iterable[list[Item]] = iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
-    workers = num_workers or os.cpu_count() or 1
-    first = next(iter(tasks), [])
-    second = next(iter(tasks), [])
-    if workers < 2 or not second:
-        for task in filter(None, (first, second)):
-            yield encode_items(task, options)
-        yield from (encode_items(task, options) for task in tasks)
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting: list[Future[list[Json]]] = [pool.submit(encode_items, task, options) for task in (first, second)]
-        for task in tasks:
-            waiting.append(pool.submit(encode_items, task, options))
-            if len(waiting) > 2 * workers:
-                yield waiting.pop(0).result()
-        yield from (future.result() for future in waiting)
+def _tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
+    """A few hundred items at a time."""
+    return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
 _loaded: dict[str, ChatTokenizer] = {}
@@ -197,29 +125,50 @@ def encode_items(items: list[Item], options: EncodeOptions) -> list[Json]:
     tokenizer = _loaded[options.tokenizer]
     rows: list[Json] = []
     for item in items:
-        try:
-            rows += _rows(tokenizer, item, options)
-        except Refusal as refusal:
-            rows.append({"key": item.key, "id": item.id, "side": "", "refusal": refusal.reason, "detail": str(refusal)})
-        except TemplateError as error:
-            rows.append({"key": item.key, "id": item.id, "side": "", "refusal": "template", "detail": str(error)})
+        if item.experience is not None:
+            try:
+                rows += _experience_rows(tokenizer, item, item.experience, options)
+            except TokensError as error:
+                rows.append(_refused(item, error))
+    compared = [item for item in items if item.experience is None]
+    for item, found in zip(compared, _pairs(tokenizer, compared, options), strict=True):
+        if isinstance(found, TokensError):
+            rows.append(_refused(item, found))
+            continue
+        sides = ("chosen", found.chosen), ("rejected", found.rejected)
+        rows += [_row(item, side, 0, sequence) | {"prompt_length": found.prompt_length} for side, sequence in sides]
     return rows
 
 
-def _rows(tokenizer: ChatTokenizer, item: Item, options: EncodeOptions) -> list[Json]:
-    if item.experience is not None:
-        sequences = encode_experience(tokenizer, item.experience)
-        if not any(sequence.num_trained for sequence in sequences):
-            raise Refusal("not_generated", "the completion has nothing that the model generated")
-        if options.max_length is not None:
-            sequences = [truncate(sequence, options.max_length, options.truncation) for sequence in sequences]
-        return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
-    pair = encode_pair(
-        tokenizer, item.prompt, item.chosen, item.rejected, list(item.tools) or None,
-        max_length=options.max_length, truncation=options.truncation,
+def _experience_rows(
+    tokenizer: ChatTokenizer, item: Item, experience: Experience, options: EncodeOptions
+) -> list[Json]:
+    sequences = encode_experience(
+        tokenizer, experience, boundaries=options.boundaries, control_tokens=options.control_tokens,
+        require_stop=options.require_stop, verify=options.verify,
     )  # fmt: skip
-    sides = ("chosen", pair.chosen), ("rejected", pair.rejected)
-    return [_row(item, side, 0, sequence) | {"prompt_length": pair.prompt_length} for side, sequence in sides]
+    if not any(sequence.num_trained for sequence in sequences):
+        raise Refusal("not_generated", "the completion has nothing that the model generated")
+    if options.max_length is not None:
+        cut = (options.max_length, options.truncation)
+        sequences = [truncate(sequence, *cut, keep_first=options.keep_first) for sequence in sequences]
+    return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
+
+
+def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: EncodeOptions) -> Iterator[EncodedPair | TokensError]:
+    compared = (
+        PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.recorded) for item in items
+    )
+    return encode_pairs(
+        tokenizer, compared, max_length=options.pair_length, truncation=options.truncation,
+        keep_first=options.keep_first, control_tokens=options.control_tokens, require_stop=options.require_stop,
+        verify=options.verify,
+    )  # fmt: skip
+
+
+def _refused(item: Item, error: TokensError) -> Json:
+    reason = error.reason if isinstance(error, Refusal) else "template_error"
+    return {"key": item.key, "id": item.id, "side": "", "refusal": reason, "detail": str(error)}
 
 
 def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
@@ -237,56 +186,3 @@ def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
         "logprobs": sequence.logprobs,
         "report": msgspec.json.encode(sequence.report).decode(),
     }
-
-
-def _write_part(output: Path, rows: list[Json]) -> None:
-    part = output / f"sequences-{new_segment_id()}.parquet"
-    hidden = part.with_name(f".{part.name}.tmp")
-    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMA]
-    try:
-        pq.write_table(pa.Table.from_arrays(columns, schema=SCHEMA), hidden, compression="zstd", compression_level=1)
-        with open(hidden, "rb") as file:
-            os.fsync(file.fileno())
-        hidden.rename(part)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise PairwrightError(f"{output}: {error.strerror or error}") from error
-
-
-def _cached(output: Path) -> pl.LazyFrame:
-    parts = sorted(output.glob("sequences-*.parquet"))
-    empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
-    return pl.concat([empty, *(pl.scan_parquet(part, glob=False) for part in parts)]) if parts else empty
-
-
-def _sequence(row: Json) -> Sequence:
-    names = ("ids", "mask", "message_index", "paint", "logprobs")
-    return Sequence(**{name: row[name] for name in names}, report=msgspec.json.decode(row["report"], type=Report))
-
-
-def _manifest(output: Path, wanted: set[str], num_cached: int) -> dict[str, Any]:
-    """Every count of the items of this source, from the cache."""
-    names = ["key", "side", "num_tokens", "num_trained", "report", "refusal"]
-    rows = _cached(output).select(names).filter(pl.col("key").is_in(list(wanted))).collect()
-    good = rows.filter(pl.col("refusal").is_null())
-    lengths = good["num_tokens"]
-    reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
-    per_item = good.group_by("key", "side").len()["len"]
-    tokens, trained = int(lengths.sum()), int(good["num_trained"].sum())
-    return {
-        "items": len(wanted),
-        "from_cache": num_cached,
-        "exact": len(wanted) - int(rows.height - good.height),
-        "refused": dict(sorted(rows.filter(pl.col("refusal").is_not_null())["refusal"].value_counts().iter_rows())),
-        "sequences": good.height,
-        "template_rewrites_history": int((per_item > 1).sum()),
-        "recorded": sum(report.get("source") == "recorded" for report in reports),
-        "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
-        "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
-        "tokens": tokens,
-        "trained_tokens": trained,
-        "trained_share": trained / tokens if tokens else 0.0,
-        "length": {
-            "min": lengths.min(), "median": lengths.median(), "p95": lengths.quantile(0.95), "max": lengths.max(),
-        },
-    }  # fmt: skip

@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from pairwright.messages import Json
 from pairwright.tokens.environment import Clock
 from pairwright.tokens.marks import Chat
+from pairwright.tokens.offsets import TokenBytes
 from pairwright.tokens.refusals import TemplateError, TokensError
 from pairwright.tokens.render import Rendered, Template
 
@@ -83,6 +84,7 @@ class ChatTokenizer:
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
         self.stops_are_known = stop_tokens is not None
         self.learnt: dict[Any, Any] = {}
+        self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
         self._clock = clock
         self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
@@ -133,8 +135,25 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Ids (N) and their character offsets (N, 2)."""
+        return self.encode_many([text])[0]
+
+    def encode_many(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """Several texts, each as `encode` gives it; on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
             self.backend = _without_truncation(self.backend)  # somebody else's call switched them on
+        if self._bytes is None:
+            self._bytes = TokenBytes(self.backend)
+        if not self._bytes.pays:
+            return [self._with_offsets(text) for text in texts]
+        result = []
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        for text, encoding in zip(texts, encodings, strict=True):
+            numbers = encoding.ids
+            offsets = self._bytes.offsets(text, numbers)
+            result.append(self._with_offsets(text) if offsets is None else (np.array(numbers, dtype=np.int32), offsets))
+        return result
+
+    def _with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         encoding = self.backend.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
         flat = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, count=2 * len(ids))

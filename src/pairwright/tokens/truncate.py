@@ -12,11 +12,13 @@ import numpy as np
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 
+Truncation = Literal["keep_start", "keep_end", "drop"]
+
 
 def truncate(
     sequence: Sequence,
     max_length: int,
-    truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end",
+    truncation: Truncation = "keep_end",
     *,
     keep_first: int = 0,
 ) -> Sequence:
@@ -41,14 +43,19 @@ def truncate(
             stop -= 1
         kept = np.arange(stop)
     else:
-        start = length - max_length + keep_first
-        while start < length and start > 0 and sequence.mask[start] and _same_turn(sequence, start):
-            start += 1
+        start = turn_end(sequence, length - max_length + keep_first)
         kept = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
     cut = sequence.take(kept)
     if not cut.mask.any():
         raise Refusal("too_long", f"{length} tokens; no trained turn fits into {max_length}")
     return cut
+
+
+def turn_end(sequence: Sequence, position: int) -> int:
+    """The position, or the end of the trained turn that a cut there would run through."""
+    while 0 < position < len(sequence) and _same_turn(sequence, position):
+        position += 1
+    return position
 
 
 def _same_turn(sequence: Sequence, position: int) -> bool:

@@ -6,14 +6,15 @@ history gives one sequence, one that drops old reasoning gives one for each user
 """
 
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Any
 
 from pairwright.messages import Json
-from pairwright.tokens.encode import ControlTokens, Messages, encode_located, prepared
+from pairwright.tokens.dropped import dropped_fields
+from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_located, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.probes import Unfit, stitched
 from pairwright.tokens.refusals import Refusal, TemplateError
-from pairwright.tokens.regions import Finder, Located, Region, dropped_fields, locate
+from pairwright.tokens.regions import Finder, Located, Region, Verify, locate
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
@@ -26,16 +27,17 @@ def encode_turns(
     tools: Items[Json] | None = None,
     *,
     train_from: int = 0,
-    boundaries: Literal["whole", "split"] = "whole",
+    boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
+    verify: Verify = "quick",
 ) -> list[Sequence]:
     """A conversation as as few sequences as are exact, in the order of their turns."""
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
     chat, generated = prepared(ready, messages, schemas)
     turns = [index for index in generated if index >= train_from]
-    groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop)
+    groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     return [
         encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
         for part, located in groups
@@ -43,11 +45,17 @@ def encode_turns(
 
 
 def located_groups(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, turns: list[int], *, require_stop: bool
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    *,
+    require_stop: bool,
+    verify: Verify = "quick",
 ) -> list[tuple[Chat, Located]]:
     """The conversation up to the last turn of each group, with the regions of the group's turns."""
     try:
-        return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop))]
+        return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify))]
     except Refusal as refusal:
         if refusal.reason not in _PER_TURN:
             raise
@@ -55,14 +63,20 @@ def located_groups(
     left = list(turns)
     while left:
         part = chat[: left[-1] + 1]
-        located = _last_group(tokenizer, part, tools, left, require_stop=require_stop)
+        located = last_group(tokenizer, part, tools, left, require_stop=require_stop, verify=verify)
         left = left[: len(left) - len(located.regions)]
         groups.append((part, located))
     return groups[::-1]
 
 
-def _last_group(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, turns: list[int], *, require_stop: bool
+def last_group(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    *,
+    require_stop: bool,
+    verify: Verify = "quick",
 ) -> Located:
     """As many of the last turns as one render of the conversation is exact for; at least one."""
     renderer = tokenizer.renderer(tools)
@@ -77,7 +91,7 @@ def _last_group(
             regions.insert(0, found)
         while regions:
             try:
-                return finder.located(regions)
+                return finder.located(regions, verify=verify)
             except Refusal:
                 regions = regions[1:]
     except TemplateError as error:

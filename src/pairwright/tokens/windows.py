@@ -188,14 +188,21 @@ def _give_id(call: Any, number: int, place: int) -> str:
     return str(call["id"])
 
 
+_LITERAL = r"(?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")"
+_SOUGHT = re.compile(rf"\b(?:starts|ends)with\(\s*{_LITERAL}|{_LITERAL}\s+(?:not\s+)?in\b|==\s*{_LITERAL}")
+
+
 def constants_in(source: str) -> re.Pattern[str] | None:
-    """Matches the strings of a template that its text may be searched for: those with a bracket or bar in them."""
-    literals = re.findall(r"'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\"", source)
+    """Matches the strings of a template that text may be searched for: those with a bracket or bar in them, and those
+    that it tests for ('/no_think' in content), names of roles and keys apart."""
+    literals = re.findall(_LITERAL, source)
     found = set()
     for pair in literals:
         for text in re.split(r"\s+|\\.", pair[0] or pair[1]):
             if 3 <= len(text) <= 40 and re.search(r"[<>\[\]|`]", text):
                 found.add(text)
+    for groups in _SOUGHT.findall(source):
+        found.update(text for text in groups if 3 <= len(text) <= 40 and re.search(r"[^\w\s\\]", text))
     found.update(re.findall(r"</?\w+>", source))
     ordered = sorted(found, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

@@ -19,7 +19,7 @@ from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 # A key cannot be mistaken: inside text its quotes would be escaped.
-_NOT_PLAIN = (b'"tool_calls":', b'"reasoning":', b'"generated":', b'"extra":', b'"content":[')
+NOT_PLAIN = (b'"tool_calls":', b'"reasoning":', b'"generated":', b'"extra":', b'"content":[')
 _ROLE, _CONTENT = b'"role":"', b'"content":'
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -40,7 +40,7 @@ def chat_of(stored: bytes | None, arguments: str = "text") -> Chat:
     if not stored:
         raise Unfit("no_messages")
     num_messages = stored.count(_ROLE)
-    if num_messages != stored.count(_CONTENT) or any(key in stored for key in _NOT_PLAIN):
+    if num_messages != stored.count(_CONTENT) or any(key in stored for key in NOT_PLAIN):
         return _made(stored, arguments)
     return Chat(stored, num_messages, _role_at(stored, stored.find(_ROLE)), _role_at(stored, stored.rfind(_ROLE)))
 

@@ -10,6 +10,8 @@ tool call is refused. NeMo does not render tools in preference data: where a pai
 messages as JSON text, which is noted as `tools_not_rendered`; with a text as prompt the pair is refused.
 """
 
+import pyarrow as pa
+
 from pairwright.jsontext import encode
 from pairwright.messages import Message
 from pairwright.pairs.exporters.chat import (
@@ -21,6 +23,7 @@ from pairwright.pairs.exporters.chat import (
     tools_text,
 )
 from pairwright.pairs.exporters.cut import cut_at_divergence
+from pairwright.pairs.exporters.plain import numbers, plain_chats, plain_texts, without_tools
 from pairwright.pairs.exporters.stream import Context, PairRow
 from pairwright.pairs.exporters.text import prompt_text, side_text
 
@@ -55,6 +58,26 @@ def customizer_lines(row: PairRow, context: Context) -> list[bytes]:
         given, tools = encode(prompt_text(prompt, row.tools)), b""
     answers = [encode(side_text(side)) for side in sides]
     return [b'{"prompt":%b,"chosen_response":%b,"rejected_response":%b%b}\n' % (given, *answers, tools)]
+
+
+def preference_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+    """The same as `preference_lines` for all plain pairs of a batch; where there are tools, they are to be noted."""
+    prompt, chosen, rejected = plain_chats(batch)
+    prompt = without_tools(batch, prompt)
+    end = b'}],"tools":"[]"}\n' if context.has_tools else b"}]}\n"
+    return [
+        b'{"context":', prompt, b',"completions":[{"rank":0,"reward":', numbers(batch, "chosen_reward"),
+        b',"completion":', chosen, b'},{"rank":1,"reward":', numbers(batch, "rejected_reward"), b',"completion":',
+        rejected, end,
+    ]  # fmt: skip
+
+
+def customizer_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+    """The same as `customizer_lines` for all plain pairs of a batch."""
+    if context.options.history:
+        return [pa.nulls(batch.num_rows, pa.large_binary())]
+    prompt, chosen, rejected = plain_texts(batch)
+    return [b'{"prompt":', prompt, b',"chosen_response":', chosen, b',"rejected_response":', rejected, b"}\n"]
 
 
 def _cut(row: PairRow, context: Context) -> tuple[list[Message], Message, Message]:

@@ -3,24 +3,32 @@
 A target's `Lines` makes the JSON lines of one pair from the JSON text that the table holds. What the target cannot
 hold raises Unfit, and the pair is counted under that reason as refused; what is written, but not the whole of it or
 not as it would be trained elsewhere, is counted as noted. Nothing else is left out: pairs = written + refused.
+
+Most pairs are plain: their lines are their texts with a few constant pieces between them. A target's `Columns` joins
+those, whole batches at a time, exactly as its `Lines` would; what it leaves null goes through `Lines`.
 """
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.table import pair_batches
 from pairwright.store.journal import sync_folder
 
 _NUM_EXAMPLES = 5
+_ROWS_AT_ONCE = 1024  # small enough for a batch's lines to stay in the cache
+_BYTES = pa.large_binary()
 _NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
 _CONTENT = ("prompt", "tools", "chosen", "rejected")
 
@@ -92,25 +100,31 @@ class Context(NamedTuple):
 
 
 Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
+# The pieces of which the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are
+# shared) that are null where Lines is needed.
+Columns = Callable[[pa.RecordBatch, Context], "list[pa.Array | bytes]"]
 Exporter = Callable[[Path, Path, ExportOptions], ExportSummary]
 
 
-def jsonl_exporter(target: str, lines: Lines) -> Exporter:
-    """An exporter that writes what `lines` makes of each pair."""
+def jsonl_exporter(target: str, lines: Lines, columns: Columns | None = None, *, rows_per_pair: int = 1) -> Exporter:
+    """An exporter that writes what `lines` makes of each pair; where `columns` makes it too, that is taken."""
 
     def export(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
-        return _write_jsonl(pairs, output, options, target=target, lines=lines)
+        writer = _Writer(ExportSummary(target=target), lines, columns, rows_per_pair)
+        return writer.write(pairs, output, options)
 
     export.__doc__ = lines.__doc__
     return export
 
 
-def split_batches(pairs: Path, split: str, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+def split_batches(
+    pairs: Path, split: str, columns: list[str] | None = None, *, dictionaries: bool = False
+) -> Iterator[pa.RecordBatch]:
     """The rows of one split, or of all."""
     if split == "all":
-        yield from pair_batches(pairs, columns)
+        yield from pair_batches(pairs, columns, dictionaries=dictionaries)
         return
-    for batch in pair_batches(pairs, None if columns is None else [*columns, "split"]):
+    for batch in pair_batches(pairs, None if columns is None else [*columns, "split"], dictionaries=dictionaries):
         kept = batch.filter(pc.equal(batch.column("split"), split))
         if kept.num_rows:
             yield kept if columns is None else kept.select(columns)
@@ -139,35 +153,81 @@ def written(output: Path) -> Iterator[Path]:
             hidden.unlink(missing_ok=True)
 
 
-def _write_jsonl(pairs: Path, output: Path, options: ExportOptions, *, target: str, lines: Lines) -> ExportSummary:
-    summary = ExportSummary(target=target)
-    notes: set[str] = set()
-    context = Context(options, _has_tools(pairs, options.split), notes.add)
-    with written(output) as hidden, open(hidden, "wb", buffering=2**20) as file:
-        for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT]):
-            for row in _rows(batch):
-                summary.pairs += 1
-                notes.clear()
-                try:
-                    made = lines(row, context)
-                except Unfit as unfit:
-                    summary.refuse(row.id, unfit.reason)
-                    continue
-                if row.weight != 1.0:
-                    notes.add("weight_left_out")
-                for reason in sorted(notes):
-                    summary.note(row.id, reason)
-                summary.written += 1
-                summary.rows += len(made)
-                file.writelines(made)
-    return summary
+class _Writer:
+    """One export under way: the file, and what became of the pairs so far."""
+
+    def __init__(self, summary: ExportSummary, lines: Lines, columns: Columns | None, rows_per_pair: int) -> None:
+        self._summary, self._lines, self._columns = summary, lines, columns
+        self._rows_per_pair = rows_per_pair
+        self._notes: set[str] = set()
+
+    def write(self, pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+        context = Context(options, _has_tools(pairs, options.split), self._notes.add)
+        with plain_memory(), written(output) as hidden, open(hidden, "wb", buffering=2**16) as file:
+            for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
+                self._write_batch(batch, context, file)
+        return self._summary
+
+    def _write_batch(self, batch: pa.RecordBatch, context: Context, file: BinaryIO) -> None:
+        """Runs of plain pairs are written as one piece, the others one by one, in the order of the table."""
+        self._summary.pairs += batch.num_rows
+        pieces = None if self._columns is None else self._columns(batch, context)
+        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+            rows = batch.slice(start, _ROWS_AT_ONCE)
+            if pieces is None:
+                for row in _rows(rows):
+                    file.writelines(self._made(row, context))
+            else:
+                self._write_joined(rows, _joined(pieces, start, rows.num_rows), context, file)
+
+    def _write_joined(self, rows: pa.RecordBatch, lines: pa.Array, context: Context, file: BinaryIO) -> None:
+        odd = np.flatnonzero(lines.is_null().to_numpy(zero_copy_only=False))
+        offsets, data = np.frombuffer(lines.buffers()[1], np.int64), memoryview(lines.buffers()[2] or b"")
+        start = 0
+        for place, row in zip(odd.tolist(), _rows(rows.take(odd)) if len(odd) else (), strict=True):
+            file.write(data[offsets[start] : offsets[place]])
+            file.writelines(self._made(row, context))
+            start = place + 1
+        file.write(data[offsets[start] : offsets[len(lines)]])
+        self._count_plain(rows, np.delete(np.arange(rows.num_rows), odd))
+
+    def _count_plain(self, batch: pa.RecordBatch, plain: npt.NDArray[np.int64]) -> None:
+        self._summary.written += len(plain)
+        self._summary.rows += len(plain) * self._rows_per_pair
+        weighted = plain[batch.column("weight").to_numpy()[plain] != 1.0]
+        for pair in batch.column("id").take(weighted).to_pylist() if len(weighted) else ():
+            self._summary.note(pair, "weight_left_out")
+
+    def _made(self, row: PairRow, context: Context) -> list[bytes]:
+        """The lines of a pair, none if it is refused; it is counted either way."""
+        self._notes.clear()
+        try:
+            made = self._lines(row, context)
+        except Unfit as unfit:
+            self._summary.refuse(row.id, unfit.reason)
+            return []
+        if row.weight != 1.0:
+            self._notes.add("weight_left_out")
+        for reason in sorted(self._notes):
+            self._summary.note(row.id, reason)
+        self._summary.written += 1
+        self._summary.rows += len(made)
+        return made
+
+
+def _joined(pieces: Sequence[pa.Array | bytes], start: int, length: int) -> pa.Array:
+    """The pieces of some rows one after the other; null where one of them is."""
+    parts = [pa.scalar(piece, _BYTES) if isinstance(piece, bytes) else piece.slice(start, length) for piece in pieces]
+    parts = [part.dictionary_decode() if isinstance(part, pa.DictionaryArray) else part for part in parts]
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BYTES))
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
     columns = [batch.column(name) for name in _NARROW]
-    columns += [batch.column(name).cast(pa.large_binary()) for name in _CONTENT]  # copied, never decoded
+    columns += [batch.column(name).dictionary_decode().cast(pa.large_binary()) for name in _CONTENT]
     return map(PairRow._make, zip(*(column.to_pylist() for column in columns), strict=True))
 
 
 def _has_tools(pairs: Path, split: str) -> bool:
-    return any(batch.column("tools").null_count < batch.num_rows for batch in split_batches(pairs, split, ["tools"]))
+    batches = split_batches(pairs, split, ["tools"], dictionaries=True)
+    return any(batch.column("tools").null_count < batch.num_rows for batch in batches)

@@ -10,8 +10,11 @@ objects, for chat templates that encode them again. TRL trains all that follows 
 pairs with several messages a side are noted as `several_messages_a_side`.
 """
 
+import pyarrow as pa
+
 from pairwright.jsontext import encode
 from pairwright.pairs.exporters.chat import Chat, chats_of, note_several_messages, tools_text
+from pairwright.pairs.exporters.plain import numbers, plain_chats, tools_texts
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 
@@ -43,6 +46,33 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
         b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (prompt.json, side.json, label, tools)
         for side, label in ((chosen, b"true"), (rejected, b"false"))
     ]
+
+
+def explicit_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+    """The same for all plain pairs of a batch."""
+    prompt, chosen, rejected = plain_chats(batch)
+    scores = [
+        b',"score_chosen":',
+        numbers(batch, "chosen_reward"),
+        b',"score_rejected":',
+        numbers(batch, "rejected_reward"),
+    ]
+    sides = [b'{"prompt":', prompt, b',"chosen":', chosen, b',"rejected":', rejected]
+    return [*sides, *_tools_column(batch, context), *scores, b"}\n"]
+
+
+def unpaired_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+    """The same for all plain pairs of a batch."""
+    prompt, *sides = plain_chats(batch)
+    pieces: list[pa.Array | bytes] = []
+    for side, label in zip(sides, (b"true", b"false"), strict=True):
+        pieces += [b'{"prompt":', prompt, b',"completion":', side, b',"label":' + label]
+        pieces += [*_tools_column(batch, context), b"}\n"]
+    return pieces
+
+
+def _tools_column(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+    return [b',"tools":', tools_texts(batch)] if context.has_tools else []
 
 
 def _checked(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:

@@ -1,0 +1,119 @@
+"""Make what the example starts from: a tokenizer, a small model that knows the rules, and the exam.
+
+    python prepare.py FOLDER [--seed 0]
+
+    FOLDER/base/        a Llama of 160 thousand parameters that was shown random legal moves, nothing else
+    FOLDER/exam.jsonl   every position in which somebody may have to move, and games against two players
+
+The model plays by the rules and without any aim: that is what preference pairs will change.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from game import EMPTY, after, board_text, is_over, legal_moves, reachable_boards
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+PAD, UNKNOWN, END = "<|pad|>", "<|unknown|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 300, 128, 5e-3
+NUM_GAMES = 300  # of the exam, against each player
+
+
+def make_tokenizer(folder: Path) -> Any:
+    """42 words: nine moves, nine cells in three states, and the marks of a conversation."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    marks = [PAD, UNKNOWN, *ROLES, END]
+    words = [str(move) for move in range(1, 10)] + [f"{cell}{state}" for cell in range(1, 10) for state in ".xo"]
+    backend = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate([*marks, *words])}, unk_token=UNKNOWN)
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(marks)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, eos_token=END, chat_template=TEMPLATE
+    )
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def make_base(folder: Path, *, seed: int) -> None:
+    """Train the base model from nothing on random games, and save it with its tokenizer."""
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tokenizer = make_tokenizer(folder)
+    torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
+    torch.manual_seed(seed)
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=192, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.15, **special,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    games = torch.tensor(random_moves(tokenizer, NUM_STEPS * BATCH_SIZE, seed=seed))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    for step in range(NUM_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * (1 - step / NUM_STEPS)
+        batch = games[step * BATCH_SIZE : (step + 1) * BATCH_SIZE]
+        logits = model(batch).logits[:, -3:-1]  # the two tokens that the model writes: its move and the end
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, -2:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    model.generation_config = GenerationConfig(**special)
+    model.save_pretrained(folder)
+
+
+def random_moves(tokenizer: Any, num_moves: int, *, seed: int) -> list[list[int]]:
+    """Positions of random games, each with the move that was made there, as token ids."""
+    draw = random.Random(seed)
+    texts: list[str] = []
+    while len(texts) < num_moves:
+        board = EMPTY
+        while not is_over(board):
+            move = draw.choice(legal_moves(board))
+            texts.append(f"<|user|>{board_text(board)}{END}<|assistant|>{move + 1}{END}")  # as the template writes it
+            board = after(board, move)
+    draw.shuffle(texts)
+    ids: list[list[int]] = tokenizer(texts[:num_moves], add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def exam_tasks() -> list[dict[str, Any]]:
+    """The tasks on which the old and the new model are compared."""
+    tasks: list[dict[str, Any]] = []
+    for board in reachable_boards():
+        tasks.append({"id": "position " + "".join(".xo"[cell] for cell in board), "kind": "position", "board": board})
+    for kind in ("random", "perfect"):
+        for number in range(NUM_GAMES):
+            tasks.append({"id": f"{kind} {number}", "kind": kind, "starts": number % 2 == 0})
+    return tasks
+
+
+def prepare(folder: Path, *, seed: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "exam.jsonl").write_text("".join(json.dumps(task) + "\n" for task in exam_tasks()), encoding="utf-8")
+    make_base(folder / "base", seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the base model and the exam of the example.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    words = parser.parse_args()
+    prepare(words.folder, seed=words.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Backends: the same job on this machine, on a service that speaks NeMo Customizer's protocol, in NeMo RL or in TRL.
+
+`BACKENDS` lists them by the name that `backend.name` takes. Each is submit, status, wait, cancel, deploy and logs.
+"""
+
+from pairwright.backends.backend import Backend, JobRequest
+from pairwright.backends.customizer import NEMO_CUSTOMIZER
+from pairwright.backends.failures import BackendError, JobFailed, JobTimeout, ServiceError, Unreachable
+from pairwright.backends.job import Job, JobState, Status, find_jobs, is_submitted, job_folder, read_job
+from pairwright.backends.local import LOCAL
+from pairwright.backends.nemo_rl import NEMO_RL
+from pairwright.backends.ray import RAY
+from pairwright.backends.trl import TRL
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_RL, TRL)}
+
+__all__ = [
+    "BACKENDS", "Backend", "BackendError", "Job", "JobFailed", "JobRequest", "JobState", "JobTimeout", "ServiceError",
+    "Status", "Unreachable", "find_jobs", "is_submitted", "job_folder", "read_job",
+]  # fmt: skip

@@ -1,0 +1,36 @@
+"""Runs one command to its end and writes down how it ended: `python runner.py EXIT_FILE COMMAND...`
+
+The process that a job is. It leads its own session, so it outlives the command that started it, and it holds the lock
+that says that the job is alive. A signal to the session reaches the command itself; the runner only waits for it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+
+def run(exit_file: str, command: list[str]) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _wait_on)  # a handler, not SIG_IGN, which the command would inherit
+    try:
+        code = subprocess.Popen(command, stdin=subprocess.DEVNULL).wait()
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror or error}", file=sys.stderr, flush=True)
+        code = 127
+    hidden = f"{exit_file}.tmp"
+    with open(hidden, "w", encoding="utf-8") as file:
+        json.dump({"code": code if code >= 0 else 128 - code}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(hidden, exit_file)
+    return code
+
+
+def _wait_on(*_: object) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1], sys.argv[2:]) and 1)

@@ -1,0 +1,90 @@
+"""`pairwright collect CONFIG -o RUN`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.collect_view import CollectView, duration
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.collect import Collected
+
+_MOST_ERRORS = 5
+
+
+def collect_runs(
+    config: Annotated[Path, typer.Argument(help="A configuration with a `collect` and a `policy` section.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on: what is done stays, what failed is retried.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. policy.base_url=http://...; repeat."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Run a workflow over tasks, and record every candidate with its score."""
+    from pairwright.collect import collect
+    from pairwright.config import load_config
+
+    found = load_config(config, overrides=[_override(text) for text in settings or ()])
+    output = output or Path("runs") / found.name
+    with CollectView() as view:
+        collected = collect(found, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
+    _report(collected, output, config, as_json=as_json)
+
+
+def _override(text: str) -> tuple[str, str]:
+    key, is_set, value = text.partition("=")
+    if not is_set:
+        raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE, e.g. --set collect.num_runs=3")
+    return key, value
+
+
+def _report(collected: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
+    figures = _figures(collected)
+    if as_json:
+        print_json(figures)
+    else:
+        rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
+        print_table("collected", ("figure", "value"), rows)
+    for entry in collected.errors[:_MOST_ERRORS]:
+        say(f"failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
+    if len(collected.errors) > _MOST_ERRORS:
+        say(f"... and {len(collected.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
+    status = collected.status
+    if status.num_runs and not status.num_done:
+        raise PairwrightError(
+            f"all {status.num_runs:,} runs failed: look at {output}/collection/ledger.jsonl, then add --resume"
+        )
+    again = f"; pairwright collect {config} -o {output} --resume retries them" if collected.errors else ""
+    say(
+        f"{status.num_done:,} of {status.num_runs:,} runs done, {status.num_failed:,} failed{again}. "
+        f"{status.num_candidates:,} candidates in {collected.experience} after {duration(collected.seconds)}. "
+        f"Next: pairwright pairs {collected.experience} -o {output}/pairs"
+    )
+
+
+def _figures(collected: "Collected") -> dict[str, Any]:
+    status = collected.status
+    return {
+        "tasks": status.num_tasks,
+        "runs": status.num_runs,
+        "done": status.num_done,
+        "done_before": status.num_before,
+        "failed": status.num_failed,
+        "candidates": status.num_candidates,
+        "unscored": status.num_candidates - status.num_scored,
+        "pairs": status.num_pairs,
+        "mean_reward": status.mean_reward,
+        "tokens": status.num_tokens,
+        "seconds": round(collected.seconds, 3),
+        "failures": dict(status.failures),
+        "retries": dict(status.retries),
+    }

@@ -1,0 +1,179 @@
+"""`pairwright train --pairs DIR --model DIR -o RUN`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pairwright.cli.engine import AddressOption, EngineOption, engine_settings
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.errors import ConfigError
+
+_SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
+
+
+def train_model(
+    model: Annotated[Path | None, typer.Option(help="Folder of the model to train.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Folder of the run; its model is in model/.", show_default=False),
+    ] = None,
+    pairs: Annotated[Path | None, typer.Option(help="Folder of a pairs table (dpo, sft).", show_default=False)] = None,
+    experience: Annotated[
+        Path | None, typer.Option(help="Folder of an experience table (grpo, sdpo, sft).", show_default=False)
+    ] = None,
+    validation: Annotated[
+        Path | None,
+        typer.Option(help="An experience table to validate sft on; pairs have a split.", show_default=False),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE of the train section, e.g. dpo.loss=ipo; repeat.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Largest learning rate.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Pairs of one update.")] = None,
+    loss: Annotated[str | None, typer.Option(help="Preference loss; see docs/losses.md.")] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
+    report_to: Annotated[str | None, typer.Option(help="tensorboard, wandb, mlflow, trackio; comma-separated.")] = None,
+    dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of dropout.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="ray: workers; one a GPU, or one a node.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a causal language model on preference pairs, scored runs or hinted error turns."""
+    from pairwright.config import load_config
+
+    named = {
+        "epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "dpo.loss": loss,
+        "dump_batches": dump_batches,
+    }  # fmt: skip
+    overrides = [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
+    overrides += [("train.finetuning_type", "lora")] if lora else []
+    overrides += [("train.report_to", f"[{report_to}]")] if report_to else []
+    overrides += [("seed", str(seed))] if seed is not None else []
+    overrides += [_override(text) for text in settings or ()]
+    found = load_config(config, overrides=overrides)
+    found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
+    output = output or (Path("runs") / found.name / "train" if config is not None else None)
+    if model is None or output is None:
+        raise ConfigError(
+            "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
+        )
+    _run(found, model=model, output=output, pairs=pairs, experience=experience, validation=validation, resume=resume,
+         as_json=as_json)  # fmt: skip
+
+
+def _override(text: str) -> tuple[str, str]:
+    key, is_set, value = text.partition("=")
+    if not is_set:
+        raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE, e.g. --set dpo.loss=ipo")
+    return f"train.{key}", value
+
+
+def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
+    try:
+        from pairwright.train import train
+
+        if config.engine.name == "ray":
+            from pairwright.backends.ray_training import train_on_ray as train
+    except ImportError as error:
+        raise ConfigError(
+            f"training needs torch and transformers ({error}): pip install 'pairwright[train]'"
+        ) from error
+    with TrainingView() as view:
+        result = train(config, output=output, progress=view.show, **sources)
+    if as_json:
+        print_json(
+            {"model": str(result.model), "steps": result.num_steps, "best_step": result.best_step, **result.metrics}
+        )
+    else:
+        print_table(str(output), ("metric", "value"), sorted(result.metrics.items()))
+    best = f", the best at step {result.best_step}" if result.best_step is not None else ""
+    say(
+        f"{result.num_steps:,} updates{best}; the model is in {result.model}. "
+        f"Next: pairwright serve model {result.model}"
+    )
+
+
+class TrainingView:
+    """A live table in a terminal, a line every ten seconds in a pipe. `show` takes the events of the loop."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._next_line = 0.0
+        self._started: float | None = None
+        self._rows: dict[str, str] = {}
+
+    def __enter__(self) -> "TrainingView":
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "note":
+            say(f"note: {event['note']}")
+        elif kind in ("encode", "reference"):
+            verb = "encoding" if kind == "encode" else "reference"
+            self._update({"stage": f"{verb} {event['done']:,} of {event['total']:,}"})
+        elif kind == "validation":
+            values = {key: value for key, value in event.items() if key.startswith("eval_")}
+            self._update(
+                {
+                    key: f"{value:.4g}"
+                    for key, value in values.items()
+                    if key in ("eval_loss", "eval_rewards/accuracies")
+                }
+            )
+            if self._live is None:
+                say(f"step {event['step']}: eval_loss {event.get('eval_loss', float('nan')):.4g}")
+        else:
+            self._update(self._step(event))
+
+    def _step(self, event: dict[str, Any]) -> dict[str, str]:
+        import time
+
+        now = time.monotonic()
+        if self._started is None:
+            self._started, self._first = now, event["step"]
+        done = event["step"] - self._first
+        left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
+        rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
+        rows |= {name: f"{event[name]:.4g}" for name in _SHOWN if name in event}
+        rows |= {"tokens/s": f"{event['tokens_per_second']:,.0f}", "time left": _clock(left)}
+        return rows
+
+    def _update(self, rows: dict[str, str]) -> None:
+        import time
+
+        self._rows |= rows
+        if self._live is not None:
+            from rich.table import Table
+
+            table = Table(box=None, show_header=False, pad_edge=False)
+            for name, value in self._rows.items():
+                table.add_row(name, value)
+            self._live.update(table)
+        elif time.monotonic() >= self._next_line:
+            say(", ".join(value if name == "stage" else f"{name} {value}" for name, value in self._rows.items()))
+            self._next_line = time.monotonic() + 10
+
+
+def _clock(seconds: float) -> str:
+    if seconds != seconds:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,79 @@
+"""The user's functions by name: `module:function`, `path/file.py:function`, or the name of an entry point."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pairwright.errors import ConfigError
+
+WORKFLOWS = "pairwright.workflows"
+SCORERS = "pairwright.scorers"
+
+
+def load_function(name: str, *, group: str, base: Path | None = None) -> Callable[..., Any]:
+    """The function of a name. Paths count from here, then from `base`, the folder of the configuration."""
+    place, colon, attribute = name.rpartition(":")
+    if not colon:
+        return _of_entry_point(name, group)
+    module = _of_file(place, base) if place.endswith(".py") else _of_module(place)
+    found: Any = module
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"{name}: {place} has no function {attribute!r}; it has {', '.join(sorted(have)) or 'none'}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _of_entry_point(name: str, group: str) -> Callable[..., Any]:
+    known = {point.name: point for point in entry_points(group=group)}
+    if name not in known:
+        raise ConfigError(
+            f"{name}: expected module:function, path/file.py:function, or an entry point of {group}"
+            f" ({', '.join(sorted(known)) or 'there is none'})"
+        )
+    function: Callable[..., Any] = known[name].load()
+    return function
+
+
+def _of_file(place: str, base: Path | None) -> ModuleType:
+    path = Path(place)
+    if not path.is_file() and base is not None:
+        path = base / place
+    if not path.is_file():
+        raise ConfigError(f"{place}: no such file")
+    path = path.resolve()
+    name = f"pairwright_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:  # as for a script: modules beside it can be imported
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _of_module(place: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
+            raise ConfigError(f"{place}: no such module from here; a file is written path/file.py:function") from None
+        raise

@@ -1,0 +1,113 @@
+"""The files that NAT's trainer writes for a collection, in the run folder, with its names and fields.
+
+    data_collection_progress.jsonl   one line each time that all tasks of a run number have ended
+    collection_history.json          the last such line of each run number
+    final_metrics.json               the whole collection
+
+NAT counts a trajectory for each pair; here `num_trajectories` is runs that are done. They are made from the ledger, so
+they are complete after a resume as well.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.collect.ledger import Entry, RunKey
+from pairwright.messages import Json
+from pairwright.store.journal import sync_folder
+
+PROGRESS = "data_collection_progress.jsonl"
+HISTORY = "collection_history.json"
+FINAL = "final_metrics.json"
+
+
+class History:
+    """The progress of a collection, run number by run number."""
+
+    def __init__(self, folder: Path, run_id: str, *, num_tasks: int, num_runs: int) -> None:
+        self._folder, self._run_id = folder, run_id
+        self._num_tasks, self._num_runs = num_tasks, num_runs
+        self._told: dict[int, Json] = {}
+        if (folder / HISTORY).exists():
+            listed = msgspec.json.decode((folder / HISTORY).read_bytes(), type=list[Json])
+            self._told = {int(item["run_number"]): item for item in listed if item.get("run_id") == run_id}
+
+    def update(self, entries: Mapping[RunKey, Entry]) -> None:
+        """Write what is new: run numbers that all tasks have ended, or that have ended otherwise than before."""
+        by_run: dict[int, list[Entry]] = {}
+        for entry in entries.values():
+            by_run.setdefault(entry.run, []).append(entry)
+        news = []
+        for number in range(self._num_runs):
+            ended = by_run.get(number, [])
+            if len(ended) < self._num_tasks:
+                continue
+            figures = _figures(number, ended)
+            known = self._told.get(number, {})
+            if any(known.get(key) != value for key, value in figures.items()):
+                self._told[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
+                news.append(self._told[number])
+        if news:
+            with open(self._folder / PROGRESS, "ab") as file:
+                file.write(b"".join(msgspec.json.encode(item) + b"\n" for item in news))
+                file.flush()
+                os.fsync(file.fileno())
+            write_json(self._folder / HISTORY, [self._told[number] for number in sorted(self._told)])
+
+    def finish(self, *, status: str, message: str, num_groups: int) -> None:
+        runs = [self._told[number] for number in sorted(self._told)]
+        means = [run["avg_reward"] for run in runs]
+        final = {
+            "run_id": self._run_id,
+            "timestamp": _now(),
+            "status": status,
+            "message": message,
+            "progress": 100.0 * len(runs) / self._num_runs,
+            "num_collection_runs": len(runs),
+            "total_trajectory_groups": num_groups,
+            "collection_summary": {
+                "total_trajectories": sum(run["num_trajectories"] for run in runs),
+                "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
+                "avg_reward": sum(means) / len(means) if means else 0.0,
+            },
+            "job_metadata": None,
+        }
+        write_json(self._folder / FINAL, final)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """A JSON file in one rename."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(hidden, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    hidden.rename(path)
+    sync_folder(path.parent)
+
+
+def _figures(number: int, ended: Iterable[Entry]) -> Json:
+    listed = list(ended)
+    done = [entry for entry in listed if entry.state == "done"]
+    scored = sum(entry.num_scored for entry in done)
+    lowest = [entry.reward_min for entry in done if entry.reward_min is not None]
+    highest = [entry.reward_max for entry in done if entry.reward_max is not None]
+    return {
+        "run_number": number,
+        "num_trajectories": len(done),
+        "num_dpo_pairs": sum(entry.num_pairs for entry in done),
+        "avg_reward": sum(entry.reward_sum for entry in done) / scored if scored else 0.0,
+        "min_reward": min(lowest, default=0.0),
+        "max_reward": max(highest, default=0.0),
+        "num_candidates": sum(entry.num_candidates for entry in done),
+        "num_scored": scored,
+        "num_failed": len(listed) - len(done),
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

@@ -1,0 +1,301 @@
+"""The runner: a workflow over all tasks and runs, bounded, timed, recorded, resumable.
+
+    RUN/experience/                  the table that everything goes to
+    RUN/collection/collection.json   what this is a collection of     ledger.jsonl   which runs ended, and how
+    RUN/collection/calls.jsonl       answers of runs that are not finished
+
+A run ends as done, after what it recorded is durable, or as failed, with a kind and a message. On resume what is done
+is left alone, the rest is played again with the same seed; answers that it had are not asked for again, and what it
+had recorded is recognised by its id.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from pairwright.collect.calls import CallLog
+from pairwright.collect.completion import Completion, Policy
+from pairwright.collect.failures import CollectError
+from pairwright.collect.identity import begin_or_resume
+from pairwright.collect.ledger import Entry, Ledger
+from pairwright.collect.loading import WORKFLOWS, load_function
+from pairwright.collect.nat_files import History
+from pairwright.collect.playing import failed_entry
+from pairwright.collect.policies import RunPolicy, make_policy
+from pairwright.collect.recording import Recorder, Step, recording
+from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
+from pairwright.collect.tally import PairCount, RunTally, Status
+from pairwright.collect.tasks import Task, load_tasks, run_seed
+from pairwright.collect.writer import Writer
+from pairwright.config import Config
+from pairwright.errors import ConfigError
+from pairwright.messages import Json
+from pairwright.records import EID, Experience
+from pairwright.store.table import Table
+
+Watch = Callable[[Status], None]
+Workflow = Callable[..., Awaitable[Any]]
+_WATCH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Collected:
+    """How a collection ended."""
+
+    status: Status
+    experience: Path
+    seconds: float
+    errors: list[Entry]
+
+
+def collect(
+    config: Config,
+    *,
+    output: str | Path,
+    resume: bool = False,
+    watch: Watch | None = None,
+    workflow: Workflow | None = None,
+    policy: Policy | None = None,
+    tasks: Iterable[Json] | None = None,
+    base: Path | None = None,
+) -> Collected:
+    """Run a workflow over tasks and record what it does in `output`; returns when all runs have ended.
+
+    `workflow`, `policy` and `tasks` stand in for what the configuration names. Paths of the configuration count from
+    here, then from `base`.
+    """
+    settings = config.collect
+    if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
+        settings = settings.model_copy(update={"dataset": str(base / settings.dataset)})
+    listed = load_tasks(settings, tasks)
+    if workflow is None:
+        if settings.workflow is None:
+            raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
+        workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
+    if not inspect.iscoroutinefunction(workflow):
+        raise ConfigError(f"{_name(workflow)}: a workflow is an `async def` function of (task, policy, recorder)")
+    folder = Path(output) / "collection"
+    named = settings.workflow or _name(workflow)
+    run_id = begin_or_resume(folder, config, resume=resume, workflow=named)
+
+    async def run() -> Collected:
+        scorer = make_scorer(settings.scorer, base=base)
+        asked = make_policy(config.policy, base=base) if policy is None else policy
+        collection = Collection(config, Path(output), run_id, listed, workflow, asked, scorer, watch)
+        try:
+            return await collection.run()
+        finally:
+            if policy is None:
+                await asked.close()
+            await scorer.close()
+
+    return asyncio.run(run())
+
+
+class Collection:
+    """One process's part of a collection: from what the ledger says to the end of the last run."""
+
+    def __init__(
+        self, config: Config, output: Path, run_id: str, tasks: list[Task], workflow: Workflow, policy: Policy,
+        scorer: Scorer, watch: Watch | None,
+    ) -> None:  # fmt: skip
+        self._config, self._output, self._tasks = config, output, tasks
+        self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
+        self._num_parameters = len(inspect.signature(workflow).parameters)
+        self._ledger = Ledger(output / "collection" / "ledger.jsonl")
+        self._table = Table(output / "experience")
+        self._writer = Writer(self._table, self._ledger)
+        self._calls = CallLog(output / "collection" / "calls.jsonl", is_done=self._ledger.is_done)
+        num_runs = config.collect.num_runs
+        self._history = History(output, run_id, num_tasks=len(tasks), num_runs=num_runs)
+        self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
+        self._left = [len(tasks)] * num_runs
+        self._pairs = PairCount()
+        self._known: set[str] = set()
+        self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted))
+        self._take_stock()
+
+    async def run(self) -> Collected:
+        """Play what is not done yet; the table is whole and closed when this returns or raises."""
+        watcher = asyncio.create_task(self._watching()) if self._watch is not None else None
+        problem: CollectError | None = None
+        try:
+            await self._play_all()
+        except CollectError as error:
+            problem = error
+        finally:
+            if watcher is not None:
+                watcher.cancel()
+            await self._writer.flush()
+            self._close(problem)
+        if problem is not None:
+            raise problem
+        errors = [entry for entry in self._entries() if entry.state == "failed"]
+        return Collected(self.status, self._table.path, self.status.seconds, errors)
+
+    async def _play_all(self) -> None:
+        todo = self._todo()
+        count = min(self._config.collect.max_concurrency, self.status.num_runs - self.status.num_done)
+
+        async def work() -> None:
+            for task in todo:
+                await self._play(task)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(count):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    def _todo(self) -> Iterator[Task]:
+        """All tasks of run 0, then of run 1, and so on, without what is done."""
+        config = self._config
+        for run in range(config.collect.num_runs):
+            for task in self._tasks:
+                if not self._ledger.is_done(task.id, run):
+                    seed = run_seed(config.seed, config.collect.batch, task.id, run)
+                    yield replace(task, batch=config.collect.batch, run=run, seed=seed)
+
+    async def _play(self, task: Task) -> None:
+        """One run, to its entry in the ledger."""
+        tally, started = RunTally(), time.monotonic()
+        recorder = Recorder(
+            task,
+            lambda prompt_hash, experiences: self._emit(tally, prompt_hash, experiences),
+            model_version=self._policy.name,
+            score_step=self._step_scorer(task),
+        )
+        limit = self._config.collect.task_timeout_seconds
+        failure: Entry | None = None
+        self.status.num_running += 1
+        try:
+            async with asyncio.timeout(limit) as scope:
+                await self._call(task, recorder, tally)
+        except Exception as error:  # the user's code: whatever it raises is how this run ended
+            failure = failed_entry(task, error, expired=limit if scope.expired() else None)
+        finally:
+            self.status.num_running -= 1
+        entry = Entry(
+            task=task.id,
+            run=task.run,
+            state="done" if failure is None else "failed",
+            kind=None if failure is None else failure.kind,
+            message="" if failure is None else failure.message,
+            seconds=round(time.monotonic() - started, 3),
+            num_steps=len(recorder.steps),
+            num_candidates=tally.num_candidates,
+            num_pairs=tally.pairs.total,
+            num_scored=tally.num_scored,
+            reward_sum=tally.reward_sum,
+            reward_min=tally.reward_min,
+            reward_max=tally.reward_max,
+            reward=recorder.final_reward,
+            num_tokens=tally.num_tokens,
+        )
+        await self._writer.finish(entry)
+        self._ended(entry)
+
+    async def _call(self, task: Task, recorder: Recorder, tally: RunTally) -> None:
+        def count(answers: list[Completion]) -> None:
+            num_tokens = sum(answer.num_tokens for answer in answers)
+            tally.num_tokens += num_tokens
+            self.status.num_tokens += num_tokens
+
+        policy = RunPolicy(self._policy, self._config.policy, task, calls=self._calls, on_answer=count)
+        with recording(recorder):
+            output = await self._workflow(*(task, policy, recorder)[: self._num_parameters])
+        unscored = any(step.unscored for step in recorder.steps)
+        if self._scorer.run is not None and recorder.final_reward is None and unscored:
+            final = await self._scorer.run(FinishedRun(task, output, recorder.steps))
+            if final is not None:
+                recorder.reward(final)
+        await recorder.close()
+
+    def _step_scorer(self, task: Task) -> Callable[[Step], Awaitable[None]] | None:
+        score = self._scorer.step
+        return None if score is None else lambda step: score(task, step)
+
+    def _emit(self, tally: RunTally, prompt_hash: str, experiences: list[Experience]) -> None:
+        for experience in experiences:
+            self._pairs.add((experience.eid.tid, experience.eid.step, prompt_hash), experience.reward)
+            reward = tally.add(experience, prompt_hash)
+            if reward is not None:
+                self.status.num_scored += 1
+                self.status.reward_sum += reward
+        self.status.num_candidates += len(experiences)
+        self.status.num_pairs = self._pairs.total
+        self._writer.add(
+            [item for item in experiences if item.eid.uid not in self._known] if self._known else experiences
+        )
+
+    def _ended(self, entry: Entry) -> None:
+        self._ledger.entries[entry.key] = entry
+        status = self.status
+        if entry.state == "done":
+            status.num_done += 1
+        elif entry.kind is not None:
+            status.failures[entry.kind] = status.failures.get(entry.kind, 0) + 1
+        status.retries = getattr(self._policy, "retries", {})
+        self._left[entry.run] -= 1
+        if not self._left[entry.run]:
+            self._history.update({found.key: found for found in self._entries()})
+        if entry.state == "failed" and not self._config.collect.continue_on_collection_error:
+            raise CollectError(
+                f"task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}; "
+                "collect.continue_on_collection_error goes on after failures, --resume tries again"
+            )
+
+    def _entries(self) -> list[Entry]:
+        return [entry for key, entry in self._ledger.entries.items() if key in self._wanted]
+
+    def _take_stock(self) -> None:
+        """Count what earlier processes did, and learn which experiences of runs that are not done exist already."""
+        done = {entry.key: entry for entry in self._entries() if entry.state == "done"}
+        for entry in done.values():
+            self._left[entry.run] -= 1
+            self.status.num_candidates += entry.num_candidates
+            self.status.num_scored += entry.num_scored
+            self.status.reward_sum += entry.reward_sum
+        self.status.num_done = self.status.num_before = len(done)
+        batch = self._config.collect.batch
+        tids = {EID(batch, task.id).tid: task.id for task in self._tasks}
+        columns = ["uid", "tid", "run", "step", "prompt_hash", "reward"]
+        for found in self._table.scan(where=pl.col("batch") == str(batch), columns=[*columns]):
+            for uid, tid, run, step, prompt_hash, reward in zip(*found.to_pydict().values(), strict=True):
+                if (tids.get(tid), run) in done:
+                    self._pairs.add((tid, step, prompt_hash), reward)
+                else:
+                    self._known.add(uid)
+        self.status.num_pairs = self._pairs.total
+
+    async def _watching(self) -> None:
+        assert self._watch is not None
+        while True:
+            self._watch(self.status)
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _close(self, problem: CollectError | None) -> None:
+        entries = {entry.key: entry for entry in self._entries()}
+        self._history.update(entries)
+        num_done = self.status.num_done
+        whole = num_done == self.status.num_runs
+        failed = problem is not None or num_done == 0
+        message = str(problem) if problem else f"{num_done} of {self.status.num_runs} runs done"
+        state = "failed" if failed else "completed" if len(entries) == self.status.num_runs else "stopped"
+        self._history.finish(status=state, message=message, num_groups=self._pairs.num_groups)
+        self._calls.close(all_done=whole)
+        self._table.close()
+        self._ledger.close()
+        if self._watch is not None:
+            self._watch(self.status)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}"

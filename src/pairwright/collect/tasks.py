@@ -1,0 +1,172 @@
+"""Tasks from a dataset: JSON, JSON lines, CSV, Parquet, or a Hugging Face dataset on disk.
+
+A task has an id that does not change when the dataset is reordered or extended: its own, or a hash of its content.
+Two tasks with one id are an error, since what is recorded for one would count for the other.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.canonical import content_hash
+from pairwright.config import CollectConfig
+from pairwright.errors import ConfigError, SourceError
+from pairwright.messages import Json
+from pairwright.sources.fields import identifier
+from pairwright.sources.files import document, is_json_lines, line_units
+from pairwright.sources.format import Rejected
+
+_ROWS = 1024
+_LISTS = ("data", "tasks", "rows", "examples")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem put to the agent, as one run sees it: `task["question"]` is a field of its dataset row."""
+
+    id: int | str
+    data: Json = field(default_factory=dict)
+    batch: int | str = 0
+    run: int = 0
+    seed: int = 0
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.data.get(key, default)
+
+
+def run_seed(seed: int, batch: int | str, task: int | str, run: int) -> int:
+    """The seed of one run of one task; 63 bits."""
+    return int(content_hash("run", seed, batch, task, run)[:16], 16) >> 1
+
+
+def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> list[Task]:
+    """The tasks of a configuration, or of rows that are given instead of its dataset."""
+    if rows is None and config.dataset is None:
+        if config.num_tasks is None:
+            raise ConfigError("collect: expected a dataset of tasks, or num_tasks")
+        return [Task(number) for number in range(config.num_tasks)]
+    where = "tasks" if rows is not None else str(config.dataset)
+    rows = rows if rows is not None else read_rows(Path(str(config.dataset)), split=config.split)
+    tasks: list[Task] = []
+    places: dict[int | str, int] = {}
+    seen: dict[str, int] = {}
+    for number, row in enumerate(rows, start=1):
+        if config.num_tasks is not None and len(tasks) >= config.num_tasks:
+            break
+        task = identifier(row.get(config.id_field))
+        if task is None:
+            key = content_hash(row)[:16]
+            seen[key] = seen.get(key, 0) + 1
+            task = key if seen[key] == 1 else f"{key}.{seen[key]}"
+        if task in places:
+            raise SourceError(
+                f"{where}: row {number} has the {config.id_field} {task!r} of row {places[task]}: give each its own"
+            )
+        places[task] = number
+        tasks.append(Task(task, row))
+    if not tasks:
+        raise SourceError(f"{where}: no tasks in it")
+    return tasks
+
+
+def read_rows(path: Path, *, split: str | None = None) -> Iterator[Json]:
+    """The rows of a dataset, told by what the file is; a row that is none is an error with its place."""
+    if not path.exists():
+        raise SourceError(f"{path}: no such file or folder")
+    if path.is_dir():
+        yield from _hf_rows(path, split)
+    elif path.suffix == ".csv":
+        yield from _csv_rows(path)
+    elif path.suffix in (".parquet", ".pq"):
+        yield from _parquet_rows(path)
+    else:
+        yield from _json_rows(path)
+
+
+def _json_rows(path: Path) -> Iterator[Json]:
+    if is_json_lines(path):
+        for unit in line_units(path):
+            if isinstance(unit, Rejected):
+                raise SourceError(f"{path}:{unit.line}: {unit.reason}")
+            origin, value = unit
+            yield _row(value, f"{path}:{origin.line}")
+        return
+    value = document(path)
+    if isinstance(value, Rejected):
+        raise SourceError(f"{path}: {value.reason}")
+    if isinstance(value, dict):
+        listed = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
+        value = listed[0] if len(listed) == 1 else value
+    if not isinstance(value, list):
+        raise SourceError(f"{path}: expected a list of tasks, or an object with one under {', '.join(_LISTS)}")
+    for number, item in enumerate(value):
+        yield _row(item, f"{path}[{number}]")
+
+
+def _csv_rows(path: Path) -> Iterator[Json]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    width = len(reader.fieldnames or ())
+                    raise SourceError(f"{path}:{reader.line_num}: expected {width} cells as in the first line")
+                yield dict(row)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise SourceError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _parquet_rows(path: Path) -> Iterator[Json]:
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS):
+                yield from _plain(batch.to_pylist(), str(path))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise SourceError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def _hf_rows(path: Path, split: str | None) -> Iterator[Json]:
+    try:
+        from datasets import DatasetDict, load_from_disk
+    except ImportError:
+        raise SourceError(f"{path}: a folder is read as a Hugging Face dataset: pip install 'pairwright[hf]'") from None
+    try:
+        found = load_from_disk(str(path))
+    except (OSError, ValueError) as error:
+        raise SourceError(f"{path}: not a dataset that `save_to_disk` wrote: {error}") from error
+    if isinstance(found, DatasetDict):
+        if split is None and len(found) > 1:
+            raise ConfigError(f"{path}: has the splits {', '.join(found)}: say which with collect.split")
+        if split is not None and split not in found:
+            raise ConfigError(f"{path}: no split {split!r}, there are {', '.join(found)}")
+        found = found[split or next(iter(found))]
+    for batch in found.iter(_ROWS):
+        columns = list(batch)
+        yield from _plain(
+            [dict(zip(columns, row, strict=True)) for row in zip(*batch.values(), strict=True)], str(path)
+        )
+
+
+def _plain(rows: Sequence[Any], where: str) -> Iterator[Json]:
+    """Rows with JSON values only: dates and the like become text."""
+    import msgspec
+
+    for row in rows:
+        try:
+            yield _row(msgspec.to_builtins(row), where)
+        except (TypeError, ValueError) as error:
+            raise SourceError(f"{where}: a value that JSON does not have: {error}") from None
+
+
+def _row(value: Any, where: str) -> Json:
+    if not isinstance(value, dict):
+        raise SourceError(f"{where}: expected an object with the fields of a task, got {type(value).__name__}")
+    return value

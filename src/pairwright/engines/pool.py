@@ -1,0 +1,102 @@
+"""The embedded engine: processes of this machine, or this process alone where there is one worker or one task."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from multiprocessing import get_all_start_methods, get_context
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, Generic
+
+from pairwright.engines.engine import Engine, EngineError, R, T
+
+if TYPE_CHECKING:  # the configuration loads pydantic, which a worker does not need
+    from pairwright.config.engine import EngineConfig
+
+DEFAULT_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Pool:
+    """So many processes, started when there is work for them and gone when it is done."""
+
+    num_workers: int = 1
+    max_retries: int = DEFAULT_RETRIES
+
+    def map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+        rest = iter(tasks)
+        first = list(islice(rest, 2))
+        if self.num_workers < 2 or len(first) < 2:
+            yield from (function(task) for task in chain(first, rest))
+            return
+        work = _Work(function, self.num_workers, self.max_retries)
+        try:
+            for task in chain(first, rest):
+                work.submit(task)
+                if len(work.waiting) > 2 * self.num_workers:  # bounds what is done but not asked for yet
+                    yield work.result()
+            while work.waiting:
+                yield work.result()
+        finally:
+            work.pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def open_pool(settings: "EngineConfig") -> Iterator[Engine]:
+    """Processes as the configuration has them: by default one a core."""
+    yield Pool(settings.workers or os.cpu_count() or 1, settings.max_retries)
+
+
+class _Work(Generic[T, R]):
+    """Tasks under way, the oldest first. When a process dies, so does its pool: all of them start anew in another."""
+
+    def __init__(self, function: Callable[[T], R], num_workers: int, max_retries: int) -> None:
+        self._function = function
+        self._num_workers = num_workers
+        self._retries_left = max_retries
+        self.waiting: deque[tuple[T, Future[R]]] = deque()
+        self.pool = self._new_pool()
+
+    def submit(self, task: T) -> None:
+        try:
+            self.waiting.append((task, self.pool.submit(self._function, task)))
+        except BrokenProcessPool as error:
+            self._restart(error)
+            self.submit(task)
+
+    def result(self) -> R:
+        """The result of the oldest."""
+        try:
+            found = self.waiting[0][1].result()
+        except BrokenProcessPool as error:
+            self._restart(error)
+            return self.result()
+        self.waiting.popleft()
+        return found
+
+    def _restart(self, error: BrokenProcessPool) -> None:
+        self.pool.shutdown()
+        if not self._retries_left:
+            raise EngineError(
+                "a worker process died again and again: it was killed, or ran out of memory. Try fewer --workers"
+            ) from error
+        self._retries_left -= 1
+        self.pool = self._new_pool()
+        tasks = [task for task, _ in self.waiting]
+        self.waiting = deque((task, self.pool.submit(self._function, task)) for task in tasks)
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._num_workers, mp_context=_context(self._function.__module__))
+
+
+def _context(module: str) -> BaseContext:
+    """Fresh processes. Where the system can fork, one that has loaded the work is forked, again and again."""
+    if "forkserver" not in get_all_start_methods():
+        return get_context("spawn")
+    context = get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context

@@ -1,0 +1,13 @@
+"""Proof: two models on the same tasks with the same seeds, compared in pairs, and a gate before deployment."""
+
+from pairwright.evaluate.comparison import CompareOptions, Comparison, Metric, TaskRow, compare
+from pairwright.evaluate.evaluation import Evaluation, evaluate, evaluation_json, read_evaluation, write_evaluation
+from pairwright.evaluate.gate import Gate, Verdict, judge
+from pairwright.evaluate.scores import Scores, read_scores, scores_of
+from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
+
+__all__ = [
+    "CompareOptions", "Comparison", "Evaluation", "Gate", "Interval", "Metric", "Scores", "TaskRow", "Verdict",
+    "bootstrap_intervals", "compare", "evaluate", "evaluation_json", "judge", "mcnemar_test", "read_evaluation",
+    "read_scores", "scores_of", "sign_test", "write_evaluation",
+]  # fmt: skip

@@ -1,0 +1,210 @@
+"""Two models on the same tasks: the mean of each, the difference with its interval, tests, wins, regressions.
+
+    comparison = compare(before, after, Metric("reward"), CompareOptions())
+    comparison.difference      Interval(mean=0.31, low=0.27, high=0.35)
+
+Paired throughout: a run counts where both models have a score for that task and run. A task's score is the mean of its
+runs, its difference is exact in the decimals that the scores show, and what one model has no score for is refused,
+scored as asked, or left out and counted: a model that crashes on hard tasks must not look better for it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from pairwright.errors import PairwrightError
+from pairwright.evaluate.scores import Key, Scores
+from pairwright.evaluate.statistics import Interval, Method, bootstrap_intervals, mcnemar_test, sign_test
+
+Missing = Literal["refuse", "leave_out"] | float
+Outcome = Literal["win", "draw", "loss"]
+SEVERAL_RUNS = "several runs of a task are not independent: see the sign test over tasks"
+FEW_TASKS = 20
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number of each run, and in which direction it is better."""
+
+    name: str
+    better: Literal["higher", "lower"] = "higher"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    confidence: float = 0.95
+    num_resamples: int = 10_000
+    method: Method = "bca"
+    seed: int = 0
+    missing: Missing = "refuse"
+    """What to do where one model has no score: refuse, leave_out, or the score to give."""
+    tie: float = 0.0
+    """Differences of a task up to this size are draws."""
+    success: float | None = None
+    """A run is solved from this score on, for McNemar's test; by default it is told by scores that are all 0 or 1."""
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task: its score before and after (the mean of its runs), and what became of it."""
+
+    task: str
+    before: float
+    after: float
+    difference: float
+    num_runs: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class McNemar:
+    """Runs solved by both, by one, by none, and the exact p-value, or why there is none."""
+
+    both: int
+    only_before: int
+    only_after: int
+    neither: int
+    p_value: float | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    metric: Metric
+    before: Interval
+    after: Interval
+    difference: Interval
+    num_tasks: int
+    num_runs: int
+    wins: int
+    draws: int
+    losses: int
+    sign_test: float
+    mcnemar: McNemar | None
+    left_out: dict[str, int]
+    tasks: list[TaskRow] = field(repr=False)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def improvement(self) -> Interval:
+        """The difference, above zero where the new model is better, whatever the metric's direction."""
+        difference = self.difference
+        if self.metric.better == "higher":
+            return difference
+        low, high = difference.low, difference.high
+        return Interval(-difference.mean, None if high is None else -high, None if low is None else -low)
+
+    @property
+    def regressions(self) -> list[TaskRow]:
+        """Tasks on which the new model is worse, the worst first."""
+        worse = [row for row in self.tasks if row.outcome == "loss"]
+        return sorted(worse, key=lambda row: (-abs(row.difference), row.task))
+
+
+def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptions | None = None) -> Comparison:
+    """Compare two models on what both were asked."""
+    options = options or CompareOptions()
+    runs, left_out, given = _paired_runs(before, after, metric, options.missing)
+    rows = _task_rows(runs, metric, options.tie)
+    values = np.array([[row.before for row in rows], [row.after for row in rows], [row.difference for row in rows]])
+    old, new, difference = bootstrap_intervals(
+        values, confidence=options.confidence, num_resamples=options.num_resamples, seed=options.seed,
+        method=options.method,
+    )  # fmt: skip
+    count = Counter(row.outcome for row in rows)
+    return Comparison(
+        metric, old, new, difference,
+        num_tasks=len(rows), num_runs=len(runs),
+        wins=count["win"], draws=count["draw"], losses=count["loss"],
+        sign_test=sign_test(count["win"], count["loss"]),
+        mcnemar=_mcnemar(runs, len(rows), metric, options.success),
+        left_out=left_out, tasks=rows, notes=_notes(rows, {**left_out, **given}),
+    )  # fmt: skip
+
+
+def _paired_runs(
+    before: Scores, after: Scores, metric: Metric, missing: Missing
+) -> tuple[dict[Key, tuple[float, float]], dict[str, int], dict[str, int]]:
+    """The runs that both have a score for, in the order of the first; how many were left out, or given one, and why."""
+    columns = before.column(metric.name), after.column(metric.name)
+    paired: dict[Key, tuple[float, float]] = {}
+    left_out: Counter[str] = Counter()
+    given: Counter[str] = Counter()
+    lacking: list[str] = []
+    for key in dict.fromkeys([*columns[0], *columns[1]]):
+        values = columns[0].get(key), columns[1].get(key)
+        if values[0] is None and values[1] is None:
+            left_out["unscored_in_both"] += 1
+            continue
+        side = "before" if values[0] is None else "after"
+        if values[0] is not None and values[1] is not None:
+            paired[key] = values[0], values[1]
+        elif not isinstance(missing, str):
+            first, second = (float(missing) if value is None else value for value in values)
+            paired[key] = first, second
+            given[f"no_score_{side}, given {missing:g}"] += 1
+        else:
+            left_out[f"no_score_{side}"] += 1
+            lacking.append(f"task {key[0]!r} run {key[1]} has none {side}")
+    if lacking and missing == "refuse":
+        more = f" and {len(lacking) - 3:,} more" if len(lacking) > 3 else ""
+        raise PairwrightError(
+            f"{metric.name}: scores are missing: {'; '.join(lacking[:3])}{more}. Score those runs, give them a score "
+            "with --missing 0, or leave them out of both with --missing leave_out"
+        )
+    if not paired:
+        raise PairwrightError(
+            f"{metric.name}: no run of a task has a score in both {before.source} and {after.source}, which have "
+            f"{', '.join(before.metrics) or 'none'} and {', '.join(after.metrics) or 'none'}: name one with --metric"
+        )
+    return paired, dict(left_out), dict(given)
+
+
+def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float) -> list[TaskRow]:
+    by_task: dict[str, list[tuple[float, float]]] = {}
+    for (task, _), scored in runs.items():
+        by_task.setdefault(task, []).append(scored)
+    bound = Fraction(repr(tie))
+    rows = []
+    for task, values in by_task.items():
+        before, after = (_exact_mean([value[side] for value in values]) for side in (0, 1))
+        gain = after - before if metric.better == "higher" else before - after
+        outcome: Outcome = "win" if gain > bound else "loss" if gain < -bound else "draw"
+        rows.append(TaskRow(task, float(before), float(after), float(after - before), len(values), outcome))
+    return rows
+
+
+def _exact_mean(values: list[float]) -> Fraction:
+    """The mean of the decimals that the numbers show."""
+    return sum((Fraction(repr(value)) for value in values), Fraction()) / len(values)
+
+
+def _mcnemar(
+    runs: dict[Key, tuple[float, float]], num_tasks: int, metric: Metric, success: float | None
+) -> McNemar | None:
+    """The table of solved runs; None where scores are not of two kinds and nobody said what solved means."""
+    if success is None:
+        if not {value for values in runs.values() for value in values} <= {0.0, 1.0}:
+            return None
+        success = 1.0 if metric.better == "higher" else 0.0
+    is_lower = metric.better == "lower"
+    count = Counter(
+        tuple(value <= success if is_lower else value >= success for value in values) for values in runs.values()
+    )
+    cells = count[True, True], count[True, False], count[False, True], count[False, False]
+    if len(runs) > num_tasks:
+        return McNemar(*cells, p_value=None, reason=SEVERAL_RUNS)
+    return McNemar(*cells, p_value=mcnemar_test(cells[1], cells[2]))
+
+
+def _notes(rows: list[TaskRow], counted: dict[str, int]) -> list[str]:
+    notes = []
+    if len(rows) < FEW_TASKS:
+        notes.append(f"{len(rows)} tasks: with fewer than {FEW_TASKS} a bootstrap interval tends to be too narrow")
+    if len(rows) > 1 and len({row.difference for row in rows}) == 1:
+        notes.append("the difference is the same on every task, so its interval has no width")
+    notes += [f"{count:,} runs: {reason.replace('_', ' ')}" for reason, count in counted.items()]
+    return notes

@@ -1,0 +1,170 @@
+"""An evaluation: several metrics of two models compared, the gate's verdict, and the files it is kept in.
+
+evaluation.json        each metric: before, after, difference with intervals; tests; regressions; the verdict
+evaluation.tasks.csv   every task of every metric
+"""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.evaluate.comparison import CompareOptions, Comparison, Metric, compare
+from pairwright.evaluate.gate import Gate, Verdict, judge
+from pairwright.evaluate.scores import Scores
+from pairwright.store.journal import sync_folder
+
+FILE_NAME = "evaluation.json"
+TASKS_NAME = "evaluation.tasks.csv"
+NUM_REGRESSIONS = 50
+_DEFAULT_NAMES = ("reward", "score")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was compared, by what, and the verdict; the first metric is the one that counts."""
+
+    before: str
+    after: str
+    comparisons: list[Comparison]
+    options: CompareOptions
+    verdict: Verdict | None
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict is None or self.verdict.passed
+
+
+def evaluate(
+    before: Scores,
+    after: Scores,
+    *,
+    metrics: Sequence[Metric] = (),
+    options: CompareOptions | None = None,
+    gate: Gate | None = None,
+    names: tuple[str, str] | None = None,
+) -> Evaluation:
+    """Compare two models by each metric; the gate judges the first. Without metrics, the reward or the only number."""
+    options = options or CompareOptions()
+    metrics = tuple(metrics) or (Metric(_only_metric(before, after)),)
+    twice = {metric.name for metric in metrics if sum(metric.name == other.name for other in metrics) > 1}
+    if twice:
+        raise ConfigError(f"metrics: {sorted(twice)[0]!r} is named more than once")
+    comparisons = [compare(before, after, metric, options) for metric in metrics]
+    verdict = None
+    if gate is not None:
+        judged = comparisons[0]
+        if gate.confidence != options.confidence:
+            judged = compare(before, after, metrics[0], _with_confidence(options, gate.confidence))
+        verdict = judge(judged, gate)
+    return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
+
+
+def write_evaluation(folder: Path, found: Evaluation) -> Path:
+    """Write both files into a folder; each appears whole or not at all. Returns the path of evaluation.json."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / TASKS_NAME, _tasks_csv(found))
+        _replace(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(evaluation_json(found)), indent=2) + b"\n")
+        sync_folder(folder)
+    except OSError as error:
+        raise PairwrightError(f"{folder}: {error.strerror or error}; no evaluation was written") from error
+    return folder / FILE_NAME
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """What evaluation.json says; `path` is the file or its folder."""
+    path = path / FILE_NAME if path.is_dir() else path
+    try:
+        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise PairwrightError(f"{path}: no such file; make one with: pairwright evaluate BEFORE AFTER -o DIR") from None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise PairwrightError(f"{path}: cannot be read: {error}") from error
+    return found
+
+
+def evaluation_json(found: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON; every task is in the CSV, here are the first regressions."""
+    options = asdict(found.options)
+    return {
+        "before": found.before,
+        "after": found.after,
+        "passed": found.passed,
+        "gate": None if found.verdict is None else _verdict_json(found.verdict),
+        "method": f"paired bootstrap over tasks, {options.pop('method')}",
+        "options": options,
+        "metrics": [_comparison_json(comparison) for comparison in found.comparisons],
+    }
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    shown = {"passed": verdict.passed, "reason": verdict.reason, "metric": verdict.metric}
+    return shown | asdict(verdict.gate)
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    regressions = comparison.regressions
+    return {
+        "name": comparison.metric.name,
+        "better": comparison.metric.better,
+        "tasks": comparison.num_tasks,
+        "runs": comparison.num_runs,
+        "before": asdict(comparison.before),
+        "after": asdict(comparison.after),
+        "difference": asdict(comparison.difference),
+        "wins": comparison.wins,
+        "draws": comparison.draws,
+        "losses": comparison.losses,
+        "sign_test_p": comparison.sign_test,
+        "mcnemar": None if comparison.mcnemar is None else asdict(comparison.mcnemar),
+        "left_out": comparison.left_out,
+        "notes": comparison.notes,
+        "num_regressions": len(regressions),
+        "regressions": [asdict(row) for row in regressions[:NUM_REGRESSIONS]],
+    }
+
+
+def _tasks_csv(found: Evaluation) -> bytes:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("metric", "task", "runs", "before", "after", "difference", "outcome"))
+    for comparison in found.comparisons:
+        for row in comparison.tasks:
+            cells = (row.num_runs, row.before, row.after, row.difference, row.outcome)
+            writer.writerow((comparison.metric.name, row.task, *cells))
+    return text.getvalue().encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(hidden, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.replace(path)
+    finally:
+        hidden.unlink(missing_ok=True)
+
+
+def _with_confidence(options: CompareOptions, confidence: float) -> CompareOptions:
+    return CompareOptions(**(asdict(options) | {"confidence": confidence}))
+
+
+def _only_metric(before: Scores, after: Scores) -> str:
+    shared = [name for name in before.metrics if name in after.metrics]
+    for name in _DEFAULT_NAMES:
+        if name in shared:
+            return name
+    if len(shared) == 1:
+        return shared[0]
+    raise ConfigError(
+        f"metric: both have {', '.join(shared) or 'no number in common'}; name the one that counts with --metric NAME"
+    )

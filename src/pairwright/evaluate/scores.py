@@ -1,0 +1,180 @@
+"""Scores of one model on tasks: from a score file (CSV, JSON, JSON lines) or from an experience table.
+
+    {"task": "ticket-17", "run": 0, "score": 0.8, "steps": 4}
+
+A row is one attempt (run) at a task; its numbers are metrics. In an experience table a metric is the reward, or a
+component of it, or one of the record's metrics. Runs of the same number are compared with each other, since they had
+the same seed. A cell that is empty, null, NaN or infinite is no score; it is kept as None, never skipped here.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import polars as pl
+
+from pairwright.errors import ConfigError, SourceError
+from pairwright.jsontext import from_json
+from pairwright.store.table import Table
+
+Reduce = Literal["refuse", "mean", "last", "sum", "max", "min"]
+Key = tuple[str, int]  # task and run
+_IDENTITY = ("task", "task_id", "id", "run")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model scored: for each run of each task, in the order of reading, its metrics."""
+
+    source: str
+    runs: dict[Key, dict[str, float | None]]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that any run has a number for."""
+        return list(
+            dict.fromkeys(name for row in self.runs.values() for name, value in row.items() if value is not None)
+        )
+
+    def column(self, metric: str) -> dict[Key, float | None]:
+        """A metric of the runs that name it."""
+        return {key: row[metric] for key, row in self.runs.items() if metric in row}
+
+
+def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "refuse") -> Scores:
+    """The scores of a file or of an experience table's folder."""
+    if (path / "table.json").exists():
+        return _from_table(path, where, reduce)
+    if where is not None:
+        raise ConfigError(f"{path}: a condition needs an experience table, this is a score file")
+    if path.is_dir():
+        raise SourceError(f"{path}: no experience table in this folder; expected one, or a .csv, .json or .jsonl file")
+    readers = {".csv": _csv_rows, ".json": _json_rows, ".jsonl": _jsonl_rows}
+    if path.suffix not in readers:
+        raise ConfigError(f"{path}: unknown ending {path.suffix!r}, expected an experience table, {', '.join(readers)}")
+    try:
+        return scores_of(_numbered(readers[path.suffix](path)), source=str(path), reduce=reduce)
+    except FileNotFoundError:
+        raise SourceError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: cannot be read: {error}") from error
+
+
+def scores_of(rows: Iterable[tuple[str, Mapping[str, Any]]], *, source: str, reduce: Reduce = "refuse") -> Scores:
+    """Scores from rows, each with the place it stands at: a task, perhaps a run, and numbers."""
+    found: dict[Key, list[dict[str, float | None]]] = {}
+    for where, row in rows:
+        found.setdefault(_key(row, source, where), []).append(_metrics(row, source, where))
+    if not found:
+        raise SourceError(f"{source}: no scores")
+    return Scores(source, {key: _reduced(rows, key, source, reduce) for key, rows in found.items()})
+
+
+def _from_table(path: Path, where: pl.Expr | None, reduce: Reduce) -> Scores:
+    columns = ["task", "run", "step", "reward", "reward_components", "metrics"]
+    rows = []
+    for batch in Table(path, create=False).scan(where=where, columns=columns):
+        for row in batch.to_pylist():
+            numbers = _flat(row["metrics"]) | _flat(row["reward_components"]) | {"reward": row["reward"]}
+            rows.append((row["step"], f"step {row['step']}", {**numbers, "task": row["task"], "run": row["run"]}))
+    rows.sort(key=lambda row: row[0])  # stable: `last` is the last step, however the rows were appended
+    return scores_of(((place, row) for _, place, row in rows), source=str(path), reduce=reduce)
+
+
+def _flat(text: str | None) -> dict[str, Any]:
+    """The numbers and yes-or-no values of a JSON object; what is neither is no metric."""
+    value = from_json(text) if text else {}
+    return {name: item for name, item in value.items() if isinstance(item, int | float)} if type(value) is dict else {}
+
+
+def _numbered(rows: Iterator[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, row in enumerate(rows, 1):
+        yield f"row {number}", row
+
+
+def _csv_rows(path: Path) -> Iterator[Any]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        try:
+            yield from csv.DictReader(file, strict=True)
+        except csv.Error as error:
+            raise SourceError(f"{path}: not valid CSV: {error}") from None
+
+
+def _json_rows(path: Path) -> Iterator[Any]:
+    value = _decoded(path.read_bytes(), str(path))
+    if not isinstance(value, list):
+        raise SourceError(f"{path}: expected a list of rows, got {type(value).__name__}")
+    yield from value
+
+
+def _jsonl_rows(path: Path) -> Iterator[Any]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _decoded(line, f"{path}:{number}")
+
+
+def _decoded(text: bytes, where: str) -> Any:
+    try:
+        return from_json(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise SourceError(f"{where}: not valid JSON: {error}") from None
+
+
+def _key(row: Any, source: str, where: str) -> Key:
+    if not isinstance(row, Mapping):
+        raise SourceError(f"{source}: {where}: expected a task with its scores, got {row!r:.120}")
+    task = next((row[name] for name in _IDENTITY[:3] if row.get(name) not in (None, "")), None)
+    if not isinstance(task, str | int) or isinstance(task, bool):
+        raise SourceError(f"{source}: {where}: no task; expected a text or a whole number under task, task_id or id")
+    run = row.get("run")
+    try:
+        number = 0 if run in (None, "") else int(str(run))
+    except ValueError:
+        raise SourceError(f"{source}: {where}: run is {run!r:.120}, expected a whole number") from None
+    return str(task), number
+
+
+def _metrics(row: Mapping[str, Any], source: str, where: str) -> dict[str, float | None]:
+    if None in row:  # what csv gives for cells beyond the header
+        raise SourceError(f"{source}: {where}: more cells than the header has names")
+    return {name: _number(value) for name, value in row.items() if name not in _IDENTITY}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, or None: text, lists and NaN are no score."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _reduced(rows: list[dict[str, float | None]], key: Key, source: str, reduce: Reduce) -> dict[str, float | None]:
+    if len(rows) == 1:
+        return rows[0]
+    if reduce == "refuse":
+        raise SourceError(
+            f"{source}: run {key[1]} of task {key[0]!r} has {len(rows)} scores: say which counts with "
+            "--reduce mean, last, sum, max or min, or leave the others out"
+        )
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: _one([row[name] for row in rows if name in row], reduce) for name in names}
+
+
+def _one(values: list[float | None], reduce: Reduce) -> float | None:
+    """One number of several; a score that is missing among them is not made up, unless only the last counts."""
+    if reduce == "last":
+        return values[-1]
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values) or not numbers:
+        return None
+    if reduce in ("max", "min"):
+        return max(numbers) if reduce == "max" else min(numbers)
+    total = sum((Fraction(repr(number)) for number in numbers), Fraction())
+    return float(total / len(numbers) if reduce == "mean" else total)

@@ -1,0 +1,62 @@
+"""The embedded example: tic-tac-toe, from a model that knows the rules to one that plays well.
+
+The example's own files (game, workflow, base model, exam) are in examples/tic_tac_toe; this runs them as a user would.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from pairwright.config import Config, load_config, shown_config
+from pairwright.errors import PairwrightError
+from pairwright.flow.run import Flow, write_config
+from pairwright.flow.stages import View
+from pairwright.messages import Json
+
+
+def example_folder(name: str = "tic_tac_toe") -> Path:
+    """The files of an example: in the package where it was installed, beside it in a checkout."""
+    package = Path(str(resources.files("pairwright")))
+    for place in (package / "examples" / name, package.parents[1] / "examples" / name):
+        if (place / "config.yaml").is_file():
+            return place
+    raise PairwrightError(f"the example {name} is not installed; run this from a checkout of the project")
+
+
+def example_config(start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
+    """The example's configuration on the model and exam of `start`, as it is and as it is shown."""
+    path = example_folder() / "config.yaml"
+    places = [("policy.model", str(start / "base")), ("evaluate.dataset", str(start / "exam.jsonl"))]
+    return load_config(path, overrides=[*places, *overrides]), shown_config(path, overrides=[*places, *overrides])
+
+
+def prepare(folder: Path, *, seed: int, view: View) -> Path:
+    """Make the base model and the exam; what is there from before is kept. Returns their folder."""
+    start = folder / "start"
+    if start.exists():
+        return start
+    view.say("start: training a small model on random legal moves")
+    hidden = folder / f".start.{os.getpid()}.tmp"
+    shutil.rmtree(hidden, ignore_errors=True)
+    command = [sys.executable, str(example_folder() / "prepare.py"), str(hidden), "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    if done.returncode:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")
+    hidden.rename(start)
+    return start
+
+
+def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]) -> tuple[Json, Json]:
+    """The whole example in a folder. Returns what the run found and the evaluation of every metric."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = prepare(folder, seed=seed, view=view)
+    config, shown = example_config(start, [("seed", str(seed)), *overrides])
+    write_config(folder, shown)
+    result = Flow(config, folder, base=example_folder(), view=view).run()
+    return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())

@@ -1,0 +1,80 @@
+"""What a run has done: stage by stage, with the hash of everything the stage depended on.
+
+    RUN/manifest.json    versions, seed, git revision, and for each stage: key, state, seconds, result
+
+A stage whose key is unchanged and whose state is done is not done again. The file is written whole after every change.
+"""
+
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.backends.job import write_json
+from pairwright.errors import PairwrightError
+from pairwright.messages import Json
+
+_PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
+
+
+class StageRecord(msgspec.Struct, kw_only=True):
+    key: str
+    state: str = "running"
+    seconds: float = 0.0
+    result: Json = {}
+    error: str | None = None
+
+
+class Manifest:
+    """The stages of one run folder."""
+
+    def __init__(self, path: Path, *, seed: int) -> None:
+        self.path = path
+        self.stages: dict[str, StageRecord] = {}
+        self._about: Json = {"seed": seed, "versions": _versions(), "git": _revision(), "started": time.time()}
+        if path.exists():
+            try:
+                known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+                self.stages = msgspec.convert(known.get("stages", {}), dict[str, StageRecord])
+                self._about["started"] = known.get("started", self._about["started"])
+            except (OSError, msgspec.MsgspecError) as error:
+                raise PairwrightError(
+                    f"{path}: cannot be read: {error}; remove it and every stage is done again"
+                ) from error
+
+    def is_done(self, name: str, key: str) -> bool:
+        known = self.stages.get(name)
+        return known is not None and known.key == key and known.state == "done"
+
+    def has_other(self, name: str, key: str) -> bool:
+        """Whether the stage was begun with something else."""
+        known = self.stages.get(name)
+        return known is not None and known.key != key
+
+    def write(self, name: str, record: StageRecord) -> None:
+        self.stages[name] = record
+        write_json(self.path, {**self._about, "stages": msgspec.to_builtins(self.stages)})
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _revision() -> str | None:
+    """The git revision of the working folder, where it has one."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

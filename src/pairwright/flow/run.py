@@ -1,0 +1,295 @@
+"""A run: collect, pairs, tokens, train, for as many rounds as asked; then the proof, the gate, the report, deployment.
+
+    RUN/config.yaml  manifest.json  evaluation.json  report.html
+    RUN/round-1/     experience/  collection/  pairs/  tokens/  train/
+    RUN/round-2/     ...
+
+A stage is done once: its key is a hash of its part of the configuration and of the keys of what it reads. The same
+command again goes on where it stopped, and does again only what has changed.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pairwright.canonical import content_hash
+from pairwright.config import Config
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.flow.manifest import Manifest, StageRecord
+from pairwright.flow.stages import (
+    View,
+    collect_stage,
+    deploy_stage,
+    evaluate_stage,
+    import_stage,
+    pairs_stage,
+    tokens_stage,
+    train_stage,
+)
+from pairwright.messages import Json
+
+
+class GateClosed(PairwrightError):
+    """The new model was not shown to be better; nothing is deployed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage before it is done. `folders` are what it makes, and what goes away when it has to be done otherwise."""
+
+    name: str
+    key: str
+    folders: tuple[Path, ...]
+    do: Callable[[], Json]
+    is_precious: bool = False
+
+
+class Flow:
+    """One run folder, and the stages that lead to a model."""
+
+    def __init__(self, config: Config, folder: Path, *, base: Path | None = None, view: View | None = None) -> None:
+        self.config, self.folder, self.base = config, folder, base
+        self.view = View() if view is None else view
+        self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
+        self.initial = self._initial_model()
+
+    def run(self) -> Json:
+        """Every stage that is not done yet. Returns what the last ones found; raises GateClosed on a verdict of no."""
+        config = self.config
+        model, upstream = self.initial, _model_key(self.initial)
+        first, experiences = upstream, []
+        result: Json = {}
+        for number in range(1, config.loop.rounds + 1):
+            place = self.folder / f"round-{number}"
+            gathered = self.do(self.gather(number, place, model, upstream))
+            experiences.append((place / "experience", self._key(f"round-{number}/{self._gathering}")))
+            del gathered
+            for stage in self.derived(number, place, model, experiences, upstream):
+                result = self.do(stage)
+            model = Path(result["model"]) if result.get("model") else None
+            upstream = self._key(f"round-{number}/train")
+            if model is None and number < config.loop.rounds:
+                raise PairwrightError(f"round {number}: the backend left no model on this machine: rounds need one")
+            is_last = number == config.loop.rounds
+            if model is not None and (config.loop.evaluate == "each" or (is_last and config.loop.evaluate == "last")):
+                result = {**result, "evaluation": self.do(self.proof(number, place, model, first))}
+        if "evaluation" in result:
+            self._take_up(config.loop.rounds)
+        self._report()
+        verdict = result.get("evaluation", {})
+        if not verdict.get("passed", True):
+            raise GateClosed(
+                f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
+            )
+        if config.loop.deploy:
+            place = self.folder / f"round-{config.loop.rounds}" / "train"
+            result["deployment"] = self.do(
+                Planned("deploy", upstream, (), lambda: deploy_stage(config, place, self.view))
+            )
+        return result
+
+    def plan(self) -> list[tuple[str, str]]:
+        """The stages in order, each with what would happen to it now."""
+        found = []
+        names = [self._gathering, "pairs", "tokens", "train"]
+        for number in range(1, self.config.loop.rounds + 1):
+            found += [f"round-{number}/{name}" for name in names]
+            if self.config.loop.evaluate == "each" or (
+                self.config.loop.evaluate == "last" and number == self.config.loop.rounds
+            ):
+                found.append(f"round-{number}/evaluate")
+        if self.config.loop.deploy:
+            found.append("deploy")
+        return [(name, self._state(name)) for name in found]
+
+    def do(self, stage: Planned) -> Json:
+        """Do a stage, unless it is done; its record tells which."""
+        if self.manifest.is_done(stage.name, stage.key) and all(path.exists() for path in stage.folders):
+            self.view.say(f"{stage.name}: unchanged")
+            return self.manifest.stages[stage.name].result
+        if self.manifest.has_other(stage.name, stage.key):
+            self._make_way(stage)
+        record = StageRecord(key=stage.key)
+        self.manifest.write(stage.name, record)
+        self.view.say(f"{stage.name}: started")
+        started = time.monotonic()
+        try:
+            record.result = stage.do()
+        except PairwrightError as error:
+            record.state, record.error = "failed", str(error)
+            self.manifest.write(stage.name, record)
+            raise
+        record.state, record.seconds = "done", round(time.monotonic() - started, 3)
+        self.manifest.write(stage.name, record)
+        counts = ", ".join(f"{name} {_shown(value)}" for name, value in list(record.result.items())[:5])
+        self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
+        return record.result
+
+    def gather(self, number: int, place: Path, model: Path | None, upstream: str) -> Planned:
+        """The experience of a round: collected by a workflow, or imported from files."""
+        if self._gathering == "import":
+            key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
+            do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
+        else:
+            config = self.policy_config(model, number)
+            wanted = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
+            policy = config.policy.model_dump(
+                mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
+            )
+            key = content_hash("collect", wanted, policy, config.seed, upstream)
+            do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
+        return Planned(f"round-{number}/{self._gathering}", key, (place / "experience",), do, is_precious=True)
+
+    def derived(
+        self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
+    ) -> list[Planned]:
+        """Pairs, tokens and training of a round."""
+        config, name = self._round_config(), f"round-{number}"
+        used = experiences if config.loop.accumulate else experiences[-1:]
+        tables = [path for path, _ in used]
+        start = self._trained(model)
+        pairs_key = content_hash("pairs", config.pairs.model_dump(mode="json"), config.seed, [key for _, key in used])
+        settings = config.train.model_dump(mode="json")
+        cut = [settings["max_length"], settings["truncation"]]
+        tokens_key = content_hash("tokens", pairs_key, cut, _model_key(self.initial))
+        train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
+        inputs = {
+            "pairs": place / "pairs",
+            "experience": tables[-1],
+            "tokens": place / "tokens",
+        }
+        return [
+            Planned(
+                f"{name}/pairs", pairs_key, (place / "pairs",), lambda: pairs_stage(config, tables, place / "pairs"),
+            ),
+            Planned(
+                f"{name}/tokens", tokens_key, (place / "tokens",),
+                lambda: tokens_stage(config, place / "pairs", start, place / "tokens", self.view),
+            ),
+            Planned(
+                f"{name}/train", train_key, (place / "train",),
+                lambda: train_stage(config, start, place / "train", inputs, self.view),
+            ),
+        ]  # fmt: skip
+
+    def proof(self, number: int, place: Path, model: Path, first: str) -> Planned:
+        """The first model against the one of this round, on the held-out tasks."""
+        config = self.config
+        settings = config.evaluate.model_dump(mode="json")
+        key = content_hash("evaluate", settings, config.seed, first, self._key(f"round-{number}/train"))
+        initial = self._trained(self.initial)
+        folders = (place / "evaluation", place / "evaluation.json")
+        return Planned(
+            f"round-{number}/evaluate",
+            key,
+            folders,
+            lambda: evaluate_stage(config, place, initial, model, self.base, self.view),
+        )
+
+    def policy_config(self, model: Path | None, number: int) -> Config:
+        """The configuration whose policy is the model of the round before: the endpoint in the first round, if any."""
+        policy = self.config.policy
+        if model is not None and (number > 1 or policy.base_url is None):
+            policy = policy.model_copy(update={"model": str(model), "base_url": None})
+        collect = self.config.collect.model_copy(update={"batch": number})
+        return self.config.model_copy(update={"policy": policy, "collect": collect})
+
+    @property
+    def _gathering(self) -> str:
+        return "import" if self.config.collect.workflow is None else "collect"
+
+    def _initial_model(self) -> Path | None:
+        """The folder of the model that is trained; an endpoint needs it beside it."""
+        config = self.config
+        name = config.model or (config.policy.model if config.policy.base_url is None else None)
+        if name is None:
+            raise ConfigError("model: expected the folder of the model that is trained")
+        path = Path(name)
+        if self.base is not None and not path.exists() and (self.base / name).exists():
+            path = self.base / name
+        return path
+
+    def _trained(self, model: Path | None) -> Path:
+        if model is None:
+            raise ConfigError("model: expected the folder of the model that is trained")
+        return model
+
+    def _round_config(self) -> Config:
+        """The reference of a round is what it starts from, unless the first model stays the reference."""
+        config = self.config
+        if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
+            train = config.train.model_copy(update={"reference": str(self.initial)})
+            return config.model_copy(update={"train": train})
+        return config
+
+    def _key(self, name: str) -> str:
+        return self.manifest.stages[name].key
+
+    def _state(self, name: str) -> str:
+        known = self.manifest.stages.get(name)
+        return "new" if known is None else known.state
+
+    def _make_way(self, stage: Planned) -> None:
+        """What was made with other settings goes; what was collected with them is never removed."""
+        if stage.is_precious and any(path.exists() for path in stage.folders):
+            raise ConfigError(
+                f"{stage.name}: {stage.folders[0]} was made with another configuration and is kept: restore the "
+                "configuration, choose another name, or remove the folder yourself"
+            )
+        for path in stage.folders:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Any]:
+        """Names, sizes and times of what is imported."""
+        from pairwright.sources.files import expand_paths
+
+        paths = [
+            path if self.base is None or Path(path).is_absolute() else str(self.base / path)
+            for path in self.config.sources.paths
+        ]
+        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in expand_paths(paths)]
+
+    def _take_up(self, number: int) -> None:
+        """The last round's evaluation is the run's."""
+        for name in ("evaluation.json", "evaluation.tasks.csv"):
+            source = self.folder / f"round-{number}" / name
+            if source.exists():
+                shutil.copyfile(source, self.folder / name)
+
+    def _report(self) -> None:
+        from pairwright.report import write_report
+
+        write_report(self.folder, self.folder / "report.html")
+        self.view.say(f"report: {self.folder / 'report.html'}")
+
+
+def write_config(folder: Path, shown: Json) -> None:
+    """Keep the resolved configuration beside the run; what came from the environment stays a reference."""
+    from ruamel.yaml import YAML
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "config.yaml", "w", encoding="utf-8") as file:
+        YAML().dump(shown, file)
+
+
+def _model_key(model: Path | None) -> str:
+    """What is known of a model: its weights' hash."""
+    from pairwright.train.model import model_hash
+
+    if model is None:
+        return "endpoint"
+    if not (model / "config.json").exists():
+        raise ConfigError(f"model: {model} is not the folder of a model (no config.json)")
+    return model_hash(model)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,138 @@
+"""The stages of a run as functions of the configuration and folders. Each returns what it counted.
+
+Every stage calls the same function as its own command; nothing here knows more than where its input and output lie.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pairwright.config import Config
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.messages import Json
+
+
+@dataclass(frozen=True)
+class View:
+    """Where a run tells what it is doing; the command line shows it."""
+
+    say: Callable[[str], None] = lambda line: None
+    collecting: Callable[[Any], None] = lambda status: None
+    training: Callable[[Json], None] = lambda event: None
+    counting: Callable[[int, int], None] = field(default=lambda done, total: None)
+
+
+def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
+    """Play the workflow over the tasks; what a run that was cut off has recorded is kept."""
+    from pairwright.collect import collect
+
+    found = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
+    status = found.status
+    if status.num_runs and not status.num_done:
+        raise PairwrightError(f"all {status.num_runs:,} runs failed: look at {folder}/collection/ledger.jsonl")
+    return {
+        "runs": status.num_done, "failed": status.num_failed, "candidates": status.num_candidates,
+        "tokens": status.num_tokens, "mean_reward": status.mean_reward,
+    }  # fmt: skip
+
+
+def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
+    """Read what `sources` names into an experience table."""
+    from pairwright.sources.format import Options
+    from pairwright.store.importing import import_files
+    from pairwright.store.table import Table
+
+    sources = config.sources
+    paths = [path if base is None or Path(path).is_absolute() else str(base / path) for path in sources.paths]
+    summary = import_files(
+        paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),
+        redact=sources.redact, progress=view.counting,
+    )  # fmt: skip
+    quarantined = summary.total("quarantined")
+    if quarantined and sources.on_bad_record == "fail":
+        raise PairwrightError(f"{quarantined:,} records cannot be read: see {folder}/experience/quarantine.jsonl")
+    return {"experiences": summary.total("experiences"), "quarantined": quarantined}
+
+
+def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
+    """Build pairs from the tables of this round, or of all rounds so far."""
+    from pairwright.pairs.build import build_pairs
+    from pairwright.pairs.from_config import pair_options
+    from pairwright.store.table import Table
+
+    summary = build_pairs([Table(path, create=False) for path in tables], folder, pair_options(config))
+    if not summary["pairs"]:
+        raise PairwrightError(f"no pair was built: {summary['hint'] or 'see ' + str(folder / 'funnel.json')}")
+    return {"pairs": summary["pairs"], "validation": summary["validation"]}
+
+
+def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
+    """Encode the pairs with the tokenizer of the model."""
+    from pairwright.tokens.stage import EncodeOptions, encode_source
+
+    settings = config.train
+    options = EncodeOptions(str(model), settings.max_length, settings.truncation)
+    found = encode_source(pairs, folder, options, progress=view.counting)
+    if not found["exact"]:
+        raise PairwrightError(
+            f"no pair could be encoded: {found['refused']}; see pairwright tokens check --tokenizer {model}"
+        )
+    return {name: found[name] for name in ("items", "exact", "sequences", "tokens", "trained_tokens", "truncated")}
+
+
+def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+    """Train on this machine, or hand the job to a backend and follow it. `model` in the result is where it is."""
+    if config.backend.name == "local":
+        from pairwright.train import train
+
+        result = train(
+            config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
+            pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
+        )  # fmt: skip
+        return {"model": str(result.model), "steps": result.num_steps, **result.metrics}
+    return _submitted(config, model, folder, inputs, view)
+
+
+def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+    from pairwright.backends import BACKENDS, JobRequest, read_job
+
+    backend = BACKENDS[config.backend.name]
+    if not (folder / "job.json").exists():
+        request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
+        job = backend.submit(folder, request, config, view.say)
+        view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
+    if config.backend.name == "nemo-customizer" and not config.backend.nemo_customizer.wait_for_completion:
+        return {"job": read_job(folder).id, "model": None}
+    status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
+    found = folder / "model"
+    return {"job": read_job(folder).id, "state": str(status.state), "model": str(found) if found.exists() else None}
+
+
+def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
+    """Both models on the held-out tasks with the same seeds; the comparison is in evaluation.json."""
+    from pairwright.evaluate import write_evaluation
+    from pairwright.evaluate.holdout import evaluate_models
+
+    sides = {"before": str(before), "after": str(after)}
+    compared, played = evaluate_models(config, **sides, output=folder, resume=True, base=base, watch=view.collecting)
+    write_evaluation(folder, compared)
+    first = compared.comparisons[0]
+    return {
+        "metric": first.metric.name, "before": first.before.mean, "after": first.after.mean,
+        "difference": first.difference.mean, "low": first.difference.low, "high": first.difference.high,
+        "failed": sum(len(side.errors) for side in played), "passed": compared.passed,
+        "verdict": None if compared.verdict is None else compared.verdict.reason,
+    }  # fmt: skip
+
+
+def deploy_stage(config: Config, folder: Path, view: View) -> Json:
+    """Deploy through the backend that trained."""
+    from pairwright.backends import BACKENDS, read_job
+
+    backend = BACKENDS[config.backend.name]
+    if not (folder / "job.json").exists():
+        raise ConfigError(
+            f"loop.deploy: {folder} has no job: a model trained in this process is served with `pairwright serve model`"
+        )
+    return dict(backend.deploy(folder, read_job(folder), config, view.say))

@@ -1,0 +1,269 @@
+"""One batch from prompts to choices: a prefill, then a token for every open choice at each step.
+
+A row of the cache is a distinct prefix, not a choice: equal prompts are one row, the n choices of a request are drawn
+from the same logits, and choices that have drawn the same tokens go on in one row until they part. So eight candidates
+at one state cost one prefill and one step for each different first token.
+
+Shapes: R rows, C choices of the batch, A choices that are still open, T tokens, V vocabulary.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.generate.draw import Drawers, draw, uniforms
+from pairwright.generate.requests import Choice, Finish, Piece, Request
+from pairwright.generate.textstream import TextStream
+
+OnPiece = Callable[[Piece], None]
+IsCancelled = Callable[[int], bool]
+_ENDS: tuple[Finish | None, ...] = (None, "stop", "length", "cancelled")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a batch needs to know of its engine."""
+
+    model: Any
+    device: str
+    pad: int
+    stop_ids: frozenset[int]
+    context: int
+    max_cache_tokens: int
+    decode: Callable[[Sequence[int], bool], str]
+    options: frozenset[str]  # names that the model's forward takes
+
+
+class Batch:
+    """The choices of some requests, and what has been drawn for them so far."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        requests: Sequence[tuple[int, Request]],
+        on_piece: OnPiece | None = None,
+        is_cancelled: IsCancelled | None = None,
+    ) -> None:
+        self._settings, self._requests = settings, requests
+        self._on_piece, self._is_cancelled = on_piece, is_cancelled
+        rows: dict[bytes, int] = {}
+        self._prompts: list[NDArray[np.int64]] = []
+        row_of = []
+        for _, request in requests:
+            ids = np.asarray(request.prompt, dtype=np.int64)
+            row_of.append(rows.setdefault(ids.tobytes(), len(rows)))
+            if len(rows) > len(self._prompts):
+                self._prompts.append(ids)
+        counts = [request.sampling.n for _, request in requests]
+        wanted = [request.sampling for _, request in requests]
+        self._owner = np.repeat(np.arange(len(requests)), counts)
+        self._index = np.concatenate([np.arange(count) for count in counts])
+        self._row = np.repeat(np.array(row_of), counts)
+        self._seed = np.repeat(np.array([item.seed for item in wanted], np.uint64), counts)
+        self._temperature = np.repeat(np.array([item.temperature for item in wanted], np.float64), counts)
+        self._top_p = np.repeat(np.array([item.top_p for item in wanted], np.float64), counts)
+        self._top_k = np.repeat(np.array([item.top_k for item in wanted], np.int64), counts)
+        self._limit = np.repeat([self._room(request) for _, request in requests], counts)
+        num_choices = len(self._owner)
+        self._tokens_CT = np.zeros((num_choices, 8), np.int32)
+        self._logprobs_CT = np.zeros((num_choices, 8), np.float32)
+        self._length = np.zeros(num_choices, np.int64)
+        self._end = np.zeros(num_choices, np.int8)
+        self._num_top = max(item.top_logprobs for item in wanted)
+        self._top: list[list[tuple[tuple[int, float], ...]]] = [[] for _ in range(num_choices if self._num_top else 0)]
+        self._streams: dict[int, TextStream] = {}
+        self._texts: dict[int, str] = {}
+
+    def run(self) -> list[tuple[Choice, ...]]:
+        """Generate; the choices of each request, in order."""
+        import torch
+
+        with torch.inference_mode():
+            logits_RV, cache, mask_RT = self._prefill()
+            self._continue(np.arange(len(self._owner)), self._row, logits_RV, cache, mask_RT, 0)
+        return self._results()
+
+    def _prefill(self) -> tuple[Any, Any, Any]:
+        import torch
+
+        settings = self._settings
+        width = max(map(len, self._prompts))
+        ids_RT = np.full((len(self._prompts), width), settings.pad, np.int64)
+        mask_RT = np.zeros((len(self._prompts), width), np.int64)
+        for row, prompt in enumerate(self._prompts):
+            ids_RT[row, width - len(prompt) :] = prompt
+            mask_RT[row, width - len(prompt) :] = 1
+        mask = torch.from_numpy(mask_RT).to(settings.device)
+        positions = (mask.cumsum(-1) - 1).clamp(min=0)
+        logits_RV, cache = self._forward(torch.from_numpy(ids_RT), mask, positions, None)
+        return logits_RV, cache, mask
+
+    def _forward(self, ids: Any, mask: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
+        """Logits of the last position, and the cache."""
+        settings = self._settings
+        options: dict[str, Any] = {}
+        if "logits_to_keep" in settings.options:
+            options["logits_to_keep"] = 1
+        if "position_ids" in settings.options:
+            options["position_ids"] = positions
+        output = settings.model(
+            input_ids=ids.to(settings.device), attention_mask=mask, past_key_values=cache, use_cache=True, **options
+        )
+        return output.logits[:, -1, :].float(), output.past_key_values
+
+    def _continue(
+        self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logits_RV: Any, cache: Any, mask_RT: Any, step: int
+    ) -> None:
+        """Draw, drop what has ended, and go on with one row for each different prefix until nothing is open."""
+        import torch
+
+        while True:
+            tokens_A = self._draw(active_A, row_A, logits_RV, step)
+            open_A = self._end[active_A] == 0
+            active_A, row_A, tokens_A = active_A[open_A], row_A[open_A], tokens_A[open_A]
+            if not len(active_A):
+                return
+            key_A = row_A * logits_RV.shape[-1] + tokens_A
+            keys, row_A = np.unique(key_A, return_inverse=True)
+            parent, last = np.divmod(keys, logits_RV.shape[-1])
+            step += 1
+            if len(keys) > 1 and len(keys) * (mask_RT.shape[1] + 1) > self._settings.max_cache_tokens:
+                self._in_halves(active_A, row_A, parent, last, cache, mask_RT, step)
+                return
+            if len(parent) != mask_RT.shape[0] or (parent != np.arange(len(parent))).any():
+                mask_RT = _select(cache, mask_RT, parent)
+            logits_RV, mask_RT = self._step(torch.from_numpy(last), cache, mask_RT)
+
+    def _in_halves(
+        self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], parent: NDArray[np.int64],
+        last: NDArray[np.int64], cache: Any, mask_RT: Any, step: int,
+    ) -> None:  # fmt: skip
+        """More rows than the cache may hold: the first half to its end, then the second."""
+        import torch
+
+        middle = len(parent) // 2
+        for start, stop in ((0, middle), (middle, len(parent))):
+            mine = (row_A >= start) & (row_A < stop)
+            half = copy.deepcopy(cache) if start == 0 else cache
+            mask = _select(half, mask_RT, parent[start:stop])
+            logits_RV, mask = self._step(torch.from_numpy(last[start:stop]), half, mask)
+            self._continue(active_A[mine], row_A[mine] - start, logits_RV, half, mask, step)
+
+    def _step(self, last_R: Any, cache: Any, mask_RT: Any) -> tuple[Any, Any]:
+        import torch
+
+        mask_RT = torch.cat([mask_RT, mask_RT.new_ones(len(last_R), 1)], dim=1)
+        positions = mask_RT.sum(-1, keepdim=True) - 1
+        logits_RV, _ = self._forward(last_R[:, None], mask_RT, positions, cache)
+        return logits_RV, mask_RT
+
+    def _draw(
+        self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logits_RV: Any, step: int
+    ) -> NDArray[np.int64]:
+        """Draw one token for every open choice and note it; marks the choices that end with it."""
+        import torch
+
+        uniform = uniforms(self._seed[active_A], self._index[active_A], step)
+        drawers = Drawers(
+            row_A, uniform, self._temperature[active_A], self._top_p[active_A], self._top_k[active_A]
+        )  # fmt: skip
+        tokens_A = draw(logits_RV, drawers)
+        logprobs_RV = logits_RV.log_softmax(-1)
+        rows, tokens = (torch.from_numpy(values).to(logits_RV.device) for values in (row_A, tokens_A))
+        logprobs_A = logprobs_RV[rows, tokens].cpu().numpy()
+        if step >= self._tokens_CT.shape[1]:
+            self._tokens_CT = np.pad(self._tokens_CT, ((0, 0), (0, step)))
+            self._logprobs_CT = np.pad(self._logprobs_CT, ((0, 0), (0, step)))
+        self._tokens_CT[active_A, step] = tokens_A
+        self._logprobs_CT[active_A, step] = logprobs_A
+        self._length[active_A] = step + 1
+        ends = np.isin(tokens_A, list(self._settings.stop_ids))
+        self._end[active_A] = np.where(ends, 1, np.where(step + 1 >= self._limit[active_A], 2, 0))
+        if self._num_top:
+            self._note_top(active_A, row_A, logprobs_RV)
+        self._follow_texts(active_A, ends, step)
+        if self._is_cancelled is not None:
+            gone = [self._is_cancelled(self._requests[owner][0]) for owner in range(len(self._requests))]
+            self._end[active_A[np.array(gone)[self._owner[active_A]] & (self._end[active_A] == 0)]] = 3
+        return tokens_A
+
+    def _note_top(self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logprobs_RV: Any) -> None:
+        values, places = (found.cpu().tolist() for found in logprobs_RV.topk(min(self._num_top, logprobs_RV.shape[-1])))
+        for choice, row in zip(active_A.tolist(), row_A.tolist(), strict=True):
+            count = self._requests[self._owner[choice]][1].sampling.top_logprobs
+            self._top[choice].append(tuple(zip(places[row][:count], values[row][:count], strict=True)))
+
+    def _follow_texts(self, active_A: NDArray[np.int64], ends: NDArray[np.bool_], step: int) -> None:
+        """Texts of choices that have stop texts or a listener; the others are decoded once, at the end."""
+        for position, choice in enumerate(active_A.tolist()):
+            number, request = self._requests[self._owner[choice]]
+            if self._on_piece is None and not request.sampling.stop:
+                continue
+            stream = self._streams.get(choice)
+            if stream is None:
+                stream = self._streams[choice] = TextStream(self._decoder(request), request.sampling.stop)
+            token = int(self._tokens_CT[choice, step])
+            text = "" if ends[position] else stream.add(token)
+            if stream.stopped is None and self._end[choice]:
+                text += stream.finish()
+            if stream.stopped is not None:
+                self._end[choice] = 1
+            self._texts[choice] = self._texts.get(choice, "") + text
+            if self._on_piece is not None:
+                self._on_piece(
+                    Piece(
+                        request=number,
+                        choice=int(self._index[choice]),
+                        token=token,
+                        logprob=float(self._logprobs_CT[choice, step]),
+                        text=text,
+                        finish_reason=_ENDS[self._end[choice]],
+                        top_logprobs=self._top[choice][-1] if self._num_top else (),
+                    )
+                )
+
+    def _decoder(self, request: Request) -> Callable[[Sequence[int]], str]:
+        return lambda ids: self._settings.decode(ids, request.sampling.skip_special_tokens)
+
+    def _room(self, request: Request) -> int:
+        room = self._settings.context - len(request.prompt)
+        return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
+
+    def _results(self) -> list[tuple[Choice, ...]]:
+        found: list[list[Choice]] = [[] for _ in self._requests]
+        for choice, owner in enumerate(self._owner.tolist()):
+            length = int(self._length[choice])
+            tokens = self._tokens_CT[choice, :length].copy()
+            finish = _ENDS[self._end[choice]]
+            assert finish is not None
+            by_token = finish == "stop" and int(tokens[-1]) in self._settings.stop_ids
+            stream = self._streams.get(choice)
+            text = self._texts.get(choice)
+            if text is None:
+                shown = tokens[:-1] if by_token else tokens
+                text = self._settings.decode(shown.tolist(), self._requests[owner][1].sampling.skip_special_tokens)
+            found[owner].append(
+                Choice(
+                    index=int(self._index[choice]),
+                    tokens=tokens,
+                    logprobs=self._logprobs_CT[choice, :length].copy(),
+                    text=text,
+                    finish_reason=finish,
+                    stop=int(tokens[-1]) if by_token else stream.stopped if stream is not None else None,
+                    top_logprobs=tuple(self._top[choice]) if self._num_top else (),
+                )
+            )
+        return [tuple(choices) for choices in found]
+
+
+def _select(cache: Any, mask_RT: Any, parent: NDArray[np.int64]) -> Any:
+    """Put the rows of the cache in a new order, some several times, some no more; returns their mask."""
+    import torch
+
+    rows = torch.from_numpy(parent).to(mask_RT.device)
+    cache.reorder_cache(rows)
+    return mask_RT[rows]

@@ -1,0 +1,35 @@
+"""Losses: pure functions over tensors, equation by equation. No model, no data.
+
+    masked_logps         log-probabilities at wanted positions, never all logits at once
+    preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for examples without a partner
+    sft_loss             negative log-likelihood of each sequence
+    group_advantages     rewards of a task's runs to advantages
+    policy_loss          clipped, sequence-level or clipped-importance policy loss
+    distill_loss         generalised JSD between student and teacher at each position
+
+Nothing here divides by a batch: each gives what to sum up over an update and what to divide that by.
+"""
+
+from pairwright.losses.advantages import Advantages, group_advantages
+from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
+from pairwright.losses.logps import TokenStats, length_weights, masked_logps, masked_logps_stats, sum_by_sequence
+from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
+from pairwright.losses.preference import (
+    PREFERENCE_LOSSES,
+    PairLogps,
+    PairLosses,
+    PreferenceLoss,
+    PreferenceOptions,
+    check_preference,
+    preference_loss,
+    sft_loss,
+)
+from pairwright.losses.unpaired import ExampleLosses, kto_loss, mismatch_sums, reference_point
+
+__all__ = [
+    "PREFERENCE_LOSSES", "Advantages", "DistillLosses", "DistillOptions", "ExampleLosses", "PairLogps", "PairLosses",
+    "PolicyLoss", "PolicyOptions", "PolicyTokens", "PreferenceLoss", "PreferenceOptions", "TokenStats",
+    "check_preference", "distill_loss", "generalised_jsd", "group_advantages", "kto_loss", "length_weights",
+    "masked_logps", "masked_logps_stats", "mismatch_sums", "policy_loss", "preference_loss", "reference_point",
+    "sft_loss", "sum_by_sequence",
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""Rewards of a group of runs to advantages.
+
+    S  sequences (runs)        G  groups (the runs of one task)
+
+Invariant: a group whose rewards do not differ teaches nothing. Its advantages are exactly 0, not what rounding leaves
+of r − mean, and it is counted; so are runs without a score, which stay out of their group's mean.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairwright.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Advantages:
+    values_S: Tensor
+    is_active_S: Tensor
+    """True for a scored run of a group with spread; the others have an advantage of 0 and can be skipped."""
+    num_groups: int
+    num_flat_groups: int
+    """Groups with no spread: one scored run, none, or all rewards equal."""
+    num_unscored: int
+    """Runs whose reward is NaN or infinite."""
+
+
+def group_advantages(
+    rewards_S: Tensor, group_S: Tensor, *, kind: str = "grpo", num_groups: int | None = None, epsilon: float = 1e-4
+) -> Advantages:
+    """Advantages by name; `group_S` numbers the group of each run from 0.
+
+    grpo     (r − mean) / (std + ε), std with n − 1 (Shao et al. 2024)
+    dr_grpo  r − mean (Liu et al. 2025)
+    rloo     r − mean of the others = (r − mean) · n / (n − 1) (Kool et al. 2019; Ahmadian et al. 2024)
+
+    >>> group_advantages(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1]), kind="rloo").values_S
+    tensor([ 1., -1.,  0.,  0.])
+    """
+    num = num_groups if num_groups is not None else int(group_S.max()) + 1 if len(group_S) else 0
+    scored_S = rewards_S.isfinite()
+    zeros_S = torch.zeros_like(rewards_S)
+    rewards_S = torch.where(scored_S, rewards_S, zeros_S)
+    counts_G = rewards_S.new_zeros(num).index_add(0, group_S, scored_S.to(rewards_S.dtype))
+    means_G = rewards_S.new_zeros(num).index_add(0, group_S, rewards_S) / counts_G.clamp(min=1)
+    spread_G = _has_spread(rewards_S, group_S, scored_S, num)
+    apart_S = rewards_S - means_G[group_S]
+    if kind == "grpo":
+        squares_S = torch.where(scored_S, apart_S.square(), zeros_S)
+        variance_G = rewards_S.new_zeros(num).index_add(0, group_S, squares_S) / (counts_G - 1).clamp(min=1)
+        values_S = apart_S / (variance_G.sqrt() + epsilon)[group_S]
+    elif kind == "dr_grpo":
+        values_S = apart_S
+    elif kind == "rloo":
+        values_S = apart_S * (counts_G / (counts_G - 1).clamp(min=1))[group_S]
+    else:
+        raise ConfigError(f"advantage: got {kind!r}, expected grpo, dr_grpo or rloo")
+    is_active_S = scored_S & spread_G[group_S]
+    return Advantages(
+        values_S=torch.where(is_active_S, values_S, zeros_S),
+        is_active_S=is_active_S,
+        num_groups=num,
+        num_flat_groups=int((~spread_G).sum()),
+        num_unscored=int((~scored_S).sum()),
+    )
+
+
+def _has_spread(rewards_S: Tensor, group_S: Tensor, scored_S: Tensor, num: int) -> Tensor:
+    """Whether the largest and the smallest reward of a group differ (G,)."""
+    infinity = rewards_S.new_full((num,), torch.inf)
+    high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
+    highest_G = (-infinity).scatter_reduce(0, group_S, high_S, "amax")
+    return highest_G > infinity.scatter_reduce(0, group_S, low_S, "amin")

@@ -1,0 +1,134 @@
+"""Distillation: how far the student's next-token distribution is from the teacher's, position by position.
+
+    K  gathered positions        V  vocabulary        k  support: the k likeliest tokens and one bucket for the rest
+
+Rows are gathered before they come here: (K, V), never (B, T, V). For more rows than memory has room for, call it chunk
+by chunk: every row is computed on its own.
+
+Invariant: the teacher has no gradient, and rows of equal logits have a loss of 0.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairwright.errors import ConfigError
+
+# A token that both forbid has log-probability −inf, and −inf − (−inf) is NaN. e^-10000 is 0 in every dtype, so it adds
+# nothing to a sum over p; a logarithm below it counts as it and has no gradient.
+MIN_LOGP = -1e4
+MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    beta: float = 0.5
+    temperature: float = 1.0
+    top_k: int | None = 100
+    top_k_of: str = "student"
+    token_clip: float | None = None
+    ratio_clip: float | None = 2.0
+    entropy_weight: bool = False
+
+
+@dataclass(frozen=True)
+class DistillLosses:
+    loss_K: Tensor
+    """Clipped and weighted loss of each position, with gradient. The loop divides their sum by their number."""
+    divergence_K: Tensor
+    """The divergence alone, without gradient."""
+    num_clipped: int
+    """Positions whose divergence was above `token_clip`; they have no gradient."""
+
+
+def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tensor:
+    """Divergence (K,) of rows of finite log-probabilities, of p_S and p_T.
+
+    With M = (1−β) p_S + β p_T:  β KL(p_T‖M) + (1−β) KL(p_S‖M)  for 0 < β < 1,  KL(p_T‖p_S) for β = 0 and KL(p_S‖p_T)
+    for β = 1 (Agarwal et al. 2023, eq. 1; GKD).
+    """
+    if beta == 0:
+        return _kl(teacher_Kk, student_Kk)
+    if beta == 1:
+        return _kl(student_Kk, teacher_Kk)
+    middle_Kk = torch.logaddexp(student_Kk + math.log1p(-beta), teacher_Kk + math.log(beta))
+    return beta * _kl(teacher_Kk, middle_Kk) + (1 - beta) * _kl(student_Kk, middle_Kk)
+
+
+def distill_loss(
+    student_KV: Tensor,
+    teacher_KV: Tensor,
+    options: DistillOptions,
+    *,
+    targets_K: Tensor | None = None,
+    old_logps_K: Tensor | None = None,
+) -> DistillLosses:
+    """The loss of each position from the logits of both.
+
+    `targets_K` are the tokens that stand there, needed for the importance ratio and for `entropy_weight`;
+    `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1).
+    """
+    if not 0 <= options.beta <= 1:
+        raise ConfigError(f"beta: got {options.beta!r}, expected a number from 0 to 1")
+    wide = torch.promote_types(student_KV.dtype, torch.float32)
+    student_KV, teacher_KV = student_KV.to(wide), teacher_KV.detach().to(wide)
+    student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
+    teacher_logps_KV = torch.log_softmax(teacher_KV / options.temperature, -1).clamp(min=MIN_LOGP)
+    if options.top_k is not None and options.top_k < student_KV.shape[-1]:
+        student_logps_KV, teacher_logps_KV = _bucketed(student_logps_KV, teacher_logps_KV, options)
+    divergence_K = generalised_jsd(student_logps_KV, teacher_logps_KV, options.beta)
+    loss_K, num_clipped = divergence_K, 0
+    if options.token_clip is not None:
+        num_clipped = int((divergence_K > options.token_clip).sum())
+        loss_K = divergence_K.clamp(max=options.token_clip)
+    weight_K = _weight(student_KV, targets_K, old_logps_K, options)
+    loss_K = loss_K if weight_K is None else weight_K * loss_K
+    return DistillLosses(loss_K=loss_K, divergence_K=divergence_K.detach(), num_clipped=num_clipped)
+
+
+def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
+    """KL(first‖second) = Σ p (log p − log q) of rows of log-probabilities."""
+    return (first_Kk.exp() * (first_Kk - second_Kk)).sum(-1)
+
+
+def _bucketed(student_KV: Tensor, teacher_KV: Tensor, options: DistillOptions) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the k likeliest tokens of one of the two, and in a last column log(1 − Σp) of the rest.
+
+    The rest is summed up itself, in logarithms: 1 − Σp would be rounding where the k tokens have nearly everything.
+    """
+    if options.top_k_of not in ("student", "teacher"):
+        raise ConfigError(f"top_k_of: got {options.top_k_of!r}, expected student or teacher")
+    whose_KV = (student_KV if options.top_k_of == "student" else teacher_KV).detach()
+    index_Kk = whose_KV.topk(options.top_k, -1).indices
+    return _with_tail(student_KV, index_Kk), _with_tail(teacher_KV, index_Kk)
+
+
+def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
+    rest_KV = logps_KV.scatter(-1, index_Kk, -torch.inf)
+    return torch.cat([logps_KV.gather(-1, index_Kk), rest_KV.logsumexp(-1, keepdim=True)], -1)
+
+
+def _weight(
+    student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillOptions
+) -> Tensor | None:
+    """min(π/π_old, ratio_clip) where log-probabilities were recorded, times √(p(1−p)) where asked for; no gradient.
+
+    Both are of the token that stands there under the student at temperature 1. √(p(1−p)) is largest at p = ½: what the
+    student is sure of, either way, counts less.
+    """
+    wants_ratio = options.ratio_clip is not None and old_logps_K is not None
+    if not wants_ratio and not options.entropy_weight:
+        return None
+    if targets_K is None:
+        raise ConfigError("targets_K: the importance ratio and entropy_weight need the tokens and the batch has none")
+    logps_K = torch.log_softmax(student_KV.detach(), -1).gather(-1, targets_K[:, None])[:, 0]
+    weight_K = torch.ones_like(logps_K)
+    if wants_ratio:
+        assert old_logps_K is not None
+        log_ratio_K = torch.where(old_logps_K.isnan(), 0.0, logps_K - old_logps_K)
+        weight_K = log_ratio_K.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=options.ratio_clip)
+    if options.entropy_weight:
+        weight_K = weight_K * (logps_K.exp() * -torch.expm1(logps_K)).clamp(min=0).sqrt()
+    return weight_K

@@ -1,0 +1,241 @@
+"""Log-probabilities of the target tokens, from hidden states, without ever holding all logits.
+
+    N  wanted positions, flat over the sequences      H  hidden size
+    C  positions of one chunk, C <= chunk_size        V  vocabulary
+    S  sequences                                      T  temperature
+
+Only the hidden states of wanted positions come in. Forward and backward go over them in chunks, so that at most two
+(C, V) blocks exist at a time; the backward pass computes a chunk's logits again, but for the last chunk, which is
+kept. Where the head is frozen (LoRA), the gradient with respect to the hidden states is made in the forward pass and
+nothing is computed twice.
+
+Invariant: values and gradients are those of `log_softmax(f(hidden @ weight.T + bias), -1)` gathered at the targets.
+Softmax and sums over chunks are float32 or wider, whatever the dtype of the model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_SIZE = 512
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What happens to raw logits before the softmax: z ← scale·z, z ← softcap·tanh(z / softcap), z ← z / T."""
+
+    scale: float
+    softcap: float | None
+    temperature: float
+    chunk_size: int
+    with_stats: bool
+
+    @property
+    def is_plain(self) -> bool:
+        return self.scale == 1.0 and self.softcap is None and self.temperature == 1.0
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """What metrics want to know of each position's distribution; nothing here has a gradient."""
+
+    entropy_N: Tensor
+    """−Σ p log p."""
+    mean_logit_N: Tensor
+    """Mean of the logits over the vocabulary (TRL's `logits/chosen`, `logits/rejected`)."""
+    is_top1_N: Tensor
+    """1 where no token is likelier than the target, else 0 (TRL's `mean_token_accuracy`)."""
+
+
+def masked_logps(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    chunk_size: int = CHUNK_SIZE,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """log p(target) at each position, (N,) in float32 (float64 if the hidden states are).
+
+    `scale` and `softcap` are the model's own (Cohere's logit_scale, one over Granite's logits_scaling, Gemma 2's
+    final_logit_softcapping); `temperature` is the one that the tokens were sampled with.
+    """
+    head = _Head(scale, softcap, temperature, chunk_size, with_stats=False)
+    return _apply(hidden_NH, weight_VH, bias_V, targets_N, head)[0]
+
+
+def masked_logps_stats(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    *,
+    chunk_size: int = CHUNK_SIZE,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, TokenStats]:
+    """`masked_logps`, and beside it the statistics of the same distributions, for two more passes over each chunk."""
+    head = _Head(scale, softcap, temperature, chunk_size, with_stats=True)
+    logps_N, stats_3N = _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
+    return logps_N, TokenStats(*stats_3N)
+
+
+def sum_by_sequence(logps_N: Tensor, sequence_N: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
+    """Sums (S,) of the values of each sequence and how many there are (S,); `sequence_N` says whose each one is.
+
+    >>> sum_by_sequence(torch.tensor([-1.0, -2.0, -4.0]), torch.tensor([0, 0, 2]), 3)
+    (tensor([-3.,  0., -4.]), tensor([2., 0., 1.]))
+    """
+    sums_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, logps_N)
+    counts_S = logps_N.new_zeros(num_sequences).index_add(0, sequence_N, torch.ones_like(logps_N))
+    return sums_S, counts_S.detach()
+
+
+def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor:
+    """Weights (N,) for length-desensitised sums: 1 for a sequence's first `shared` tokens, alpha for those after.
+
+    LD-DPO (Liu et al. 2024): `shared` is the smaller of the two sides' token counts, so that what a side has
+    beyond the other counts less. Multiply policy and reference log-probabilities alike, then `sum_by_sequence`. The
+    tokens of a sequence stand in their order, those of different sequences may be mixed.
+
+    >>> length_weights(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([2, 2]), 0.5)
+    tensor([1.0000, 1.0000, 0.5000, 1.0000, 1.0000])
+    """
+    order_N = torch.argsort(sequence_N, stable=True)
+    counts_S = torch.bincount(sequence_N, minlength=len(shared_S))
+    starts_S = counts_S.cumsum(0) - counts_S
+    place_N = torch.empty_like(sequence_N)
+    place_N[order_N] = torch.arange(len(sequence_N), device=sequence_N.device) - starts_S[sequence_N[order_N]]
+    return torch.where(place_N < shared_S[sequence_N], 1.0, alpha)
+
+
+def _apply(
+    hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head
+) -> tuple[Tensor, Tensor]:
+    device = hidden_NH.device.type
+    if torch.is_autocast_enabled(device):
+        weight_VH = weight_VH.to(torch.get_autocast_dtype(device))
+    hidden_NH = hidden_NH.to(weight_VH.dtype)
+    bias_V = None if bias_V is None else bias_V.to(weight_VH.dtype)
+    with torch.autocast(device, enabled=False):
+        return _MaskedLogps.apply(hidden_NH, weight_VH, bias_V, targets_N, head, torch.is_grad_enabled())  # type: ignore[no-any-return]
+
+
+def _wide(dtype: Any) -> Any:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _chunks(num: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, num)) for start in range(0, num, size)]
+
+
+def _logits_chunk(
+    hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, head: _Head
+) -> tuple[Tensor, Tensor | None]:
+    """Logits of a chunk (C, V), and the slope of the softcap (C, V) where there is one."""
+    raw_CV = torch.nn.functional.linear(hidden_CH, weight_VH, bias_V)
+    if head.is_plain:
+        return raw_CV, None
+    logits_CV = raw_CV.to(_wide(raw_CV.dtype)).mul_(head.scale)
+    if head.softcap is None:
+        return logits_CV.div_(head.temperature), None
+    tanh_CV = logits_CV.div_(head.softcap).tanh_()
+    slope_CV = 1 - tanh_CV.square()
+    return tanh_CV.mul_(head.softcap / head.temperature), slope_CV
+
+
+def _log_softmax(logits_CV: Tensor) -> Tensor:
+    return torch.log_softmax(logits_CV, -1, dtype=_wide(logits_CV.dtype))
+
+
+def _stats_chunk(logits_CV: Tensor, logps_CV: Tensor, target_logps_C: Tensor) -> Tensor:
+    """The fields of TokenStats for a chunk, (3, C)."""
+    entropy_C = torch.special.entr(logps_CV.exp()).sum(-1)
+    mean_logit_C = logits_CV.mean(-1, dtype=logps_CV.dtype)
+    is_top1_C = (target_logps_C >= logps_CV.amax(-1)).to(logps_CV.dtype)
+    return torch.stack([entropy_C, mean_logit_C, is_top1_C])
+
+
+def _logit_grads(logps_CV: Tensor, slope_CV: Tensor | None, targets_C: Tensor, head: _Head) -> Tensor:
+    """d log p(target) / d raw logits = (1[v = target] − p(v)) · slope · scale / T. Overwrites `logps_CV`."""
+    grads_CV = logps_CV.exp_().neg_()
+    rows_C = torch.arange(len(targets_C), device=targets_C.device)
+    grads_CV[rows_C, targets_C] += 1
+    if slope_CV is not None:
+        grads_CV.mul_(slope_CV)
+    factor = head.scale / head.temperature
+    return grads_CV if factor == 1.0 else grads_CV.mul_(factor)
+
+
+class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head, grad: bool
+    ) -> tuple[Tensor, Tensor]:
+        wide = _wide(weight_VH.dtype)
+        logps_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
+        stats_3N = logps_N.new_empty(3, len(hidden_NH) if head.with_stats else 0)
+        hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
+        grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
+        kept = None
+        for chunk in _chunks(len(hidden_NH), head.chunk_size):
+            logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, head)
+            logps_CV = _log_softmax(logits_CV)
+            logps_N[chunk] = logps_CV.gather(1, targets_N[chunk, None])[:, 0]
+            if head.with_stats:
+                stats_3N[:, chunk] = _stats_chunk(logits_CV, logps_CV, logps_N[chunk])
+            del logits_CV
+            if grads_NH is not None:
+                grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
+                grads_NH[chunk] = grads_CV.to(weight_VH.dtype) @ weight_VH
+            elif grad and chunk.stop == len(hidden_NH):
+                kept = (logps_CV, slope_CV)
+            del logps_CV, slope_CV
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
+        ctx.head, ctx.kept = head, kept
+        ctx.mark_non_differentiable(stats_3N)
+        return logps_N, stats_3N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_N: Tensor, _stats: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
+        hidden_NH, weight_VH, bias_V, targets_N, grads_NH = ctx.saved_tensors
+        if grads_NH is not None:
+            return (grad_N[:, None] * grads_NH).to(hidden_NH.dtype), None, None, None, None, None
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        wide = _wide(weight_VH.dtype)
+        hidden_grad = torch.empty_like(hidden_NH) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
+        bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
+        for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):
+            kept, ctx.kept = ctx.kept, None  # overwritten below: a second backward pass computes it again
+            if kept is None:
+                logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
+                kept = _log_softmax(logits_CV), slope_CV
+                del logits_CV
+            logps_CV, slope_CV = kept
+            del kept
+            grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], ctx.head).mul_(grad_N[chunk, None])
+            if bias_grad is not None:
+                bias_grad += grads_CV.sum(0)
+            narrow_CV = grads_CV.to(weight_VH.dtype)
+            if hidden_grad is not None:
+                hidden_grad[chunk] = narrow_CV @ weight_VH
+            if weight_grad is not None and weight_grad.dtype == narrow_CV.dtype:
+                weight_grad.addmm_(narrow_CV.T, hidden_NH[chunk])
+            elif weight_grad is not None:
+                weight_grad += narrow_CV.T @ hidden_NH[chunk]
+            del logps_CV, slope_CV, grads_CV, narrow_CV
+        return (
+            hidden_grad,
+            None if weight_grad is None else weight_grad.to(weight_VH.dtype),
+            None if bias_grad is None else bias_grad.to(weight_VH.dtype),
+            None, None, None,
+        )  # fmt: skip

@@ -1,0 +1,170 @@
+"""The policy loss: tokens of scored runs in, a sum and what to divide it by out.
+
+    N  trained tokens, flat over the sequences        S  sequences
+
+`policy_loss` returns a sum and its normaliser. The loop adds up normalisers over every micro-batch and rank of an
+update and divides the sum of sums by that: the update does not depend on how sequences were put into micro-batches. A
+sequence is never split between two of them.
+
+Invariant: tokens that are not there count for nothing. No token at all gives a sum of 0 with a gradient of 0, and a
+normaliser of 0.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairwright.errors import ConfigError
+from pairwright.losses.logps import sum_by_sequence
+
+# exp of more than this is nobody's importance ratio; without a bound, 0 · inf makes NaN in the backward pass.
+MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True)
+class PolicyTokens:
+    logps_N: Tensor
+    """log π of each trained token, with gradient."""
+    advantages_N: Tensor
+    """Advantage of each token: `advantages_S[sequence_N]`, or one a token where rewards are."""
+    sequence_N: Tensor
+    """Which sequence each token belongs to, below `num_sequences`."""
+    num_sequences: int
+    old_logps_N: Tensor | None = None
+    """Recorded log-probabilities; NaN where a token has none. None is none for all: the ratio is 1 there."""
+    ref_logps_N: Tensor | None = None
+    """log ref of each token; needed where `kl_weight` is not 0."""
+
+
+@dataclass(frozen=True)
+class PolicyOptions:
+    loss: str = "token"
+    aggregation: str = "token"
+    constant_length: int = 1024
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    max_ratio: float | None = None
+    kl_weight: float = 0.0
+    kl_estimator: str = "k3"
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    total: Tensor
+    """Sum, with gradient."""
+    normaliser: Tensor
+    """What the sum is divided by, once both are added up over the update."""
+    num_tokens: int
+    num_sequences: int
+    """Sequences that have at least one token."""
+    num_unrecorded: int
+    """Tokens without a recorded log-probability, whose ratio was taken as 1."""
+    num_clipped_low: int
+    num_clipped_high: int
+    ratio_sum: Tensor
+    kl_sum: Tensor
+    """Sum over tokens of the divergence estimate, without its weight; 0 without a reference."""
+
+
+def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyOptions) -> Tensor:
+    """−min(ρA, clip(ρ, 1−ε_l, 1+ε_h) A). PPO (Schulman et al. 2017, eq. 7), GRPO (Shao et al. 2024, eq. 3).
+
+    ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8). `max_ratio` bounds ρ itself where A < 0 (dual clip, Ye et
+    al. 2020), where the minimum does not.
+    """
+    kept_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
+    if options.max_ratio is not None:
+        ratio_N = ratio_N.clamp(max=options.max_ratio)
+    return -torch.minimum(ratio_N * advantages_N, kept_N * advantages_N)
+
+
+def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyOptions) -> Tensor:
+    """−sg[min(ρ, 1+ε_h)] A log π: every token keeps a gradient. CISPO (MiniMax 2025, eq. 4–5, no lower bound)."""
+    return -ratio_N.detach().clamp(max=1 + options.clip_high) * advantages_N * logps_N
+
+
+def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
+    """Estimates of KL(π‖ref) from tokens of π, with d = log π − log ref (Schulman 2020).
+
+    k1 = d (unbiased, any sign); k2 = d²/2 (biased, its gradient is the KL's); k3 = e^−d − 1 + d (unbiased, never below
+    0; GRPO, eq. 4). As a term of a loss the gradient of k1 is 0 in expectation: prefer k2 or k3.
+    """
+    apart_N = (logps_N - ref_logps_N).clamp(min=-MAX_LOG_RATIO)
+    if estimator == "k1":
+        return apart_N
+    if estimator == "k2":
+        return apart_N.square() / 2
+    if estimator == "k3":
+        return torch.expm1(-apart_N) + apart_N
+    raise ConfigError(f"kl_estimator: got {estimator!r}, expected k1, k2 or k3")
+
+
+def policy_loss(tokens: PolicyTokens, options: PolicyOptions) -> PolicyLoss:
+    """The loss of tokens, as a sum and its normaliser."""
+    logps_N, advantages_N = tokens.logps_N, tokens.advantages_N
+    log_ratio_N, num_unrecorded = _log_ratio(tokens)
+    if options.loss == "gspo":
+        log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
+    ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    if options.loss in ("token", "gspo"):
+        loss_N = clipped_loss(ratio_N, advantages_N, options)
+    elif options.loss == "cispo":
+        loss_N = weighted_likelihood(ratio_N, advantages_N, logps_N, options)
+    else:
+        raise ConfigError(f"loss: got {options.loss!r}, expected token, gspo or cispo")
+    kl_sum = logps_N.new_zeros(())
+    if tokens.ref_logps_N is not None:
+        kl_N = divergence(logps_N, tokens.ref_logps_N, options.kl_estimator)
+        kl_sum = kl_N.detach().sum()
+        loss_N = loss_N + options.kl_weight * kl_N
+    elif options.kl_weight:
+        raise ConfigError("kl_weight: it needs the reference's log-probabilities and the batch has none")
+    total, normaliser, num_sequences = aggregate(loss_N, tokens, options)
+    too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0) & (options.loss != "cispo")
+    too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0)
+    return PolicyLoss(
+        total=total,
+        normaliser=normaliser,
+        num_tokens=len(logps_N),
+        num_sequences=num_sequences,
+        num_unrecorded=num_unrecorded,
+        num_clipped_low=int(too_low_N.sum()),
+        num_clipped_high=int(too_high_N.sum()),
+        ratio_sum=ratio_N.detach().sum(),
+        kl_sum=kl_sum,
+    )
+
+
+def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyOptions) -> tuple[Tensor, Tensor, int]:
+    """Sum, normaliser, and the number of sequences with tokens.
+
+    token: every token counts alike (DAPO, BNPO). sequence: every sequence counts alike, its tokens share (GRPO).
+    constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025).
+    """
+    sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences)
+    num_sequences = (counts_S > 0).sum().to(loss_N.dtype)
+    if options.aggregation == "token":
+        total, normaliser = loss_N.sum(), counts_S.sum()
+    elif options.aggregation == "sequence":
+        total, normaliser = (sums_S / counts_S.clamp(min=1)).sum(), num_sequences
+    elif options.aggregation == "constant":
+        total, normaliser = loss_N.sum(), num_sequences * options.constant_length
+    else:
+        raise ConfigError(f"aggregation: got {options.aggregation!r}, expected token, sequence or constant")
+    return total, normaliser, int(num_sequences)
+
+
+def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:
+    """log π − log π_old; 0, with the gradient of log π, where nothing was recorded."""
+    current_N = tokens.logps_N.detach()
+    if tokens.old_logps_N is None:
+        return tokens.logps_N - current_N, len(current_N)
+    missing_N = tokens.old_logps_N.isnan()
+    return tokens.logps_N - torch.where(missing_N, current_N, tokens.old_logps_N), int(missing_N.sum())
+
+
+def _sequence_log_ratio(log_ratio_N: Tensor, tokens: PolicyTokens) -> Tensor:
+    """Mean of a sequence's log-ratios, for each of its tokens. GSPO (Zheng et al. 2025, eq. 7)."""
+    sums_S, counts_S = sum_by_sequence(log_ratio_N, tokens.sequence_N, tokens.num_sequences)
+    return (sums_S / counts_S.clamp(min=1))[tokens.sequence_N]

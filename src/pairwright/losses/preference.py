@@ -1,0 +1,210 @@
+"""Preference losses: log-probabilities of pairs in, one weighted loss a pair out.
+
+    B  pairs
+
+What the loop does with the result: sum `loss_B` over every micro-batch and rank of an update and divide by the sum of
+`weight_B` over the same. So a pair counts by its weight, with weights of 1 the loss is the mean over pairs, and how
+pairs were put into micro-batches changes nothing.
+
+Invariant: a pair with no trained token on a side has no preference. Its weight, loss and gradient are exactly 0, and it
+is counted in `num_empty`: padding never adds ln 2.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pairwright.errors import ConfigError
+from pairwright.losses import pairwise
+from pairwright.losses.pairwise import Scores, Strength
+
+
+@dataclass(frozen=True)
+class PairLogps:
+    """Of each pair, float32 or wider: sums of log-probabilities over trained tokens, and how many tokens they are."""
+
+    chosen_B: Tensor
+    rejected_B: Tensor
+    num_chosen_B: Tensor
+    num_rejected_B: Tensor
+    ref_chosen_B: Tensor | None = None
+    """The same sums under the reference; None for losses without one."""
+    ref_rejected_B: Tensor | None = None
+    weight_B: Tensor | None = None
+    """How much each pair counts; None is 1 each."""
+    margin_B: Tensor | None = None
+    """The reward gap, chosen minus rejected; needed for rpo and where margins are used."""
+    chosen_nll_B: Tensor | None = None
+    """−Σ log π of chosen over all its tokens; None is −chosen_B. Give it where `chosen_B` is length-desensitised."""
+    reference_point: Tensor | None = None
+    """kto: z₀ of the whole update, see `losses.unpaired`."""
+
+
+@dataclass(frozen=True)
+class PreferenceOptions:
+    beta: float = 0.1
+    preference_loss_weight: float = 1.0
+    preference_average_log_probs: bool = False
+    sft_loss_weight: float = 0.0
+    sft_average_log_probs: bool = False
+    label_smoothing: float = 0.0
+    gamma: float = 0.5
+    use_margin: bool = False
+    margin_scale: float = 1.0
+    ld_alpha: float | None = None
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class PairLosses:
+    loss_B: Tensor
+    """w · (w_p ℓ + w_s NLL), with gradient."""
+    weight_B: Tensor
+    """w, and 0 for an empty pair: what the sum of losses is divided by the sum of."""
+    preference_B: Tensor
+    """ℓ alone, without weight or gradient; 0 for an empty pair."""
+    sft_B: Tensor
+    """NLL of chosen alone, without weight or gradient; 0 for an empty pair."""
+    chosen_rewards_B: Tensor
+    """β · s as the loss saw it (averaged where it averages), without gradient."""
+    rejected_rewards_B: Tensor
+    num_empty: int
+
+
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A loss and what it is fed with. `options` are those that it alone, or it among few, understands."""
+
+    function: Callable[[Scores, Strength], Tensor]
+    needs_reference: bool = True
+    always_averages: bool = False
+    needs_margin: bool = False
+    needs_reference_point: bool = False
+    options: frozenset[str] = frozenset()
+
+
+_MARGIN = frozenset({"use_margin", "margin_scale"})
+_LENGTH = frozenset({"ld_alpha"})
+_SPECIAL = sorted(_MARGIN | _LENGTH | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight"})
+
+PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
+    "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | _LENGTH | {"label_smoothing"}),
+    "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | _LENGTH | {"label_smoothing"}),
+    "hinge": PreferenceLoss(pairwise.hinge, options=_MARGIN | _LENGTH),
+    "ipo": PreferenceLoss(pairwise.ipo, always_averages=True, options=_LENGTH),
+    "apo_zero": PreferenceLoss(pairwise.apo_zero, options=_LENGTH),
+    "apo_down": PreferenceLoss(pairwise.apo_down, options=_LENGTH),
+    "sppo_hard": PreferenceLoss(pairwise.sppo_hard, options=_LENGTH),
+    "nca_pair": PreferenceLoss(pairwise.nca_pair, options=_LENGTH),
+    "exo_pair": PreferenceLoss(pairwise.exo_pair, options=_LENGTH | {"label_smoothing"}),
+    "rpo": PreferenceLoss(pairwise.rpo, needs_margin=True, options=_LENGTH | {"margin_scale"}),
+    "simpo": PreferenceLoss(
+        pairwise.sigmoid, needs_reference=False, always_averages=True, options=_MARGIN | {"label_smoothing", "gamma"}
+    ),
+    "orpo": PreferenceLoss(pairwise.orpo, needs_reference=False, always_averages=True),
+    "kto": PreferenceLoss(
+        pairwise.kto, needs_reference_point=True, options=_LENGTH | {"desirable_weight", "undesirable_weight"}
+    ),
+}
+
+
+def preference_loss(name: str, logps: PairLogps, options: PreferenceOptions) -> PairLosses:
+    """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses."""
+    loss = check_preference(name, options)
+    full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
+    scores = _scores(name, loss, logps, options, full_B)
+    strength = Strength(
+        options.beta, options.label_smoothing, options.desirable_weight, options.undesirable_weight
+    )  # fmt: skip
+    zeros_B = torch.zeros_like(scores.chosen_B)
+    preference_B = torch.where(full_B, loss.function(scores, strength), zeros_B)
+    nll_B = -logps.chosen_B if logps.chosen_nll_B is None else logps.chosen_nll_B
+    sft_B = torch.where(full_B, _per_token(nll_B, logps.num_chosen_B, options.sft_average_log_probs), zeros_B)
+    weight_B = full_B.to(zeros_B.dtype)
+    if logps.weight_B is not None:
+        weight_B = torch.where(full_B, logps.weight_B.to(zeros_B.dtype), zeros_B)
+    total_B = options.preference_loss_weight * preference_B
+    if options.sft_loss_weight:
+        total_B = total_B + options.sft_loss_weight * sft_B
+    return PairLosses(
+        loss_B=weight_B * total_B,
+        weight_B=weight_B,
+        preference_B=preference_B.detach(),
+        sft_B=sft_B.detach(),
+        chosen_rewards_B=torch.where(full_B, options.beta * scores.chosen_B.detach(), zeros_B),
+        rejected_rewards_B=torch.where(full_B, options.beta * scores.rejected_B.detach(), zeros_B),
+        num_empty=int((~full_B).sum()),
+    )
+
+
+def sft_loss(
+    logps_S: Tensor, num_S: Tensor, weight_S: Tensor | None = None, *, average: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Weighted negative log-likelihood of each sequence, and the weights to divide the sum by; empty ones have 0.
+
+    `average` divides a sequence's by its number of tokens, so that long ones do not count for more.
+    """
+    full_S = num_S > 0
+    zeros_S = torch.zeros_like(logps_S)
+    weight_S = full_S.to(logps_S.dtype) if weight_S is None else torch.where(full_S, weight_S, zeros_S)
+    return weight_S * torch.where(full_S, _per_token(-logps_S, num_S, average), zeros_S), weight_S
+
+
+def check_preference(name: str, options: PreferenceOptions) -> PreferenceLoss:
+    """The loss of a name, if the options are in range and the loss understands every one that is set."""
+    loss = PREFERENCE_LOSSES.get(name)
+    if loss is None:
+        raise ConfigError(f"loss: got {name!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}")
+    default = PreferenceOptions()
+    for option in _SPECIAL:
+        value = getattr(options, option)
+        if value != getattr(default, option) and option not in loss.options:
+            those = sorted(other for other, entry in PREFERENCE_LOSSES.items() if option in entry.options)
+            raise ConfigError(f"{option}: got {value!r}, but {name} does not use it: it is for {', '.join(those)}")
+    if not options.beta > 0:
+        raise ConfigError(f"beta: got {options.beta!r}, expected a number above 0")
+    if not 0 <= options.label_smoothing < 0.5:
+        raise ConfigError(f"label_smoothing: got {options.label_smoothing!r}, expected at least 0 and below 0.5")
+    if name == "exo_pair" and options.label_smoothing == 0:
+        raise ConfigError("label_smoothing: exo_pair takes its logarithm; set it above 0 (its paper uses 0.001)")
+    return loss
+
+
+def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: PreferenceOptions, full_B: Tensor) -> Scores:
+    """Both sides' scores, with 0 in place of an empty pair's, so that its gradient is 0 and not NaN."""
+    chosen_B, rejected_B = logps.chosen_B, logps.rejected_B
+    if loss.needs_reference:
+        chosen_B = chosen_B - _given(name, "ref_chosen_B", logps.ref_chosen_B)
+        rejected_B = rejected_B - _given(name, "ref_rejected_B", logps.ref_rejected_B)
+    average = loss.always_averages or options.preference_average_log_probs
+    chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
+    rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
+    zeros_B = torch.zeros_like(chosen_B)
+    chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
+    gap_B = zeros_B
+    if loss.needs_margin or options.use_margin:
+        given_B = _given(name, "margin_B", logps.margin_B)
+        gap_B = torch.where(full_B, options.margin_scale * given_B.to(zeros_B.dtype), zeros_B)
+    margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
+    point = logps.reference_point
+    return Scores(
+        chosen_B=chosen_B,
+        rejected_B=rejected_B,
+        margin_B=margin_B + gap_B if options.use_margin else margin_B,
+        gap_B=gap_B,
+        nll_B=-chosen_B,
+        reference_point=_given(name, "reference_point", point).detach() if loss.needs_reference_point else zeros_B,
+    )
+
+
+def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
+    return values_B / num_B.clamp(min=1) if average else values_B
+
+
+def _given(name: str, field: str, value: Tensor | None) -> Tensor:
+    if value is None:
+        raise ConfigError(f"{field}: {name} needs it and the batch has none")
+    return value

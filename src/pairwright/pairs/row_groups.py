@@ -1,0 +1,126 @@
+"""Row groups of the pairs table: where they begin depends on the rows alone, and each holds a text once.
+
+Rows come in batches of any size, with their content as text or as dictionary arrays. A group ends after 16,384 rows or
+about 32 MB of text, whichever comes first; its dictionaries have the texts that its rows use, in the order of their
+first use. So the same rows give the same bytes, whether they were planned and fetched in one piece or in many.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+ROWS_PER_GROUP = 16_384
+BYTES_PER_GROUP = 32 * 2**20
+_INDEX = pa.int32()
+
+
+def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """The schema with dictionary arrays for these columns, where it has them."""
+    fields = [
+        pa.field(field.name, pa.dictionary(_INDEX, field.type)) if field.name in names else field for field in schema
+    ]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Rows put together and cut into groups, with the columns of `schema`."""
+    pending: list[pa.RecordBatch] = []
+    num_rows = num_bytes = 0
+    for batch in batches:
+        rows = _encoded(batch, schema)
+        sizes, start = _sizes(rows), 0
+        while start < rows.num_rows:
+            ends = np.searchsorted(np.cumsum(sizes[start:]), BYTES_PER_GROUP - num_bytes, side="right")
+            taken = min(int(ends), ROWS_PER_GROUP - num_rows)
+            if not taken and not pending:
+                taken = 1  # a row that is larger than a group is a group of its own
+            piece = rows.slice(start, taken)
+            start += piece.num_rows
+            num_rows, num_bytes = (
+                num_rows + piece.num_rows,
+                num_bytes + int(sizes[start - piece.num_rows : start].sum()),
+            )
+            pending += [piece] if piece.num_rows else []
+            if start < rows.num_rows or num_rows == ROWS_PER_GROUP:
+                yield _group(pending, schema)
+                pending, num_rows, num_bytes = [], 0, 0
+    if pending:
+        yield _group(pending, schema)
+
+
+def _encoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch with the types of the schema: text becomes dictionary arrays where the schema has them."""
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
+            column = column.cast(field.type.value_type).dictionary_encode()
+        columns.append(column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The bytes of text in each row."""
+    total = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        if pa.types.is_dictionary(column.type) and len(column.dictionary):
+            lengths = np.append(pc.binary_length(column.dictionary).to_numpy(zero_copy_only=False), 0)
+            total += lengths[_codes(column)]
+    return total
+
+
+def _group(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    table = pa.Table.from_batches(pieces, schema=schema)
+    for number, field in enumerate(schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(number, field, _compact(table.column(number)))
+    return table.combine_chunks()
+
+
+def _compact(column: pa.ChunkedArray) -> pa.Array:
+    """A dictionary array with only the texts that it uses, in the order of their first use."""
+    if column.num_chunks > 1:
+        column = column.unify_dictionaries()
+    chunks = column.chunks
+    codes = np.concatenate([_codes(chunk) for chunk in chunks])
+    used, ranks = first_uses(codes, len(chunks[0].dictionary))
+    if len(chunks) == 1 and len(used) == len(chunks[0].dictionary) and (used == np.arange(len(used))).all():
+        return chunks[0]
+    return pa.DictionaryArray.from_arrays(index_array(ranks), chunks[0].dictionary.take(_int64(used)))
+
+
+def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The codes that are used, in the order of their first use, and for each row the place of its code among them.
+
+    -1 is no code, and has no place.
+
+    >>> first_uses(np.array([7, 2, -1, 7]), 9)
+    (array([7, 2]), array([ 0,  1, -1,  0], dtype=int32))
+    """
+    numbers = np.arange(len(codes))
+    first = np.zeros(num_codes + 1, np.int64)
+    first[codes[::-1]] = numbers[::-1]  # what is written last stays: the first use
+    used = codes[(first[codes] == numbers) & (codes >= 0)]
+    ranks = np.full(num_codes + 1, -1, np.int32)
+    ranks[used] = np.arange(len(used), dtype=np.int32)
+    return used, ranks[codes]
+
+
+def index_array(places: npt.NDArray[np.int32]) -> pa.Array:
+    """Places as indices of a dictionary array; -1 is null."""
+    indices = pa.Array.from_buffers(_INDEX, len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
+    if len(places) and places.min() < 0:
+        indices = pc.if_else(pc.less(indices, 0), pa.scalar(None, _INDEX), indices)
+    return indices
+
+
+def _codes(column: pa.DictionaryArray) -> npt.NDArray[np.int64]:
+    """Which text each row has; -1 for none."""
+    return np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def _int64(values: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values.tobytes())])

@@ -1,0 +1,89 @@
+"""Experiences as narrow rows: what planning needs of them, and where their text is.
+
+`row` says where a row came from: the number of its table and its place there. Plain-text prompts get hashes of their
+text; everything else is a column of the table already. What eligibility needs of the content is read here as well.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import polars as pl
+
+from pairwright.canonical import content_hash
+from pairwright.errors import PairwrightError
+from pairwright.jsontext import from_json
+from pairwright.store.table import Table
+
+PLACE_BITS = 40
+_NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
+_MASKED, _FAILED = "mask_sample", "_ng_failure_class"
+_BATCH_ROWS = 65_536
+
+
+def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
+    """The narrow rows of all experiences; the first table has the number `first`."""
+    if not tables:
+        raise PairwrightError("no experience table was named")
+    return pl.concat([_finished(_narrow(table, first + number).collect()) for number, table in enumerate(tables)])
+
+
+def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
+    """The same, a few rows at a time."""
+    for number, table in enumerate(tables):
+        for batch in _narrow(table, number).collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True):
+            yield _finished(batch)
+
+
+def places_of(rows: pl.Series, table: int) -> pl.Series:
+    """The places of rows in one table, of those that are in it."""
+    return (rows.filter((rows >> PLACE_BITS) == table) - (table << PLACE_BITS)).alias("place")
+
+
+def _narrow(table: Table, number: int) -> pl.LazyFrame:
+    no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
+    mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
+    return (
+        table.lazy()
+        .with_row_index("row")
+        .select(
+            *_NARROW,
+            pl.col("row").cast(pl.Int64) + (number << PLACE_BITS),
+            pl.when(no_completion)
+            .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
+            .otherwise("num_completion_characters")
+            .fill_null(0)
+            .alias("num_characters"),
+            (pl.col("num_tool_calls") > 0).alias("has_calls"),
+            pl.col("truncate_status").is_not_null().alias("truncated"),
+            pl.col("model_version"),
+            (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
+            pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
+            pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
+        )
+    )
+
+
+def _is_fine() -> pl.Expr:
+    """Says without decoding that a rollout is neither masked nor failed: one key, and its value is false."""
+    info = pl.col("info")
+    once = info.str.count_matches(f'"{_MASKED}"', literal=True) == 1
+    return once & info.str.contains(f'"{_MASKED}":false', literal=True) & ~info.str.contains(_FAILED, literal=True)
+
+
+def _finished(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose prompt is plain text, and those that may have failed, seen to one by one: few are."""
+    odd = rows["failure"].drop_nulls()
+    failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)
+    places = rows["failure"].is_not_null().arg_true()
+    rows = rows.with_columns(failed=pl.repeat(False, rows.height, eager=True).scatter(places, failed))
+    if rows["prompt_text"].null_count() < rows.height:
+        hashes = [
+            content_hash(digest, text) if text else digest
+            for digest, text in rows.select("prompt_hash", "prompt_text").iter_rows()
+        ]
+        rows = rows.with_columns(pl.Series("prompt_hash", hashes))
+    return rows.drop("failure", "prompt_text")
+
+
+def _is_failed(text: str) -> bool:
+    info = from_json(text)
+    return isinstance(info, dict) and (info.get(_MASKED) not in (None, False, 0) or bool(info.get(_FAILED)))

@@ -1,0 +1,104 @@
+"""Rows put aside under numbers, to be taken up again number by number: in memory, or in files of a hidden folder."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import PairwrightError
+
+Rows = TypeVar("Rows", pl.DataFrame, pa.Table)
+_PREFIX = ".build."
+_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@contextlib.contextmanager
+def build_folder(output: Path) -> Iterator[Path]:
+    """A hidden folder in `output` that is gone afterwards; those that dead builds left behind go with it."""
+    folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
+    try:
+        folder.mkdir(parents=True)
+        for other in output.glob(f"{_PREFIX}*"):
+            if not _is_alive(int(other.name.split(".")[2])):
+                shutil.rmtree(other, ignore_errors=True)
+        yield folder
+    except OSError as error:
+        raise PairwrightError(f"{output}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Spill(Generic[Rows]):
+    """Rows of one shape by number: frames, or Arrow tables. Without a folder they stay as they are, in memory."""
+
+    def __init__(self, folder: Path | None, name: str, *, kind: type[Rows]) -> None:
+        self._folder = folder
+        self._name = name
+        self._kind = kind
+        self._held: dict[int, list[Rows]] = {}
+        self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
+
+    def add(self, number: int, rows: Rows) -> None:
+        """Put rows aside."""
+        if self._folder is None:
+            self._held.setdefault(number, []).append(rows)
+            return
+        table = rows.to_arrow() if isinstance(rows, pl.DataFrame) else rows
+        if number not in self._writers:
+            file = pa.OSFile(str(self._path(number)), "wb")
+            self._writers[number] = file, pa.ipc.new_stream(file, table.schema, options=_OPTIONS)
+        self._writers[number][1].write_table(table)
+
+    def read(self, number: int) -> Rows | None:
+        """All rows with this number, in the order in which they were put aside. After that none can be added to it."""
+        if self._folder is None:
+            held = self._held.get(number, [])
+            return self._joined(held) if held else None
+        for part in reversed(self._writers.pop(number, ())):
+            part.close()
+        if not self._path(number).exists():
+            return None
+        with pa.OSFile(str(self._path(number))) as file, pa.ipc.open_stream(file) as reader:
+            return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
+
+    def take(self, number: int) -> Rows | None:
+        """The same, and they are kept no longer."""
+        rows = self.read(number)
+        self._held.pop(number, None)
+        if self._folder is not None:
+            self._path(number).unlink(missing_ok=True)
+        return rows
+
+    def close(self) -> None:
+        """Finish the files, so that others may read them. After that no rows can be added."""
+        for parts in self._writers.values():
+            for part in reversed(parts):
+                part.close()
+
+    def adopt(self, number: int, path: Path) -> None:
+        """Take the file of another one over as the rows with this number."""
+        path.rename(self._path(number))
+
+    def _joined(self, held: list[Rows]) -> Rows:
+        if len(held) == 1:
+            return held[0]
+        return cast(Rows, pl.concat(held) if self._kind is pl.DataFrame else pa.concat_tables(held))
+
+    def _path(self, number: int) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{self._name}.{number}.arrow"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

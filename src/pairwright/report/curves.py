@@ -1,0 +1,162 @@
+"""Training curves from metrics.jsonl: loss, margins, accuracy, and both log-probabilities in one plot.
+
+Where chosen and rejected fall together, likelihood moves away from both (displacement): that is said in words. Long
+curves are drawn as the mean of a few hundred stretches with a band from the least to the largest value, so that a spike
+stays visible; the CSV has every row.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pairwright.report.markup import Markup, join, shown, tag
+from pairwright.report.plots import Plot
+from pairwright.report.run_folder import RunFolder, read_json, read_rows
+from pairwright.report.section import Section
+from pairwright.report.svg import Line, line_chart
+
+MAX_POINTS = 240
+MAX_MORE = 24
+# title -> (metric, colour) of the lines in one plot
+MAIN: dict[str, tuple[tuple[str, str], ...]] = {
+    "Loss": (("loss", "accent"),),
+    "Reward margin": (("rewards/margins", "accent"),),
+    "Accuracy": (("rewards/accuracies", "accent"),),
+    "Log-probability of both sides": (("logps/chosen", "chosen"), ("logps/rejected", "rejected")),
+    "Implicit reward of both sides": (("rewards/chosen", "chosen"), ("rewards/rejected", "rejected")),
+}
+_NO_CURVE = ("step", "epoch", "time", "num_tokens", "round")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The finite values of a metric over the steps of all rounds, and how many were not finite."""
+
+    steps: list[float]
+    values: list[float]
+    num_lost: int
+
+
+def curves_section(run: RunFolder) -> Section | None:
+    rows, num_bad = _rows(run)
+    if not rows:
+        return None
+    used = {name for lines in MAIN.values() for name, _ in lines}
+    names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
+    plots = [plot for title, lines in MAIN.items() if (plot := _plot(rows, title, lines))]
+    others = [name for name in names if name not in used and name not in _NO_CURVE]
+    more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
+    parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
+    displaced = _displacement(rows)
+    if displaced:
+        parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
+    parts.append(tag("div", *(plot.card() for plot in plots), class_="cards"))
+    if len(rows) > MAX_POINTS:
+        told = "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
+        parts.append(tag("p", told, class_="note"))
+    if more:
+        left = f" ({len(others) - MAX_MORE} others are not drawn)" if len(others) > MAX_MORE else ""
+        title = tag("summary", f"{len(more)} more curves{left}")
+        parts.append(tag("details", title, tag("div", *(plot.card() for plot in more), class_="cards")))
+    return Section("training", "Training", join(parts), [*plots, *more])
+
+
+def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
+    """The rows of all rounds; the steps of a round follow those of the one before."""
+    found: list[dict[str, Any]] = []
+    offset, num_bad = 0.0, 0
+    for one in run.rounds:
+        if one.metrics is None:
+            continue
+        rows, bad = read_rows(one.metrics)
+        num_bad += bad
+        placed = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
+        num_bad += len(rows) - len(placed)
+        found += [{**row, "step": row["step"] + offset, "round": one.name} for row in placed]
+        offset = max((row["step"] for row in found), default=0.0)
+    return found, num_bad
+
+
+def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str]]) -> Plot | None:
+    lines, table, lost = [], [("metric", "step", "value")], 0
+    for name, tone in names:
+        for key, suffix in ((name, ""), (f"eval_{name}", ", validation")):
+            curve = _curve(rows, key)
+            lost += curve.num_lost
+            if not curve.steps:
+                continue
+            table += [(key, step, value) for step, value in zip(curve.steps, curve.values, strict=True)]  # type: ignore[misc]
+            is_eval = bool(suffix)
+            lines.append(_line(curve, name + suffix, _eval_tone(tone, len(names)) if is_eval else tone, dots=is_eval))
+    if not lines:
+        return None
+    note = f"{lost:,} values are not finite and are not drawn." if lost else ""
+    legend = [(line.name, line.tone) for line in lines] if len(lines) > 1 else []
+    svg = line_chart(lines, label=title)
+    return Plot(f"training-{title}", title, svg, table, legend=legend, note=note)
+
+
+def _eval_tone(tone: str, num_names: int) -> str:
+    return "before" if num_names == 1 else tone
+
+
+def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
+    every = -(-len(curve.steps) // MAX_POINTS)
+    if every == 1:
+        return Line(name, curve.steps, curve.values, tone, dots=dots and len(curve.steps) <= 60)
+    parts = [(curve.steps[at : at + every], curve.values[at : at + every]) for at in range(0, len(curve.steps), every)]
+    xs = [math.fsum(steps) / len(steps) for steps, _ in parts]
+    ys = [math.fsum(values) / len(values) for _, values in parts]
+    lows, highs = ([edge(values) for _, values in parts] for edge in (min, max))
+    return Line(name, xs, ys, tone, low=lows, high=highs)
+
+
+def _curve(rows: list[dict[str, Any]], name: str) -> Curve:
+    given = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
+    finite = [(float(step), float(value)) for step, value in given if math.isfinite(value) and abs(value) < 1e300]
+    return Curve([step for step, _ in finite], [value for _, value in finite], len(given) - len(finite))
+
+
+def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
+    """Whether the chosen side became less likely in the last round that was trained: label, tone, sentence."""
+    rounds = list(dict.fromkeys(row["round"] for row in rows))
+    last = [row for row in rows if row["round"] == rounds[-1]]
+    chosen, rejected = (_ends(_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))
+    if chosen is None or rejected is None:
+        return None
+    (start, end), (other_start, other_end) = chosen, rejected
+    told = (
+        f"chosen {shown(start)} → {shown(end)}, rejected {shown(other_start)} → {shown(other_end)} "
+        "(log-probability, first and last tenth of the steps)."
+    )
+    if end < start and other_end < other_start:
+        return "likelihood displacement", "bad", f"Both sides became less likely: {told}"
+    if end < start:
+        return "chosen fell", "bad", f"The chosen side became less likely: {told}"
+    return "chosen rose", "good", f"The chosen side became more likely: {told}"
+
+
+def _ends(values: list[float]) -> tuple[float, float] | None:
+    if len(values) < 2:
+        return None
+    tenth = max(1, len(values) // 10)
+    return math.fsum(values[:tenth]) / tenth, math.fsum(values[-tenth:]) / tenth
+
+
+def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
+    states = [read_json(one.train) for one in run.rounds if one.train]
+    state = states[-1].get("state") if states else None
+    parts = [f"{shown(max(row['step'] for row in rows))} steps"]
+    num_rounds = len({row["round"] for row in rows})
+    if num_rounds > 1:
+        parts.append(f"{num_rounds} rounds, one after the other")
+    if state:
+        parts.append(f"{state}")
+    if num_bad:
+        parts.append(f"{num_bad:,} lines of metrics could not be read")
+    return ", ".join(parts) + "."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,162 @@
+"""The outcome, first on the page: before and after with intervals, the verdict, what became worse."""
+
+import csv
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
+from pairwright.report.markup import Markup, counted, join, shown, tag
+from pairwright.report.plots import Plot
+from pairwright.report.run_folder import RunFolder
+from pairwright.report.section import Section
+from pairwright.report.svg import Line, Span, interval_chart, line_chart
+
+MAX_REGRESSIONS = 20
+MAX_TASKS = 200
+
+
+def outcome_section(run: RunFolder) -> Section | None:
+    """What the evaluation says, or None where there is none."""
+    if run.evaluation is None:
+        return None
+    found = read_evaluation(run.evaluation)
+    metrics = found.get("metrics") or []
+    if not metrics:
+        return None
+    plots = [_intervals(metric) for metric in metrics]
+    parts = [_hero(found, metrics[0], plots[0])]
+    rounds = _round_plot(run, metrics[0]["name"])
+    more = [plot.card() for plot in [*plots[1:], *([rounds] if rounds else [])]]
+    if more:
+        parts.append(tag("div", *more, class_="cards"))
+    parts.append(tag("div", _table(metrics), class_="card scroll"))
+    parts += [_regressions(metric) for metric in metrics if metric["num_regressions"]]
+    parts.append(_tasks(run.evaluation.parent / TASKS_NAME))
+    parts.append(tag("p", _method(found), class_="note"))
+    return Section("outcome", "Outcome", join(parts), [*plots, *([rounds] if rounds else [])])
+
+
+def _hero(found: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
+    difference = metric["difference"]
+    better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
+    figure = tag(
+        "div", tag("span", shown(metric["before"]["mean"], 3), class_="was"), tag("span", "→", class_="to"),
+        shown(metric["after"]["mean"], 3), class_="figure",
+    )  # fmt: skip
+    bounds = "" if difference["low"] is None else f" ({shown(difference['low'], 3)} to {shown(difference['high'], 3)})"
+    word = f"{'better' if better > 0 else 'worse'} by {shown(abs(difference['mean']), 3)}" if better else "no change"
+    sentence = tag("p", tag("b", word[:1].upper() + word[1:]), f"{bounds} on {counted(metric['tasks'], 'task')}.")
+    words = tag("div", tag("h3", plot.title), figure, sentence, _wins(metric), _verdict(found.get("gate")))
+    return tag("div", words, tag("div", plot.svg), class_="card hero")
+
+
+def _verdict(gate: dict[str, Any] | None) -> Markup:
+    if gate is None:
+        return tag("p", tag("span", "no gate was set", class_="chip quiet"))
+    chip = tag(
+        "span", "gate open" if gate["passed"] else "gate closed", class_=f"chip {'good' if gate['passed'] else 'bad'}"
+    )
+    asked = f"asked for at least {shown(gate['min_improvement'])} with confidence {shown(gate['confidence'])}"
+    reason = "" if gate["passed"] else tag("p", gate["reason"][:1].upper() + gate["reason"][1:] + ".", class_="note")
+    return join([tag("p", chip, " ", tag("span", asked, class_="note")), reason])
+
+
+def _wins(metric: dict[str, Any]) -> Markup:
+    parts = (("wins", "good", "won"), ("draws", "before", "drawn"), ("losses", "bad", "lost"))
+    bar = [tag("i", class_=tone, style=f"flex:{int(metric[name])}") for name, tone, _ in parts if metric[name]]
+    told = ", ".join(f"{metric[name]:,} {word}" for name, _, word in parts)
+    return join([tag("div", *bar, class_="wdl", role="img", aria_label=told), tag("p", told, class_="note")])
+
+
+def _intervals(metric: dict[str, Any]) -> Plot:
+    sides = [(name, metric[name], tone) for name, tone in (("before", "before"), ("after", "accent"))]
+    spans = [Span(name, side["mean"], side["low"], side["high"], tone) for name, side, tone in sides]
+    label = f"{metric['name']} before and after, with confidence intervals"
+    rows = [("side", "mean", "low", "high")]
+    rows += [(name, side["mean"], side["low"], side["high"]) for name, side, _ in sides]
+    difference = metric["difference"]
+    rows.append(("difference", difference["mean"], difference["low"], difference["high"]))
+    direction = "" if metric["better"] == "higher" else " (lower is better)"
+    return Plot(f"outcome-{metric['name']}", metric["name"] + direction, interval_chart(spans, label=label), rows)
+
+
+def _round_plot(run: RunFolder, name: str) -> Plot | None:
+    """The first metric after each round, where several rounds were evaluated."""
+    rows: list[tuple[float, float, float, float]] = []
+    for one in run.rounds:
+        if one.evaluation is None or not one.name:
+            continue
+        metric = next((item for item in read_evaluation(one.evaluation)["metrics"] if item["name"] == name), None)
+        if metric is None:
+            continue
+        number = float(one.name.removeprefix("round "))
+        for place, side in ((number - 1, metric["before"]), (number, metric["after"])):
+            if not rows or rows[-1][0] < place:
+                low, high = (side["mean"] if side[end] is None else side[end] for end in ("low", "high"))
+                rows.append((place, side["mean"], low, high))
+    if len(rows) < 3:
+        return None
+    places, means, lows, highs = (list(column) for column in zip(*rows, strict=True))
+    line = Line(name, places, means, low=lows, high=highs, dots=True)
+    svg = line_chart([line], label=f"{name} by round", x_label="rounds of training", height=150)
+    return Plot("outcome-rounds", f"{name}, round by round", svg, [("rounds", "mean", "low", "high"), *rows])
+
+
+def _table(metrics: list[dict[str, Any]]) -> Markup:
+    heads = ("metric", "before", "after", "difference", "interval", "won", "drawn", "lost", "sign test p")
+    rows = []
+    for metric in metrics:
+        difference = metric["difference"]
+        span = "–" if difference["low"] is None else f"{shown(difference['low'], 3)} to {shown(difference['high'], 3)}"
+        cells = (metric["before"]["mean"], metric["after"]["mean"], difference["mean"])
+        counts = (metric["wins"], metric["draws"], metric["losses"])
+        p_value = metric["sign_test_p"]
+        rows.append([metric["name"], *(shown(cell, 4) for cell in cells), span, *(f"{count:,}" for count in counts),
+                     "< 1e-6" if p_value < 1e-6 else shown(p_value, 2)])  # fmt: skip
+    return table(heads, rows)
+
+
+def table(heads: tuple[str, ...], rows: list[list[Any]]) -> Markup:
+    head = tag("tr", *(tag("th", head) for head in heads))
+    return tag(
+        "table", tag("thead", head), tag("tbody", *(tag("tr", *(tag("td", cell) for cell in row)) for row in rows))
+    )
+
+
+def _regressions(metric: dict[str, Any]) -> Markup:
+    rows = metric["regressions"][:MAX_REGRESSIONS]
+    title = f"{metric['name']}: worse on {metric['num_regressions']:,} of {metric['tasks']:,} tasks"
+    if len(rows) < metric["num_regressions"]:
+        title += f", the first {len(rows)} shown"
+    cells = [[row["task"], *(shown(row[name]) for name in ("before", "after", "difference"))] for row in rows]
+    return tag("details", tag("summary", title), tag("div", table(("task", "before", "after", "difference"), cells),
+               class_="scroll"))  # fmt: skip
+
+
+def _tasks(path: Path) -> Markup:
+    if not path.is_file():
+        return Markup("")
+    rows = list(itertools.islice(_csv_rows(path), MAX_TASKS + 1))
+    more = len(rows) > MAX_TASKS
+    if len(rows) < 2:
+        return Markup("")
+    title = f"Every task: the first {MAX_TASKS} rows, all are in {path.name}" if more else "Every task"
+    shown_rows = [[row[1], row[0], *row[2:]] for row in rows[1 : MAX_TASKS + 1]]
+    heads = (rows[0][1], rows[0][0], *rows[0][2:])
+    return tag("details", tag("summary", title), tag("div", table(heads, shown_rows), class_="scroll"))
+
+
+def _csv_rows(path: Path) -> Iterator[list[str]]:
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        yield from (row for row in csv.reader(file) if len(row) >= 2)
+
+
+def _method(found: dict[str, Any]) -> str:
+    options = found.get("options", {})
+    return (
+        f"{found.get('before')} against {found.get('after')}. Intervals: {found.get('method')}, "
+        f"confidence {shown(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
+        f"seed {options.get('seed')}."
+    )

@@ -1,0 +1,138 @@
+"""What a run's folder holds, stage by stage. A stage that is absent is None, and its section is not shown.
+
+RUN/                 config.yaml, manifest.json, evaluation.json, and one round's stages, or
+RUN/round-N/         the stages of round N
+<stages>/            experience/, pairs/, tokens/, metrics.jsonl (or train/metrics.jsonl), evaluation.json, model/
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import PairwrightError
+from pairwright.jsontext import from_json
+
+MAX_JSON_BYTES = 64 * 2**20
+MAX_TEXT_CHARACTERS = 40_000
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of one round; each is the path of what it wrote."""
+
+    name: str
+    folder: Path
+    pairs: Path | None
+    tokens: Path | None
+    metrics: Path | None
+    train: Path | None
+    evaluation: Path | None
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run: its rounds in order, what it was asked to do, and what it was done with."""
+
+    name: str
+    rounds: list[Stages]
+    evaluation: Path | None
+    config: Path | None
+    manifest: Path | None
+    tokenizers: list[Path] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        parts = [
+            part for one in self.rounds for part in (one.pairs, one.tokens, one.metrics, one.train, one.evaluation)
+        ]
+        return not any(parts) and self.evaluation is None and self.config is None and self.manifest is None
+
+
+def open_run(folder: Path) -> RunFolder:
+    """Look at a run's folder, without reading what is in it."""
+    if not folder.is_dir():
+        raise PairwrightError(f"{folder}: no such folder; expected the folder of a run")
+    numbered = [
+        (int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"round-(\d{1,6})", path.name))
+    ]
+    rounds = [_stages(path, f"round {number}") for number, path in sorted(numbered)]
+    own = _stages(folder, "")
+    if not rounds or own.pairs or own.metrics:
+        rounds = [own, *rounds]
+    evaluations = [own.evaluation, *(one.evaluation for one in reversed(rounds))]
+    found = RunFolder(
+        name=folder.resolve().name,
+        rounds=rounds,
+        evaluation=next(filter(None, evaluations), None),
+        config=_file(folder / "config.yaml"),
+        manifest=_file(folder / "manifest.json"),
+        tokenizers=[path for one in rounds[::-1] for path in _models(one.folder)],
+    )  # fmt: skip
+    if found.is_empty:
+        raise PairwrightError(
+            f"{folder}: nothing to report on; expected pairs/, tokens/, metrics.jsonl or evaluation.json in it"
+        )
+    return found
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file of a run."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise PairwrightError(f"{path}: more than {MAX_JSON_BYTES >> 20} MB, which no stage writes")
+        return from_json(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PairwrightError(f"{path}: cannot be read: {error}") from error
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The objects of a JSON lines file that is perhaps being written, and how many lines are none."""
+    rows, num_bad = [], 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    row = from_json(line)
+                except (msgspec.MsgspecError, ValueError, RecursionError):
+                    row = None
+                if type(row) is dict:
+                    rows.append(row)
+                else:
+                    num_bad += bool(line.strip())
+    except OSError as error:
+        raise PairwrightError(f"{path}: cannot be read: {error}") from error
+    return rows, num_bad
+
+
+def read_text(path: Path) -> str:
+    """A text file of a run, cut where it is very long."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_TEXT_CHARACTERS + 1)
+    except OSError as error:
+        raise PairwrightError(f"{path}: cannot be read: {error}") from error
+    return text if len(text) <= MAX_TEXT_CHARACTERS else text[:MAX_TEXT_CHARACTERS] + "\n… (cut)"
+
+
+def _stages(folder: Path, name: str) -> Stages:
+    return Stages(
+        name=name,
+        folder=folder,
+        pairs=folder / "pairs" if (folder / "pairs" / "pairs.parquet").is_file() else None,
+        tokens=folder / "tokens" if (folder / "tokens" / "items.parquet").is_file() else None,
+        metrics=_file(folder / "metrics.jsonl") or _file(folder / "train" / "metrics.jsonl"),
+        train=_file(folder / "train.json") or _file(folder / "train" / "train.json"),
+        evaluation=_file(folder / "evaluation.json"),
+    )
+
+
+def _models(folder: Path) -> list[Path]:
+    places = (folder / "model", folder / "train" / "model", folder / "adapter", folder / "train" / "adapter")
+    return [path for path in places if (path / "tokenizer.json").is_file()]
+
+
+def _file(path: Path) -> Path | None:
+    return path if path.is_file() else None

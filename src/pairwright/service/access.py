@@ -1,0 +1,63 @@
+"""Who a request comes from. With tokens, every request but the page, the health and the API's description needs one.
+
+Without tokens the service answers on loopback only, and only to requests that were addressed to loopback: a web page
+that a browser on this machine has open must not be able to submit jobs.
+"""
+
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+
+from pairwright.errors import ConfigError
+from pairwright.service.context import Context, context_of
+from pairwright.service.refusals import Refusal
+from pairwright.service.tokens import EVERYBODY, Caller, caller_of, count_tokens
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def check_binding(host: str, num_tokens: int) -> None:
+    """Without a token nobody but this machine may reach the service."""
+    if not num_tokens and host not in LOOPBACK:
+        raise ConfigError(
+            f"--host {host}: without a token the service binds to loopback only: make one with "
+            "pairwright serve token create --data DIR --name NAME --scope '*', or use --host 127.0.0.1"
+        )
+
+
+def caller(request: Request, context: Annotated[Context, Depends(context_of)]) -> Caller:
+    """The caller of a request, or a refusal."""
+    header = request.headers.get("authorization")
+    if not context.needs_token and not count_tokens(context.database):
+        _check_addressed_to_loopback(request)
+        return EVERYBODY
+    scheme, _, token = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise _unauthorized("no token: send 'Authorization: Bearer TOKEN'")
+    found = caller_of(context.database, token.strip())
+    if found is None:
+        raise _unauthorized("this token is not known: it was revoked, or belongs to another service")
+    return found
+
+
+def _unauthorized(message: str) -> Refusal:
+    # hub clients take a bare 401 for a missing repository unless the message says this
+    headers = {"www-authenticate": "Bearer", "x-error-message": "Invalid credentials in Authorization header"}
+    return Refusal(401, "bad_token", message, headers=headers)
+
+
+def _check_addressed_to_loopback(request: Request) -> None:
+    host = _host(request.headers.get("host", ""))
+    origin = request.headers.get("origin")
+    if host not in LOOPBACK or (origin is not None and _host(urlsplit(origin).netloc) not in LOOPBACK):
+        raise Refusal(403, "foreign_host", "without tokens the service answers only to 127.0.0.1, localhost and [::1]")
+
+
+def _host(netloc: str) -> str:
+    if netloc.startswith("["):
+        return netloc[1:].partition("]")[0]
+    return netloc.partition(":")[0].lower()
+
+
+CallerIs = Annotated[Caller, Depends(caller)]

@@ -1,0 +1,140 @@
+"""The application: routes, limits, one JSON form for every refusal, and the supervisor's life."""
+
+import errno
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pairwright import __version__
+from pairwright.service import deployment_routes, entity_routes, hub, job_routes, page_routes
+from pairwright.service.context import Context
+from pairwright.service.limits import Limits
+from pairwright.service.refusals import Refusal, refused
+from pairwright.service.supervisor import Supervisor
+from pairwright.service.uploads import storage_refusal
+
+_CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}
+
+
+def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
+    """The service over a context; `supervise=False` answers requests and runs nothing."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        supervisor = Supervisor(context) if supervise else None
+        app.state.supervisor = supervisor
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=5), limits=limits, trust_env=False) as client:
+            app.state.client = client
+            if supervisor is not None:
+                supervisor.start()
+            try:
+                yield
+            finally:
+                if supervisor is not None:
+                    supervisor.stop()
+
+    app = FastAPI(
+        title="pairwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        description="Fine-tuning jobs over HTTP, in the protocol of NeMo Customizer.",
+    )  # fmt: skip
+    app.state.context = context
+    app.state.requests = Counter[tuple[str, int]]()
+    app.state.supervisor = None
+    for module in (page_routes, entity_routes, job_routes, deployment_routes, hub):
+        app.include_router(module.router)
+    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(sa.exc.IntegrityError, _conflict)
+    app.add_exception_handler(sa.exc.OperationalError, _database_error)
+    app.add_exception_handler(OSError, _storage_error)
+    app.add_exception_handler(Exception, _own_fault)
+    app.add_middleware(Limits, settings=context.settings)
+    app.add_middleware(_Counted, counts=app.state.requests)
+    return app
+
+
+class _Counted:
+    """Counts answers by method and status."""
+
+    def __init__(self, app: ASGIApp, counts: Counter[tuple[str, int]]) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+                self._counts[method, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A body or parameter of the wrong form: each problem with its place; unknown keys by name."""
+    assert isinstance(error, RequestValidationError)
+    details: list[dict[str, Any]] = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"][1:] if part not in ("str", "DatasetReference"))
+        is_unknown = problem["type"] == "extra_forbidden"
+        message = "unknown key" if is_unknown else str(problem["msg"])
+        details.append({"field": field or str(problem["loc"][0]), "message": message})
+    unknown = [detail["field"] for detail in details if detail["message"] == "unknown key"]
+    code = "bad_request" if not unknown else "unknown_key"
+    if unknown and unknown[0].startswith("hyperparameters."):
+        code = "unknown_hyperparameter"
+    message = "; ".join(f"{detail['field']}: {detail['message']}" for detail in details[:10])
+    return Refusal(422, code, message, details=details[:50]).response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "refused")
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response()
+
+
+async def _conflict(request: Request, error: Exception) -> Response:
+    """Two requests for the same name at the same moment: the other one was first."""
+    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response()
+
+
+async def _database_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, sa.exc.OperationalError)
+    if "full" in str(error.orig).lower():
+        refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
+        assert refusal is not None
+        return refusal.response()
+    return Refusal(
+        503, "database_away", "the service's database does not answer; try again", headers={"retry-after": "2"}
+    ).response()
+
+
+async def _own_fault(request: Request, error: Exception) -> Response:
+    """A mistake of ours: said without its inside, which is in the log."""
+    return Refusal(
+        500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
+    ).response()
+
+
+async def _storage_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    refusal = storage_refusal(error)
+    if refusal is None:
+        raise error
+    return refusal.response()

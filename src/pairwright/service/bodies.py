@@ -1,0 +1,168 @@
+"""What requests may contain: pydantic models at the edge. An unknown key is refused by name, never ignored."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """JSON that comes back from storage as it went in."""
+    try:
+        same = bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
+        same = False
+    if not same or _depth(value) > 50:
+        raise ValueError("expected JSON of finite numbers, valid text and at most 50 levels")
+    return value
+
+
+def _depth(value: Any) -> int:
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, items), default=0)
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("expected a finite number")
+    return value
+
+
+Text = Annotated[str, Field(max_length=10_000)]
+Name = Annotated[str, Field(max_length=300)]
+Json = Annotated[dict[str, Any], AfterValidator(_plain)]
+Number = Annotated[float, AfterValidator(_finite)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+
+
+class NamespaceBody(Body):
+    id: Name
+    description: Text | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+
+
+class DatasetBody(Body):
+    """A dataset and where its files are: `hf://datasets/<namespace>/<name>`, with `@<commit>` for one revision."""
+
+    name: Name
+    namespace: Name = "default"
+    files_url: Name
+    description: Text | None = None
+    format: Name | None = None
+    hf_endpoint: Name | None = None
+    limit: int | None = Field(default=None, ge=1, le=2**53)
+    split: Name | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+
+
+class DatasetReference(Body):
+    name: Name | None = None
+    namespace: Name = "default"
+    files_url: Name | None = None
+
+
+class Lora(Body):
+    adapter_dim: int = Field(default=16, ge=1, le=65_536)
+    alpha: Number = Field(default=32, gt=0)
+    adapter_dropout: Number = Field(default=0.0, ge=0, lt=1)
+    target_modules: list[Name] | None = Field(default=None, max_length=1000)
+
+
+class Dpo(Body):
+    ref_policy_kl_penalty: Number = Field(default=0.1, gt=0)
+    preference_loss_weight: Number = Field(default=1.0, ge=0)
+    preference_average_log_probs: bool = False
+    sft_loss_weight: Number = Field(default=0.0, ge=0)
+    sft_average_log_probs: bool = False
+    max_grad_norm: Number = Field(default=1.0, ge=0)
+
+
+class Sft(Body):
+    attention_dropout: Number | None = Field(default=None, ge=0, le=1)
+    hidden_dropout: Number | None = Field(default=None, ge=0, le=1)
+
+
+class Hyperparameters(Body):
+    """The knobs of a job. Kinds of training that this service does not run are refused when the job is submitted."""
+
+    training_type: Literal["sft", "dpo", "grpo", "distillation"] = "sft"
+    finetuning_type: Literal["lora", "lora_merged", "all_weights"]
+    epochs: int = Field(default=1, ge=1, le=100_000)
+    batch_size: int = Field(default=16, ge=1, le=100_000)
+    learning_rate: Number = Field(default=9e-6, gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**53)
+    max_steps: int | None = Field(default=None, ge=-1, lt=2**53)
+    warmup_steps: int = Field(default=0, ge=0, lt=2**53)
+    weight_decay: Number = Field(default=0.0, ge=0)
+    optimizer: Literal[
+        "adamw_with_cosine_annealing", "adamw_with_flat_lr", "adam_with_cosine_annealing", "adam_with_flat_lr"
+    ] = "adamw_with_cosine_annealing"
+    adam_beta1: Number = Field(default=0.9, ge=0, lt=1)
+    adam_beta2: Number = Field(default=0.999, ge=0, lt=1)
+    min_learning_rate: Number | None = Field(default=None, ge=0)
+    val_check_interval: Number | None = Field(default=None, gt=0)
+    log_every_n_steps: int = Field(default=1, ge=1, lt=2**53)
+    sequence_packing_enabled: bool = False
+    lora: Lora | None = None
+    dpo: Dpo | None = None
+    sft: Sft | None = None
+    grpo: Json | None = None
+    distillation: Json | None = None
+
+
+class JobBody(Body):
+    config: Name
+    dataset: Name | DatasetReference
+    hyperparameters: Hyperparameters
+    name: Name | None = None
+    namespace: Name | None = None
+    project: Name | None = None
+    output_model: Annotated[str, Field(max_length=500)] | None = None
+    description: Text | None = None
+    integrations: list[Json] = Field(default=[], max_length=100)
+    ownership: Json | None = None
+    custom_fields: Json = {}
+    dataset_parameters: Json | None = None
+
+
+class NimDeployment(Body):
+    """What NVIDIA's platform starts; here it is kept and shown, the model runs in this service's own server."""
+
+    image_name: Name | None = None
+    image_tag: Name | None = None
+    gpu: int | None = Field(default=None, ge=0, le=100_000)
+    additional_envs: Json | None = None
+    disable_lora_support: bool | None = None
+    namespace: Name | None = None
+    pvc_size: Name | None = None
+
+
+class DeploymentConfigBody(Body):
+    name: Name
+    namespace: Name = "default"
+    model: Annotated[str, Field(max_length=500)]
+    description: Text | None = None
+    nim_deployment: NimDeployment | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+
+
+class DeploymentBody(Body):
+    name: Name
+    namespace: Name = "default"
+    config: Annotated[str, Field(max_length=500)]
+    description: Text | None = None
+    models: list[Annotated[str, Field(max_length=500)]] = Field(default=[], max_length=100)
+    async_enabled: bool | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None

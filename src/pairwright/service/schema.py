@@ -1,0 +1,94 @@
+"""The tables of a service, the same in SQLite and PostgreSQL. `SCHEMA_VERSION` counts changes; migrations are numbered.
+
+Entities (namespaces, datasets, targets, deployment configs) are a key and a JSON document. Jobs and deployments have
+columns for what the queue decides on. A dataset's files are commits: each has its whole tree, files are named by
+their sha256 in the blob store, so a revision never changes.
+"""
+
+from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
+
+SCHEMA_VERSION = 1
+metadata = MetaData()
+
+service = Table("service", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+entities = Table(
+    "entities",
+    metadata,
+    Column("kind", String(32), primary_key=True),
+    Column("namespace", String(128), primary_key=True),
+    Column("name", String(256), primary_key=True),
+    Column("id", String(64), nullable=False, index=True),
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+)
+
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", String(128), nullable=False, unique=True),
+    Column("hash", String(64), nullable=False, unique=True),
+    Column("scopes", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
+)
+
+commits = Table(
+    "commits",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("namespace", String(128), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("oid", String(40), nullable=False),
+    Column("parent", String(40)),
+    Column("title", Text, nullable=False),
+    Column("created_at", String(32), nullable=False),
+    Column("tree", Text, nullable=False),
+    UniqueConstraint("namespace", "name", "oid"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("namespace", String(128), nullable=False, index=True),
+    Column("name", String(128), nullable=False),
+    Column("output_model", String(512), nullable=False, index=True),
+    Column("state", String(16), nullable=False, index=True),
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False),
+    Column("started_at", String(32)),
+    Column("heartbeat_at", String(32)),
+    Column("starts", Integer, nullable=False, default=0),
+    Column("idle_starts", Integer, nullable=False, default=0),
+    Column("step", Integer, nullable=False, default=0),
+    Column("seconds", Float, nullable=False, default=0.0),
+    Column("owner", String(64)),
+    Column("request_key", String(300), index=True),
+    Column("request_hash", String(64), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False, default=0),
+    Column("document", Text, nullable=False),
+    Column("progress", Text, nullable=False),
+    Column("log", Text, nullable=False),
+    UniqueConstraint("namespace", "name"),
+)
+
+deployments = Table(
+    "deployments",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("namespace", String(128), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("model", String(512), nullable=False, index=True),
+    Column("port", Integer),
+    Column("starts", Integer, nullable=False, default=0),
+    Column("created_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False),
+    Column("state_at", String(32), nullable=False),
+    Column("document", Text, nullable=False),
+    UniqueConstraint("namespace", "name"),
+)

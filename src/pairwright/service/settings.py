@@ -1,0 +1,57 @@
+"""What one service is told when it starts, and where its files are.
+
+DATA/state.sqlite3     rows (unless a PostgreSQL URL is given)    DATA/blobs/   files by their sha256
+DATA/jobs/<id>/        one job: data, run folder, log             DATA/deployments/<id>/   one model server: log
+DATA/incoming/         uploads on their way in                    DATA/service.lock        held while serving
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+MEGABYTE = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Limits and commands of a service."""
+
+    data: Path
+    database_url: str | None = None
+    max_running: int = 1
+    max_deployments: int = 8
+    max_body_bytes: int = 2 * MEGABYTE
+    max_upload_bytes: int = 2048 * MEGABYTE
+    max_files: int = 10_000
+    read_timeout_seconds: float = 30.0
+    stall_seconds: float = 3600.0
+    stop_seconds: float = 30.0
+    start_seconds: float = 600.0
+    tick_seconds: float = 0.5
+    train_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.cli", "train")
+    model_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.cli", "serve", "model")
+
+    @property
+    def jobs(self) -> Path:
+        return self.data / "jobs"
+
+    @property
+    def deployments(self) -> Path:
+        return self.data / "deployments"
+
+    @property
+    def incoming(self) -> Path:
+        return self.data / "incoming"
+
+    @property
+    def url(self) -> str:
+        """The SQLAlchemy URL of the rows."""
+        if self.database_url is None:
+            return f"sqlite:///{self.data / 'state.sqlite3'}"
+        return self.database_url
+
+    def job_folder(self, identity: str) -> Path:
+        return self.jobs / identity
+
+    def deployment_folder(self, identity: str) -> Path:
+        return self.deployments / identity

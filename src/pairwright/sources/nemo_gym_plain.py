@@ -1,0 +1,188 @@
+"""Plain NeMo Gym rollouts, decoded by type: the usual lines of a large file, in a fraction of the time.
+
+A line is plain if its items are calls, results, reasoning and assistant texts of the usual shape, nothing in it failed,
+and its prompt, tools and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which
+alone says what a rollout means. A plain line says exactly what that reader says of it (tests/store/test_plain_lane.py).
+No value of a line stays undecoded, so that what is not valid JSON or UTF-8 is never plain.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from pairwright.canonical import canonical_messages, digest, packed
+from pairwright.errors import PairwrightError
+from pairwright.jsontext import check_json, decode, encode
+from pairwright.messages import Json, Message
+from pairwright.records import Experience, Kind
+from pairwright.sources.chat import tools_from_chat
+from pairwright.sources.errors_seen import tool_names
+from pairwright.sources.fields import identifier, index, json_text, score
+from pairwright.sources.format import task_hash
+from pairwright.sources.leftover import small_fields
+from pairwright.sources.nemo_gym import PARAMS, READ, agent_name, prompt_of
+from pairwright.sources.nemo_gym_shapes import NULL, Response, Row
+from pairwright.sources.plain_answer import Answer, answer_of
+
+_SHARED_BYTES = 8 * 2**20
+_NO_FIELDS: frozenset[str] = frozenset()
+_NOT_PLAIN = ("output", "reward_components")
+
+
+class _Tools(Struct, gc=False, frozen=True):
+    tools: tuple[Json, ...]
+    text: bytes
+    packed: Raw  # stands for the tools in what is hashed
+    names: tuple[str, ...]
+
+
+class Given(Struct, gc=False):
+    """What the rollouts of one task share, made once from their `responses_create_params`."""
+
+    raw: Raw
+    messages: tuple[Message, ...]
+    tools: _Tools
+    has_instructions: bool
+    metadata: Any
+    info: Json
+    prompt: bytes
+    hash: str
+    prompt_hash: str
+    task: str | None = None  # of rollouts whose row has no task index; made when one is seen
+
+
+class Rollout(Struct, gc=False):
+    given: Given
+    answer: Answer
+    task: str
+    run: int | None
+    reward: float | None
+    model: str | None
+    info: Json
+
+
+_decode_row = msgspec.json.Decoder(Row).decode
+_decode_response = msgspec.json.Decoder(Response).decode
+_decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class PlainRollouts:
+    """Reads the plain lines of one file. Remembers what rollouts of a task share, up to some megabytes of it."""
+
+    def __init__(self) -> None:
+        self._is_bare = True  # until a row has fields that not every rollout has
+        self._given: dict[bytes, Given] = {}
+        self._tools: dict[bytes, _Tools] = {}
+        self._num_bytes = 0
+        self._last: Given | None = None
+        self._last_task: tuple[int | str | None, Raw, str] = (None, NULL, "")
+
+    def read(self, line: bytes | int) -> Rollout | None:
+        """A plain line, or None. What is wrong with a line is for the general reader to say."""
+        try:
+            row, more = self._row(line)
+            given, response = self._given_of(row.responses_create_params), row.response
+            if response.incomplete_details or (
+                (response.tools or response.instructions) and _adds_to_request(response, given)
+            ):
+                return None
+            answer = answer_of(response.output, given.tools.names)
+            if answer is None:
+                return None
+            reward, run, info = row.reward, row.rollout_index, given.info
+            if type(reward) is not float:
+                if isinstance(reward, dict):
+                    return None
+                reward = score(reward)
+            if type(run) is not int or not 0 <= run < 2**63:
+                run = index(run)
+            if more:
+                info = {**small_fields(more, _NO_FIELDS), **info}
+                check_json(info, "info")
+            return Rollout(given, answer, self._task(row, given), run, reward, response.model, info)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError):
+            return None
+
+    def _row(self, line: Any) -> tuple[Row, Json | None]:
+        if self._is_bare:
+            try:
+                return _decode_row(line), None
+            except msgspec.ValidationError:
+                pass  # other fields, or a row that is not plain
+        fields = _decode_raw(line)
+        more = {key: decode(value) for key, value in fields.items() if key not in READ}
+        self._is_bare = not more
+        if not fields.keys().isdisjoint(_NOT_PLAIN):
+            raise ValueError("fields for the general reader")
+        return Row(
+            fields[PARAMS],
+            _decode_response(fields["response"]),
+            decode(fields.get("reward", NULL)),
+            fields.get("agent_ref", NULL),
+            decode(fields.get("_ng_task_index", NULL)),
+            decode(fields.get("_ng_rollout_index", NULL)),
+        ), more
+
+    def _task(self, row: Row, given: Given) -> str:
+        number: int | str | None = row.task_index if type(row.task_index) is int else identifier(row.task_index)
+        if number is None:
+            decode(row.agent_ref)
+            if given.task is None:
+                given.task = task_hash(given.messages, given.tools.tools, given.metadata)
+            return given.task
+        last = self._last_task
+        if number != last[0] or row.agent_ref != last[1] or type(number) is not type(last[0]):
+            task = json_text([agent_name({"agent_ref": decode(row.agent_ref)}), number])
+            last = self._last_task = (number, row.agent_ref.copy(), task)
+        return last[2]
+
+    def _given_of(self, raw: Raw) -> Given:
+        if self._last is not None and self._last.raw == raw:
+            return self._last
+        key = bytes(raw)
+        given = self._given.get(key)
+        if given is None:
+            if self._num_bytes > _SHARED_BYTES:
+                self._given.clear()
+                self._tools.clear()
+                self._num_bytes = 0
+            given = self._given[key] = self._new_given(raw.copy())
+            self._num_bytes += len(key)
+        self._last = given
+        return given
+
+    def _new_given(self, raw: Raw) -> Given:
+        fields = _decode_raw(raw)
+        text = bytes(fields.pop("tools", NULL))
+        tools = self._tools.get(text)
+        if tools is None:
+            tools = self._tools[text] = _tools(decode(text))
+            self._num_bytes += len(text)
+        params = {key: decode(value) for key, value in fields.items()}
+        messages = tuple(prompt_of(params, {}))
+        metadata = params.get("metadata")
+        info = {"metadata": metadata} if metadata else {}
+        check_json(info, "info")
+        return Given(
+            raw=raw,
+            messages=messages,
+            tools=tools,
+            has_instructions=bool(params.get("instructions")),
+            metadata=metadata,
+            info=info,
+            prompt=encode(messages),
+            hash=digest(packed((messages, tools.packed))),
+            prompt_hash=digest(packed((canonical_messages(messages), tools.packed))),
+        )
+
+
+def _tools(value: Any) -> _Tools:
+    tools = tuple(tools_from_chat(value, "tools")) if value else ()
+    Experience(kind=Kind.SINGLE_TURN, tools=tools)  # runs the checks of a record
+    return _Tools(tools, encode(tools), Raw(packed(tools)), tool_names(list(tools)))
+
+
+def _adds_to_request(response: Response, given: Given) -> bool:
+    """Whether the response has tools or instructions that the request did not have."""
+    return bool((response.tools and not given.tools.tools) or (response.instructions and not given.has_instructions))

@@ -1,0 +1,225 @@
+"""Encoded sequences on disk, and how they are read back.
+
+    OUT/sequences-<id>.parquet   one row a sequence: ids, mask, message of each token, paint, report; or a refusal
+    OUT/items.parquet            the keys of the source's items, in its order
+    OUT/mapped-<hash>.arrow      the rows of these items once more, laid out for memory mapping; may be deleted
+
+The Parquet files may hold more than the items of the last run (another length, a source that has changed since): what
+is read is the last run's, in the order of its source. `read_pairs` gives arrays that lie in the mapped file, so memory
+does not grow with the number of pairs.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pairwright.arrays import Array
+from pairwright.errors import PairwrightError, TableError
+from pairwright.messages import Json
+from pairwright.store.journal import new_segment_id
+from pairwright.tokens.pairs import EncodedPair
+from pairwright.tokens.sequence import Report, Sequence
+
+ITEMS = "items.parquet"
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("id", pa.string()),
+        ("side", pa.string()),
+        ("number", pa.int32()),
+        ("prompt_length", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("num_trained", pa.int32()),
+        ("ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.bool_())),
+        ("message_index", pa.list_(pa.int32())),
+        ("paint", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("report", pa.string()),
+        ("refusal", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs")
+_MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
+def write_part(output: Path, rows: list[Json]) -> None:
+    """One more Parquet file; it takes its name when it is complete and synced."""
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMA]
+    _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
+
+
+def write_items(output: Path, keys: list[str]) -> None:
+    """Say which items the cache was last made for, in the order of their source."""
+    _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
+
+
+def scan_cache(output: Path) -> pl.LazyFrame:
+    """Every row there is, whatever it was encoded for."""
+    empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
+    return pl.concat([empty, *(pl.scan_parquet(part, glob=False) for part in _parts(output))])
+
+
+def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
+    """The sequences of the last run in the order of its source, with id and side ("", "chosen" or "rejected")."""
+    rows = _Rows(output)
+    frame = rows.frame if where is None else rows.frame.filter(where)
+    for name, side, row in frame.select("id", "side", "row").iter_rows():
+        yield name, side, rows.sequence(row)
+
+
+def read_pairs(output: Path) -> "CachedPairs":
+    """The encoded pairs of the last run, in the order of its source. What was refused is not among them."""
+    return CachedPairs(output)
+
+
+class CachedPairs:
+    """Pairs by position or by id, one object for as long as training takes. The arrays of a pair lie in a mapped file
+    and cannot be written to; collators copy them.
+
+    ids              the pairs' ids, in the order of the source
+    lengths          (N, 2) tokens of the chosen and of the rejected side
+    prompt_lengths   (N,) tokens that both sides share
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._rows = _Rows(output)
+        sides = [self._side(name) for name in ("chosen", "rejected")]
+        frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
+        if not frame.height and self._rows.frame.height:
+            raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
+        self.ids: list[str] = frame["id"].to_list()
+        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()
+        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
+        self._places: Array = frame.select("row", "row_rejected").to_numpy()
+        self._position = {name: position for position, name in enumerate(self.ids)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> EncodedPair:
+        chosen, rejected = (self._rows.sequence(int(row)) for row in self._places[position])
+        return EncodedPair(chosen=chosen, rejected=rejected, prompt_length=int(self.prompt_lengths[position]))
+
+    def __iter__(self) -> Iterator[EncodedPair]:
+        return (self[position] for position in range(len(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._position
+
+    def get(self, name: str) -> EncodedPair:
+        """The pair with this id."""
+        if name not in self._position:
+            raise TableError(f"pair {name!r} is not among the {len(self):,} encoded ones: refused, or not of this run")
+        return self[self._position[name]]
+
+    def _side(self, name: str) -> pl.DataFrame:
+        return self._rows.frame.filter(pl.col("side") == name)
+
+
+class _Rows:
+    """The rows of the last run in a memory-mapped file; `frame` lists them in the order of the source."""
+
+    def __init__(self, output: Path) -> None:
+        self._source = pa.memory_map(str(mapped_file(output)))
+        reader = pa.ipc.open_file(self._source)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        self._batches = [{name: _column(batch.column(name)) for name in (*_ARRAYS, "report")} for batch in batches]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
+        narrow: Any = pl.from_arrow(
+            pa.Table.from_batches(batches, schema=reader.schema).select(
+                ["key", "id", "side", "number", "prompt_length", "num_tokens"]
+            )
+        )
+        places = pl.read_parquet(output / ITEMS).with_row_index("place")
+        self.frame: pl.DataFrame = places.join(
+            narrow.with_row_index("row"), on="key", how="inner", maintain_order="left_right"
+        )
+
+    def sequence(self, row: int) -> Sequence:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        batch, place = self._batches[number], row - int(self._starts[number])
+        arrays: dict[str, Any] = {}
+        for name in _ARRAYS:
+            offsets, values, valid = batch[name]
+            known = valid is None or valid[place]
+            arrays[name] = values[offsets[place] : offsets[place + 1]] if known else None
+        arrays["mask"] = arrays["mask"].view(np.bool_)
+        offsets, text, _ = batch["report"]
+        return Sequence(**arrays, report=_decode_report(text[offsets[place] : offsets[place + 1]]))
+
+
+def _column(column: Any) -> tuple[Array, Any, Array | None]:
+    """Offsets, values and validity of a column of lists or texts, without a copy (validity apart)."""
+    valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_string(column.type):
+        _, offsets, data = column.buffers()
+        return np.frombuffer(offsets, np.int32), memoryview(data or b""), valid
+    values = column.values.to_numpy(zero_copy_only=True)
+    return column.offsets.to_numpy(zero_copy_only=True), values, valid
+
+
+def mapped_file(output: Path) -> Path:
+    """The file to map, made of the Parquet files if it is not there for these parts and these items."""
+    if not (output / ITEMS).is_file():
+        raise TableError(f"{output}: no {ITEMS}; make one with: pairwright tokens SOURCE --tokenizer DIR -o {output}")
+    digest = xxhash.xxh3_64((output / ITEMS).read_bytes())
+    for part in _parts(output):
+        digest.update(part.name.encode())
+    path = output / f"mapped-{digest.hexdigest()}.arrow"
+    if not path.is_file():
+        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            _write_mapped(hidden, output)
+            stale = [old for old in output.glob("mapped-*.arrow") if old != path]
+            hidden.rename(path)
+        except OSError as error:
+            hidden.unlink(missing_ok=True)
+            raise PairwrightError(f"{output}: {error.strerror or error}") from error
+        for old in stale:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def _write_mapped(path: Path, output: Path) -> None:
+    """Part by part: the rows of the last run that are no refusals, each key once, masks as bytes."""
+    wanted = set(pl.read_parquet(output / ITEMS)["key"].to_list())
+    types = {"mask": pa.list_(pa.uint8())}
+    schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for part in _parts(output):
+            table = pq.read_table(part, columns=[*_MAPPED, "refusal"], use_threads=False)
+            kept = [
+                key in wanted and refusal is None
+                for key, refusal in zip(table["key"].to_pylist(), table["refusal"].to_pylist(), strict=True)
+            ]
+            wanted.difference_update(set(table["key"].to_pylist()))
+            rows = table.filter(pa.array(kept, pa.bool_())).select(_MAPPED)
+            for batch in rows.cast(schema).combine_chunks().to_batches():
+                writer.write_batch(batch)
+
+
+def _parts(output: Path) -> list[Path]:
+    return sorted(output.glob("sequences-*.parquet"))
+
+
+def _write_parquet(path: Path, table: pa.Table) -> None:
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, hidden, compression="zstd", compression_level=1)
+        with open(hidden, "rb") as file:
+            os.fsync(file.fileno())
+        hidden.rename(path)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise PairwrightError(f"{path.parent}: {error.strerror or error}") from error

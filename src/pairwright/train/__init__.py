@@ -1,0 +1,26 @@
+"""Training: one readable loop, channels that add up, and a model that is a plain Hugging Face folder at the end.
+
+train            the loop
+Policy           a model as the loop sees it: trees of tokens in, log-probabilities out
+CHANNELS         dpo, sft, grpo, sdpo
+"""
+
+from pairwright.train.channels import CHANNELS
+from pairwright.train.folder import Status, read_batch, read_status
+from pairwright.train.layout import Tree
+from pairwright.train.loop import BadLoss, TrainResult, train
+from pairwright.train.policy import Policy
+from pairwright.train.stopping import Stopped
+
+__all__ = [
+    "CHANNELS",
+    "BadLoss",
+    "Policy",
+    "Status",
+    "Stopped",
+    "TrainResult",
+    "Tree",
+    "read_batch",
+    "read_status",
+    "train",
+]

@@ -1,0 +1,247 @@
+"""Channels: what a run trains on, each with its own data and loss, all against one model.
+
+`CHANNELS` lists them. A weight of 0 leaves a channel out, with its data and its cost.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from pairwright.arrays import Array
+from pairwright.canonical import content_hash
+from pairwright.config import Config
+from pairwright.config.train import TrainConfig
+from pairwright.errors import ConfigError
+from pairwright.train.data import (
+    DataError,
+    PairData,
+    PolicyData,
+    load_distill_data,
+    load_pairs,
+    load_policy_data,
+)
+from pairwright.train.distillation import DistillChannel
+from pairwright.train.layout import Tree
+from pairwright.train.likelihood import LikelihoodChannel, Likely
+from pairwright.train.metrics import Sums
+from pairwright.train.model import model_hash, read_weights
+from pairwright.train.order import Order
+from pairwright.train.policy import Policy
+from pairwright.train.policy_gradient import PolicyChannel
+from pairwright.train.preference import PreferenceChannel
+from pairwright.train.ranks import Ranks
+from pairwright.train.reference import ReferenceLogps
+
+CHANNELS = ("dpo", "sft", "grpo", "sdpo")
+
+
+class Channel(Protocol):
+    """What the loop needs of each."""
+
+    name: str
+    weight: float
+    order: Order
+    validation: Array
+    counts: dict[str, int]
+    notes: list[str]
+    reference: ReferenceLogps | None
+
+    @property
+    def needs_reference(self) -> bool: ...
+    @property
+    def has_validation(self) -> bool: ...
+    @property
+    def fingerprint(self) -> str: ...
+    def reference_trees(self) -> list[tuple[int, Callable[[], Tree]]]: ...
+    def total(self, items: Array) -> float: ...
+    def parts(self, items: Array, num_all: int) -> list[Array]: ...
+    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None: ...
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]: ...
+    def after_update(self, policy: Policy) -> None: ...
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
+
+
+class Limits:
+    """How much of a batch is in memory at once."""
+
+    def __init__(self, settings: TrainConfig) -> None:
+        self.tokens = settings.micro_batch_tokens
+        self._items, self._parts = settings.micro_batch_size, settings.gradient_accumulation_steps
+
+    def items(self, num_all: int) -> int | None:
+        return -(-num_all // self._parts) if self._parts else self._items
+
+
+def load_channels(
+    config: Config,
+    policy: Policy,
+    model: Path,
+    initial: str,
+    output: Path,
+    ranks: Ranks,
+    *,
+    pairs: Path | None,
+    experience: Path | None,
+    validation: Path | None,
+    tokens: Path | None,
+    progress: Callable[[dict[str, Any]], None],
+) -> list[Any]:
+    """The channels that have a weight, their data encoded and their reference computed."""
+    settings, weights = config.train, config.train.channels
+    show = _shown(progress, "encode")
+    # one process encodes; the others then find everything in the cache
+    if not ranks.is_first:
+        ranks.wait()
+    channels: list[Any] = []
+    limits = Limits(settings)
+    pair_data: PairData | None = None
+    if pairs is not None and (weights.dpo or weights.sft):
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show)
+    if weights.dpo:
+        data = _given(pair_data, "dpo", "--pairs")
+        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
+    if weights.sft:
+        likely = _chosen(pair_data) if pair_data is not None else None
+        if likely is None and experience is not None:
+            sources = [experience, validation] if validation is not None else [experience]
+            likely = _runs(
+                [
+                    load_policy_data(source, output / "tokens" / name, model, settings, show, scored=False)
+                    for source, name in zip(sources, ("runs", "validation"), strict=False)
+                ]
+            )
+        likely = _given(likely, "sft", "--pairs or --experience")
+        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
+    if weights.grpo:
+        source = _given(experience, "grpo", "--experience")
+        runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show)
+        channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
+    if weights.sdpo:
+        source = _given(experience, "sdpo", "--experience")
+        found = load_distill_data(source, model, settings, show)
+        order = _order(config, np.arange(len(found.items)))
+        channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits, policy, model))
+    if ranks.is_first:
+        ranks.wait()
+    _check_vocabulary(channels, policy, model)
+    _compute_references(channels, policy, initial, output, settings, ranks, progress)
+    return channels
+
+
+def _compute_references(
+    channels: Sequence[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
+    progress: Callable[[dict[str, Any]], None],
+) -> None:  # fmt: skip
+    """Score everything with the reference, once; what is known from before is not scored again."""
+    wanting = [channel for channel in channels if channel.needs_reference]
+    if not wanting:
+        return
+    if settings.reference == "none":
+        names = ", ".join(channel.name for channel in wanting)
+        raise ConfigError(f"reference: none, but {names} needs one; set it to initial, or take simpo, orpo or sft")
+    place = None if settings.reference == "initial" else Path(settings.reference)
+    name = initial if place is None else model_hash(place)
+    known = ReferenceLogps(output / "reference" / f"{name}-{settings.precision}")
+    wanted = [make for channel in wanting for _, make in channel.reference_trees()]
+    lacking = [make for make in wanted if known.lacks(make())]
+    ranks.wait()  # nobody adds anything until all know what is lacking, so that the shares are shares of one list
+    show = _shown(progress, "reference")
+    if lacking:
+        scorer = policy if place is None else Policy(
+            read_weights(place).to(policy.device), prefix_sharing=settings.prefix_sharing, precision=settings.precision
+        )  # fmt: skip
+        scorer.model.eval()
+        mine = ranks.share(lacking)
+        done = 0
+
+        def shown(more: int) -> None:
+            nonlocal done
+            done += more
+            show(done, len(mine))
+
+        known.add(scorer, _batches(mine, settings.micro_batch_tokens), shown)
+        ranks.wait()
+        known.refresh()
+    for channel in wanting:
+        channel.reference = known
+
+
+def _batches(makers: Sequence[Callable[[], Tree]], max_tokens: int) -> Any:
+    """Trees in batches of about so many tokens, made when they are needed."""
+    batch: list[Tree] = []
+    size = 0
+    for make in makers:
+        tree = make()
+        if batch and size + tree.num_tokens > max_tokens:
+            yield batch
+            batch, size = [], 0
+        batch.append(tree)
+        size += tree.num_tokens
+    if batch:
+        yield batch
+
+
+def _check_vocabulary(channels: Sequence[Any], policy: Policy, model: Path) -> None:
+    for channel in channels:
+        for tree in channel.trees_of(channel.order.batch(0))[1]:
+            highest = max(int(part.max(initial=0)) for part in (tree.prompt, *tree.branches))
+            if highest >= policy.num_embeddings:
+                raise DataError(
+                    f"token id {highest} but {model} has {policy.num_embeddings} embeddings: "
+                    "the tokenizer beside the model is another model's"
+                )
+
+
+def _chosen(data: PairData) -> Likely:
+    def tree(item: int) -> Tree:
+        pair = data.tree(item)
+        return Tree(pair.prompt, pair.branches[:1], pair.masks[:1])
+
+    return Likely(
+        tree=tree,
+        num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
+        identity=lambda item: data.pairs.ids[item],
+        weights=data.weights,
+        train=data.train,
+        validation=data.validation,
+        counts=data.counts,
+        fingerprint=data.fingerprint,
+    )
+
+
+def _runs(parts: list[PolicyData]) -> Likely:
+    """Runs of a table, and where there is a second one, its runs for validation."""
+    trees = [tree for part in parts for tree in part.trees]
+    ids = [name for part in parts for name in part.ids]
+    num_train = len(parts[0].ids)
+    return Likely(
+        tree=lambda item: trees[item],
+        num_tokens=lambda item: trees[item].num_tokens,
+        identity=lambda item: ids[item],
+        weights=np.ones(len(trees), np.float32),
+        train=np.arange(num_train),
+        validation=np.arange(num_train, len(trees)),
+        counts=parts[0].counts,
+        fingerprint=content_hash([part.fingerprint for part in parts]),
+    )
+
+
+def _order(config: Config, items: Array) -> Order:
+    settings = config.train
+    return Order(items, settings.batch_size, config.seed, settings.shuffle)
+
+
+def _given(value: Any, channel: str, option: str) -> Any:
+    if value is None:
+        raise ConfigError(f"the {channel} channel needs {option}")
+    return value
+
+
+def _shown(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[int, int], None]:
+    return lambda done, total: progress({"kind": kind, "done": done, "total": total})
+
+
+__all__ = ["CHANNELS", "Channel", "Limits", "load_channels"]

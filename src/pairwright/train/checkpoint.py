@@ -1,0 +1,154 @@
+"""Checkpoints: everything that a run needs to go on as if it had not stopped.
+
+    checkpoints/step-00000040/   weights.safetensors     what is trained
+                                 optimizer.safetensors   the optimizer's tensors, and the random state
+                                 state.json              step, counts, best metric, fingerprint, checksums
+
+Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
+the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pairwright.errors import PairwrightError
+from pairwright.store.journal import sync_folder
+from pairwright.train.model import replace_folder
+
+
+class CheckpointError(PairwrightError):
+    """A checkpoint that cannot be written, or does not fit the run."""
+
+
+class State(msgspec.Struct, kw_only=True):
+    """Where a run is; updated by the loop, saved with each checkpoint."""
+
+    step: int = 0
+    num_tokens: int = 0
+    best_metric: float | None = None
+    best_step: int | None = None
+    num_bad_validations: int = 0
+    metrics: dict[int, float] = {}
+    fingerprint: str = ""
+    checksums: dict[str, str] = {}
+
+
+def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
+    """Write the checkpoint of a step; returns its folder."""
+    place = folder / f"step-{state.step:08}"
+    hidden = folder / f".{place.name}.{os.getpid()}.tmp"
+    shutil.rmtree(hidden, ignore_errors=True)
+    try:
+        hidden.mkdir(parents=True)
+        save_file(
+            {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()},
+            hidden / "weights.safetensors",
+        )
+        tensors, others = _flat(optimizer.state_dict())
+        tensors |= {f"random.{name}": value for name, value in _random_state().items()}
+        save_file(tensors, hidden / "optimizer.safetensors", metadata={"others": msgspec.json.encode(others).decode()})
+        sums = {path.name: _checksum(path) for path in sorted(hidden.iterdir())}
+        saved = msgspec.structs.replace(state, checksums=sums)
+        (hidden / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
+        replace_folder(hidden, place)
+        sync_folder(folder)
+    except (OSError, SafetensorError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(
+            f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
+            "Make room, then go on with --resume"
+        ) from error
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+    return place
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints, oldest first."""
+    return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
+
+
+def read_state(place: Path) -> State:
+    """The state of a checkpoint, after its files were checked against their checksums."""
+    try:
+        state = msgspec.json.decode((place / "state.json").read_bytes(), type=State)
+        bad = [name for name, found in state.checksums.items() if _checksum(place / name) != found]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{place}: cannot be read: {error}. {_way_out(place)}") from error
+    if bad:
+        raise CheckpointError(f"{place / bad[0]}: damaged: its checksum is another. {_way_out(place)}")
+    return state
+
+
+def load_weights(place: Path, weights: dict[str, Any]) -> None:
+    """Copy a checkpoint's weights into the tensors of the same names."""
+    saved = load_file(place / "weights.safetensors")
+    if saved.keys() != weights.keys():
+        raise CheckpointError(f"{place}: holds {len(saved)} weights that are not those of this model")
+    with torch.no_grad():
+        for name, tensor in weights.items():
+            tensor.copy_(saved[name])
+
+
+def load_optimizer(place: Path, optimizer: Any) -> None:
+    """Restore the optimizer and the random state."""
+    from safetensors import safe_open
+
+    with safe_open(place / "optimizer.safetensors", framework="pt") as file:
+        others = msgspec.json.decode(file.metadata()["others"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    torch.set_rng_state(tensors.pop("random.cpu"))
+    for name in [name for name in tensors if name.startswith("random.cuda.")]:
+        torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in [*tensors.items(), *others["state"].items()]:
+        number, key = name.split(".", 1)
+        state.setdefault(int(number), {})[key] = value
+    optimizer.load_state_dict({"state": state, "param_groups": others["param_groups"]})
+
+
+def remove_old(folder: Path, *, keep: set[int]) -> None:
+    """Remove checkpoints, but those of these steps and the newest."""
+    for place in checkpoints(folder)[:-1]:
+        if int(place.name.split("-")[1]) not in keep:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """An optimizer's state as tensors by `parameter.name`, and the rest as JSON values."""
+    tensors: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{number}.{name}"] = value.detach().contiguous().cpu()
+            else:
+                others[f"{number}.{name}"] = value
+    return tensors, {"state": others, "param_groups": state["param_groups"]}
+
+
+def _random_state() -> dict[str, Any]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda.{number}": value for number, value in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _way_out(place: Path) -> str:
+    return f"Remove {place.name} and resume from the one before it, or start anew with another -o"

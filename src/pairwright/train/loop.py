@@ -1,0 +1,298 @@
+"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish.
+
+The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
+takes comes from `Order`; how they are cut into parts changes nothing, since every normaliser is the whole batch's. So
+a resumed run ends with the same weights, bit for bit on a CPU.
+"""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from pairwright.canonical import content_hash
+from pairwright.config import Config
+from pairwright.config.train import TrainConfig
+from pairwright.errors import PairwrightError
+from pairwright.train.channels import Channel, load_channels
+from pairwright.train.checkpoint import (
+    CheckpointError,
+    State,
+    load_optimizer,
+    load_weights,
+    read_state,
+    remove_old,
+    save_checkpoint,
+)
+from pairwright.train.folder import RunFolder
+from pairwright.train.log import Log, Progress
+from pairwright.train.metrics import Sums, add, means, open_reporters
+from pairwright.train.model import load_model, model_hash, save_model, trainable
+from pairwright.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from pairwright.train.policy import Policy
+from pairwright.train.ranks import Ranks
+from pairwright.train.stopping import Stop, Stopped
+
+# what may change between a run and its resumption: it does not change the update
+_HARMLESS = {
+    "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
+    "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
+}  # fmt: skip
+
+
+class BadLoss(PairwrightError):
+    """The loss or the gradient is no number, or far too large."""
+
+
+class TrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the model is, how many updates it had, and the last metrics."""
+
+    model: Path
+    num_steps: int
+    metrics: dict[str, float]
+    best_step: int | None = None
+
+
+def train(
+    config: Config,
+    *,
+    model: Path,
+    output: Path,
+    pairs: Path | None = None,
+    experience: Path | None = None,
+    validation: Path | None = None,
+    tokens: Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda event: None,
+) -> TrainResult:
+    """Train the model of a folder on pairs and experiences; the result is in `output`.
+
+    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder of
+    sequences of the pairs, where there is one already; what is not in it is encoded into it.
+    """
+    ranks = Ranks.here()
+    folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
+    try:
+        with Stop() as stop:
+            data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+            return Training(config, model, folder, ranks, data, progress).run(stop)
+    except Stopped:
+        folder.write_status(state="stopped")
+        raise
+    except Exception as error:
+        folder.write_status(state="failed", error=str(error) or type(error).__name__)
+        raise
+
+
+class Training:
+    """One run, from its folder to its model."""
+
+    def __init__(
+        self, config: Config, base: Path, folder: RunFolder, ranks: Ranks, data: Any, progress: Progress
+    ) -> None:
+        self.config, self.settings, self.base = config, config.train, base
+        self.folder, self.ranks, self.progress = folder, ranks, progress
+        settings = self.settings
+        _set_threads(settings.threads)
+        torch.manual_seed(config.seed)
+        folder.write_status(state="running", epochs=settings.epochs)
+
+        # the model, the data, and the reference while the weights are still the initial ones
+        model = load_model(base, settings)
+        self.policy = Policy(model, prefix_sharing=settings.prefix_sharing, precision=settings.precision)
+        initial = model_hash(base)
+        self.channels: list[Channel] = load_channels(
+            config, self.policy, base, initial, folder.path, ranks, progress=progress, **data
+        )
+        self.per_epoch = self.channels[0].order.steps_per_epoch
+        self.num_steps = min(settings.max_steps or 1 << 62, settings.epochs * self.per_epoch)
+        self.weights = trainable(self.policy.model)
+        self.optimizer = make_optimizer(self.weights, settings)
+        self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
+        if folder.checkpoints:
+            self.state = _resumed(folder, self.state, self.weights, self.optimizer)
+        else:
+            folder.cut_metrics(0)  # of a run that ended before its first checkpoint
+        self._tell()
+
+    def run(self, stop: Stop) -> TrainResult:
+        """Update, log, validate and save until the last step, or until asked to stop."""
+        settings, state = self.settings, self.state
+        reporters = (
+            open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
+        )
+        log = Log(self.folder, reporters, state, self.per_epoch, self.progress, self.num_steps)
+        every = _validation_interval(settings, self.per_epoch)
+        can_validate = any(channel.has_validation for channel in self.channels)
+        last: dict[str, float] = {}
+        while state.step < self.num_steps:
+            rate = learning_rate(state.step, self.num_steps, settings)
+            log.add(self.update(rate), rate)
+            state.step += 1
+            is_last = state.step == self.num_steps
+            if is_last or state.step % settings.log_every_n_steps == 0:
+                last = log.write()
+            is_better = False
+            if can_validate and (is_last or state.step % every == 0):
+                last |= log.write_validation(self.validate())
+                is_better = _judge(state, last, settings)
+            is_asked = self.ranks.any(stop.signal_number is not None)
+            if is_last or is_asked or is_better or state.step % (settings.save_every or every) == 0:
+                self.save()
+            if is_asked and not is_last:
+                told = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
+                raise Stopped(told, stop.signal_number or signal.SIGTERM)
+            if state.num_bad_validations >= (settings.early_stopping_patience or 1 << 62):
+                note = f"stopped early: no better {settings.metric} since step {state.best_step}"
+                self.progress({"kind": "note", "note": note})
+                break
+        for reporter in reporters:
+            reporter.close()
+        return self.finish(last)
+
+    def update(self, rate: float) -> Sums:
+        """One update: gradients of every part of every channel add up, then the weights move."""
+        policy, step, weights = self.policy, self.state.step, self.weights.values()
+        if self.settings.dump_batches > step:
+            self.dump("step")
+        policy.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        sums: Sums = {"loss": (0.0, 0.0)}
+        for channel in self.channels:
+            items = channel.order.batch(step)
+            total = channel.total(items)
+            channel.prepare(policy, items, self.ranks)
+            for part in channel.parts(self.ranks.share(items), len(items)):
+                loss, found = channel.loss(policy, part, total)
+                if loss.requires_grad:
+                    (channel.weight * loss).backward()
+                add(sums, {**found, "loss": (channel.weight * float(loss.detach()), 0.0)})
+        self.ranks.sum_gradients(weights)
+        sums = self.ranks.sum_values(sums)
+        loss_value = sums["loss"][0]
+        norm = float(torch.nn.utils.clip_grad_norm_(weights, self.settings.max_grad_norm or float("inf")))
+        if not (loss_value <= self.settings.max_loss and norm < float("inf")):
+            raise BadLoss(
+                f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
+                f"the batch is in {self.dump('bad')}. Try a lower learning rate, or look at the batch"
+            )
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        for channel in self.channels:
+            channel.after_update(policy)
+        return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss and metrics of everything held out, by the names that training has, with `eval_` before them."""
+        self.policy.model.eval()
+        sums: Sums = {}
+        loss = 0.0
+        for channel in self.channels:
+            items = channel.validation
+            total = channel.total(items)
+            channel.prepare(self.policy, items, self.ranks)
+            found: Sums = {"loss": (0.0, 0.0)}
+            for part in channel.parts(self.ranks.share(items), len(items)):
+                value, measured = channel.loss(self.policy, part, total)
+                add(found, {**measured, "loss": (float(value), 0.0)})
+            found = self.ranks.sum_values(found)
+            loss += channel.weight * found.pop("loss")[0]
+            add(sums, found)
+        self.policy.model.train()
+        sums.pop("num_tokens", None)
+        return means({"loss": (loss, 1.0), **sums}, "eval_")
+
+    def save(self) -> None:
+        state, place = self.state, self.folder.path / "checkpoints"
+        if self.ranks.is_first:
+            save_checkpoint(place, state, self.weights, self.optimizer)
+            remove_old(place, keep=_best_steps(state, self.settings))
+        self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric)
+        self.ranks.wait()
+
+    def finish(self, last: dict[str, float]) -> TrainResult:
+        """Save the best weights, where validation chose some, else the last."""
+        state, settings, folder = self.state, self.settings, self.folder
+        best = folder.path / "checkpoints" / f"step-{state.best_step or state.step:08}"
+        if state.best_step not in (None, state.step) and best.exists():
+            load_weights(best, self.weights)
+        name = "adapter" if settings.finetuning_type == "lora" else "model"
+        if self.ranks.is_first:
+            self.policy.restore_attention()
+            name = save_model(self.policy.model, folder.path, base=self.base, settings=settings)
+        self.ranks.wait()
+        folder.write_status(state="completed", model=name, step=state.step, best_step=state.best_step)
+        return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
+
+    def dump(self, name: str) -> Path:
+        """Write the exact batch of this step."""
+        step = self.state.step
+        batch = {channel.name: channel.trees_of(channel.order.batch(step)) for channel in self.channels}
+        return self.folder.write_batch(name, step, batch)
+
+    def _tell(self) -> None:
+        """What a user should know before the first update, in train.json and to whoever watches."""
+        notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
+        notes += [note for channel in self.channels for note in channel.notes]
+        self.folder.write_status(
+            num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
+            counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
+        )  # fmt: skip
+        for note in notes:
+            self.progress({"kind": "note", "note": note})
+
+
+def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer: Any) -> State:
+    place = folder.checkpoints[-1]
+    state = read_state(place)
+    if state.fingerprint != fresh.fingerprint:
+        raise CheckpointError(
+            f"{place}: made with another configuration, model or data; give what it was made with, or another -o"
+        )
+    load_weights(place, weights)
+    load_optimizer(place, optimizer)
+    folder.cut_metrics(state.step)
+    return state
+
+
+def _judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
+    """Take note of a validation; whether it is the best so far."""
+    if settings.metric not in values:
+        raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
+    value = values[settings.metric]
+    state.metrics = {**state.metrics, state.step: value}
+    sign = -1 if settings.metric.endswith("loss") else 1
+    if state.best_metric is None or sign * value > sign * state.best_metric:
+        state.best_metric, state.best_step, state.num_bad_validations = value, state.step, 0
+        return True
+    state.num_bad_validations += 1
+    return False
+
+
+def _best_steps(state: State, settings: TrainConfig) -> set[int]:
+    sign = -1 if settings.metric.endswith("loss") else 1
+    ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))
+    return set(ranked[: settings.keep_top_k]) | ({state.best_step} if state.best_step is not None else set())
+
+
+def _validation_interval(settings: TrainConfig, per_epoch: int) -> int:
+    every = settings.val_check_interval
+    if every is None:
+        return per_epoch
+    return max(1, round(every * per_epoch) if every < 1 else round(every))
+
+
+def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
+    settings = config.train.model_dump(mode="json", exclude=_HARMLESS)
+    return content_hash(config.seed, settings, initial, [channel.fingerprint for channel in channels])
+
+
+def _set_threads(wanted: int | None) -> None:
+    """Threads that find an idle core: two on one core are far slower than one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
+    torch.set_num_threads(wanted or max(1, min(cores, idle)))

@@ -1,0 +1,123 @@
+"""The policy channel: scored runs, trained by how much better each was than the others of its group.
+
+Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
+are counted and never drawn. Where a run has recorded log-probabilities the ratio is to them; where it has none the
+ratio is 1, and a note says how many.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairwright.arrays import Array
+from pairwright.config.train import PolicyConfig
+from pairwright.errors import PairwrightError
+from pairwright.losses.advantages import group_advantages
+from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
+from pairwright.train.data import PolicyData
+from pairwright.train.layout import Tree
+from pairwright.train.metrics import Sums
+from pairwright.train.order import Order, micro_batches
+from pairwright.train.policy import Policy
+from pairwright.train.ranks import Ranks
+from pairwright.train.reference import ReferenceLogps
+
+
+class PolicyChannel:
+    name = "grpo"
+    has_validation = False
+
+    def __init__(
+        self, data: PolicyData, options: PolicyConfig, weight: float, order: Callable[[Array], Order], limits: Any
+    ) -> None:
+        values = {name: getattr(options, name) for name in PolicyOptions.__dataclass_fields__ if hasattr(options, name)}
+        self.options = PolicyOptions(**values)
+        self.data, self.weight, self._limits = data, weight, limits
+        found = group_advantages(torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage)
+        self._advantages = found.values_S.numpy()
+        active = np.flatnonzero(found.is_active_S.numpy())
+        if not len(active):
+            raise PairwrightError(
+                f"grpo: {found.num_groups} groups, and in none do the rewards differ: nothing to learn from"
+            )
+        self.order = order(active)
+        self.validation = np.zeros(0, np.int64)
+        self.reference: ReferenceLogps | None = None
+        self.counts = {**data.counts, "flat_groups": found.num_flat_groups, "groups": found.num_groups}
+        missing = sum(data.sequences[item].logprobs is None for item in active)
+        note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
+        self.notes = [note] if missing else []
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.options.kl_weight > 0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.data.fingerprint}"
+
+    def reference_trees(self) -> list[Any]:
+        return [
+            (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in self.order.items
+        ]
+
+    def total(self, items: Array) -> float:
+        """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
+        counts = np.array([self.data.trees[item].masks[0].sum() for item in items])
+        if self.options.aggregation == "token":
+            return float(counts.sum())
+        scale = self.options.constant_length if self.options.aggregation == "constant" else 1
+        return float((counts > 0).sum() * scale)
+
+    def parts(self, items: Array, num_all: int) -> list[Array]:
+        sizes = [self.data.trees[item].num_tokens for item in items]
+        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+
+    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
+        pass
+
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
+        trees = [self.data.trees[item] for item in items]
+        scored = policy.score(trees)
+        advantages_S = torch.from_numpy(self._advantages[items]).to(policy.device)
+        reference_N = None
+        if self.reference is not None:
+            reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
+        tokens = PolicyTokens(
+            logps_N=scored.logps_N,
+            advantages_N=advantages_S[scored.branch_N],
+            sequence_N=scored.branch_N,
+            num_sequences=scored.num_branches,
+            old_logps_N=torch.from_numpy(np.concatenate([self._recorded(item) for item in items])).to(policy.device),
+            ref_logps_N=reference_N,
+        )
+        found = policy_loss(tokens, self.options)
+        num = float(found.num_tokens)
+        sums: Sums = {
+            "grpo/ratio": (float(found.ratio_sum), num),
+            "grpo/clipped": (float(found.num_clipped_low + found.num_clipped_high), num),
+            "grpo/unrecorded": (float(found.num_unrecorded), num),
+            "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
+            "grpo/reward": (float(self.data.rewards[items].sum()), float(len(items))),
+            "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
+        }
+        if reference_N is not None:
+            sums["grpo/kl"] = (float(found.kl_sum), num)
+        return found.total / max(total, 1e-12), sums
+
+    def after_update(self, policy: Policy) -> None:
+        pass
+
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
+        return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+
+    def _recorded(self, item: int) -> Array:
+        """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
+        tree, known = self.data.trees[item], self.data.sequences[item].logprobs
+        mask = tree.masks[0]
+        if known is None:
+            return np.full(int(mask.sum()), np.nan, np.float32)
+        return known[len(tree.prompt) :][mask].astype(np.float32)

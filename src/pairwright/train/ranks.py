@@ -1,0 +1,74 @@
+"""Several processes that train one model: who takes what, and sums over all of them.
+
+Every process computes sums, and every normaliser is of the whole batch, so that adding up gradients gives the update
+that one process would make. A process alone is rank 0 of 1, and nothing here costs it anything.
+"""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def here(cls) -> "Ranks":
+        """Of the process group that is up; one is started where torchrun or accelerate launched this process."""
+        if not dist.is_available():
+            return cls()
+        if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            if torch.cuda.is_available():
+                torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Any) -> Any:
+        """The items of this process: every size-th one."""
+        return items[self.rank :: self.size]
+
+    def sum_gradients(self, parameters: Iterable[Any]) -> None:
+        """Add up the gradients of all processes, in place; a process without one adds zero."""
+        if self.size == 1:
+            return
+        tensors = list(parameters)
+        for tensor in tensors:
+            if tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
+        flat = torch.cat([tensor.grad.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        at = 0
+        for tensor in tensors:
+            tensor.grad.copy_(flat[at : at + tensor.numel()].view_as(tensor))
+            at += tensor.numel()
+
+    def sum_values(self, values: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
+        """Add up named (sum, count) pairs over all processes; a name may be missing in some."""
+        if self.size == 1:
+            return values
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, values)
+        total: dict[str, tuple[float, float]] = {}
+        for part in gathered:
+            for name, (value, count) in part.items():
+                before = total.get(name, (0.0, 0.0))
+                total[name] = (before[0] + value, before[1] + count)
+        return total
+
+    def any(self, value: bool) -> bool:
+        """Whether it is so in any process."""
+        return bool(self.sum_values({"any": (float(value), 1.0)})["any"][0])
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()

@@ -1,0 +1,133 @@
+"""The whole flow from one configuration: done once, resumed anywhere, stopped by the gate."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pairwright.config import load_config
+from pairwright.errors import ConfigError
+from pairwright.flow import Flow, GateClosed, View
+from pairwright.flow.plan import plan_rows
+from train.made_runs import make_model
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def written(folder: Path, model: Path, **changes) -> Path:
+    workflow = HERE / "tiny_workflow.py"
+    config = {
+        "name": "tiny", "policy": {"model": str(model), "num_threads": 1},
+        "collect": {"workflow": f"{workflow}:play", "num_tasks": 8},
+        "pairs": {"strategy": "best-worst"},
+        "train": {"batch_size": 4, "max_steps": 6, "epochs": 9, "learning_rate": 1e-3, "threads": 1, "save_every": 1},
+        "evaluate": {"workflow": f"{workflow}:exam", "num_tasks": 12, "temperature": 0},
+    }  # fmt: skip
+    for dotted, value in changes.items():
+        section, _, key = dotted.partition("__")
+        config.setdefault(section, {})[key] = value
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def run(config: Path, folder: Path, lines: list[str] | None = None):
+    view = View() if lines is None else View(say=lines.append)
+    return Flow(load_config(config, environment={}), folder, base=config.parent, view=view).run()
+
+
+def test_a_run_ends_with_a_model_an_evaluation_and_a_report_and_is_not_done_twice(model, tmp_path):
+    config, folder = written(tmp_path, model), tmp_path / "run"
+    result = run(config, folder)
+    assert (Path(result["model"]) / "model.safetensors").exists()
+    assert {"before", "after", "low", "high"} <= result["evaluation"].keys()
+    for name in ("manifest.json", "evaluation.json", "report.html", "round-1/pairs/pairs.parquet"):
+        assert (folder / name).exists(), name
+    stages = json.loads((folder / "manifest.json").read_text())["stages"]
+    assert [name for name, stage in stages.items() if stage["state"] == "done"] == [
+        f"round-1/{name}" for name in ("collect", "pairs", "tokens", "train", "evaluate")
+    ]
+    lines: list[str] = []
+    assert run(config, folder, lines) == result
+    assert [line for line in lines if line.endswith("unchanged")] == [f"{name}: unchanged" for name in stages]
+
+
+def test_what_changed_is_done_again_and_what_it_does_not_touch_is_not(model, tmp_path):
+    folder = tmp_path / "run"
+    run(written(tmp_path, model), folder)
+    lines: list[str] = []
+    run(written(tmp_path, model, train__learning_rate=5e-4), folder, lines)
+    done = [line.split(":")[0] for line in lines if line.endswith("started")]
+    assert done == ["round-1/train", "round-1/evaluate"]
+    with pytest.raises(ConfigError, match=r"made with another configuration and is kept"):
+        run(written(tmp_path, model, collect__num_tasks=9), folder)
+
+
+def test_rounds_use_the_model_of_the_round_before_and_all_experience(model, tmp_path):
+    folder = tmp_path / "run"
+    run(written(tmp_path, model, loop__rounds=2, loop__evaluate="never"), folder)
+    collected = json.loads((folder / "round-2/collection/collection.json").read_text())
+    assert collected["identity"]["policy.model"] == str(folder / "round-1/train/model")
+    stages = json.loads((folder / "manifest.json").read_text())["stages"]
+    assert stages["round-2/pairs"]["result"]["pairs"] > stages["round-1/pairs"]["result"]["pairs"]
+    state = json.loads((folder / "round-2/train/train.json").read_text())
+    assert state["state"] == "completed"
+
+
+def test_a_gate_that_stays_closed_is_an_error_with_exit_code_2(model, tmp_path):
+    config = written(tmp_path, model, evaluate__gate={"min_improvement": 100.0, "min_tasks": 2})
+    with pytest.raises(GateClosed, match="gate stays closed") as caught:
+        run(config, tmp_path / "run")
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run/report.html").exists()
+
+
+def test_the_plan_says_what_is_done_and_what_to_expect(model, tmp_path):
+    config = written(tmp_path, model)
+    flow = Flow(load_config(config, environment={}), tmp_path / "run", base=tmp_path)
+    rows = plan_rows(flow)
+    assert [name for name, _, _ in rows] == [
+        f"round-1/{n}" for n in ("collect", "pairs", "tokens", "train", "evaluate")
+    ]
+    assert rows[0][1:] == ("new", "8 tasks, 8 runs, 8 answers a step")
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_pairs_end_with_one_line_and_a_failed_stage(model, tmp_path):
+    config = written(tmp_path, model, pairs__min_gap=50.0)
+    command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no pair was built" in done.stderr.splitlines()[-1]
+    stages = json.loads((tmp_path / "run/manifest.json").read_text())["stages"]
+    assert stages["round-1/pairs"]["state"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["collect", "pairs", "tokens", "train", "evaluate"])
+@pytest.mark.parametrize("delay", [0.0, 0.4])
+def test_killed_in_any_stage_a_run_goes_on_to_the_same_pairs_and_weights(stage, delay, model, tmp_path):
+    config = written(tmp_path, model)
+    run(config, tmp_path / "whole")
+    command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "cut")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    for line in process.stderr:
+        if line.startswith(f"round-1/{stage}: started"):
+            break
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("round-1/pairs/pairs.parquet", "round-1/train/model/model.safetensors"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name

@@ -1,0 +1,59 @@
+"""Prompts through chat templates: equal to transformers' own, and to those of the tokens stage."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from conftest import SHARED
+from generate.tiny_models import byte_tokenizer
+from pairwright.generate import GenerateError
+from pairwright.generate.chat import ChatEncoder
+from pairwright.messages import Message, ToolCall
+from pairwright.tokens.adapt import adapted_chat
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+CALLED = [
+    Message("system", "Be brief."),
+    Message("user", "What time is it in Rome? 🙂"),
+    Message("assistant", None, tool_calls=(ToolCall("clock", '{"city": "Rome", "tries": 2}', "call12345"),)),
+    Message("tool", "12:30", tool_call_id="call12345", name="clock"),
+]
+TOOLS = [
+    {"type": "function", "function": {"name": "clock", "description": "Time.", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
+]  # fmt: skip
+
+
+def test_a_prompt_ends_with_the_generation_prompt():
+    encoder = ChatEncoder(byte_tokenizer())
+    assert encoder.text([Message("user", "hi")]) == "<|user|>hi<|end|><|assistant|>"
+    assert encoder.text(CALLED[2:3]) == '<|assistant|><call>clock {"city": "Rome", "tries": 2}<|end|><|assistant|>'
+    tokenizer = byte_tokenizer()
+    assert tokenizer.decode(encoder.ids([Message("user", "hi")])) == "<|user|>hi<|end|><|assistant|>"
+
+
+def test_a_template_that_wants_text_arguments_gets_them():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments + '!' }}{% endfor %}{% endfor %}"
+    assert ChatEncoder(tokenizer).text(CALLED) == '{"city": "Rome", "tries": 2}!'
+
+
+def test_a_conversation_that_the_template_refuses_is_an_error_with_its_words():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ raise_exception('no system turns here') }}"
+    with pytest.raises(GenerateError, match="no system turns here"):
+        ChatEncoder(tokenizer).text(CALLED)
+    tokenizer.chat_template = None
+    with pytest.raises(GenerateError, match="no chat template"):
+        ChatEncoder(tokenizer).text(CALLED)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3_1", "smollm2", "mistral_nemo", "gptoss"])
+def test_the_engine_and_the_tokens_stage_make_the_same_prompt(family):
+    folder = SHARED / "tokenizers" / family
+    if not folder.is_dir():
+        pytest.skip("no tokenizers beside the project")
+    ours, encoder = ChatTokenizer.from_folder(folder), ChatEncoder(AutoTokenizer.from_pretrained(folder))
+    for messages, tools in ((CALLED[:2], []), (CALLED, TOOLS)):
+        schemas = ours.schemas(tools)
+        text = ours.renderer(schemas).text(adapted_chat(ours, messages, schemas), schemas, prompt=True)
+        assert encoder.text(messages, tools) == text
+        assert encoder.ids(messages, tools).tolist() == ours.encode(text)[0].tolist()

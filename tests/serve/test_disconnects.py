@@ -1,0 +1,108 @@
+"""A client that goes away stops its own work and nobody else's; requests that wait together are one batch."""
+
+import asyncio
+import dataclasses
+import threading
+
+import httpx
+import openai
+import pytest
+
+from serve.served_models import served, tiny_engine
+
+LONG = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 100_000, "seed": 0}
+
+
+@pytest.fixture
+def place():
+    """A server whose model goes on until it is told to end; at the end of a test it is told."""
+    engine = tiny_engine(context=200_000)
+    ended = threading.Event()
+    generate = engine.generate
+
+    def stoppable(requests, *, on_piece=None, is_cancelled=None):
+        def gone(number):
+            return ended.is_set() or (is_cancelled is not None and is_cancelled(number))
+
+        return generate(requests, on_piece=on_piece, is_cancelled=gone)
+
+    engine.generate = stoppable
+    with served(engine) as running:
+        yield running
+        ended.set()
+
+
+def endless(place):
+    """A model that never ends by itself."""
+    engine = place.server.engine
+    engine._settings = dataclasses.replace(engine._settings, stop_ids=frozenset())
+
+
+async def until(condition):
+    for _ in range(2000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never happened")
+
+
+def test_a_stream_that_is_closed_leaves_the_batch(place):
+    endless(place)
+
+    async def go():
+        async with (
+            httpx.AsyncClient(timeout=30) as client,
+            client.stream("POST", f"{place.url}/v1/chat/completions", json={**LONG, "stream": True}) as stream,
+        ):
+            lines = stream.aiter_lines()
+            for _ in range(6):
+                await anext(lines)
+            assert place.server.num_open == 1
+            health = await client.get(f"{place.url}/health")
+            assert health.json()["status"] == "ok", "health answers while the model works"
+        await until(lambda: place.server.num_open == 0)
+        await until(lambda: place.server.batcher._runner.done())
+
+    asyncio.run(go())
+
+
+def test_a_client_that_hangs_up_before_its_answer_leaves_the_batch(place):
+    endless(place)
+
+    async def go():
+        async with httpx.AsyncClient(timeout=30) as client:
+            asking = asyncio.create_task(client.post(f"{place.url}/v1/chat/completions", json=LONG))
+            await until(lambda: place.server.num_open == 1)
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await until(lambda: place.server.num_open == 0)
+        await until(lambda: place.server.batcher._runner.done())
+
+    asyncio.run(go())
+
+
+def test_requests_that_come_together_are_answered_in_few_batches_and_as_if_alone(place):
+    engine = place.server.engine
+    sizes = []
+    generate = engine.generate
+    engine.generate = lambda requests, **options: sizes.append(len(requests)) or generate(requests, **options)
+
+    async def go():
+        async with openai.AsyncOpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0) as client:
+            options = {"model": "tiny", "max_tokens": 10}
+            asked = [
+                {"seed": seed, "messages": [{"role": "user", "content": "the " * (seed % 5 + 1)}]} for seed in range(40)
+            ]
+            alone = [await client.chat.completions.create(**options, **item) for item in asked[:5]]
+            sizes.clear()
+            together = await asyncio.gather(*(client.chat.completions.create(**options, **item) for item in asked))
+        return [item.choices[0].message.content for item in alone], [
+            item.choices[0].message.content for item in together
+        ]
+
+    alone, together = asyncio.run(go())
+    assert together[:5] == alone
+    assert sum(sizes) == 40
+    assert len(sizes) < 20, "requests that wait are put together"

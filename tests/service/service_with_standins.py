@@ -1,0 +1,30 @@
+"""The service, with the stand-in trainer and model server: `python service_with_standins.py '{"data": ..., ...}'`."""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+from pairwright.service import Settings
+from pairwright.service.running import serve
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    host, port, limit = given.pop("host", "127.0.0.1"), given.pop("port", 0), given.pop("file_limit", None)
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    options = {
+        "train_command": (sys.executable, str(HERE / "service_trainer.py")),
+        "model_command": (sys.executable, str(HERE / "service_model.py")),
+        "tick_seconds": 0.05,
+        "stop_seconds": 5.0,
+    } | given
+    settings = Settings(**{**options, "data": Path(options["data"])})
+    serve(settings, host=host, port=port, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Deployment configs, deployments and models: what is answered, with no model server behind it."""
+
+import pytest
+import sqlalchemy as sa
+from asked_app import application, with_dataset
+from service_process import job_body
+
+from pairwright.service import jobs
+from pairwright.service.schema import deployments
+from pairwright.service.states import JobState
+from pairwright.service.tokens import create_token
+
+
+@pytest.fixture
+def app(tmp_path):
+    with application(tmp_path, max_deployments=2) as (client, context):
+        with_dataset(client)
+        yield client, context
+
+
+def finished_job(client, context, **changes) -> str:
+    """The output model of a job that is completed, with an empty folder as its model."""
+    job = client.post("/v1/customization/jobs", json=job_body(**changes), headers=changes.pop("headers", {})).json()
+    (context.settings.job_folder(job["id"]) / "run" / "model").mkdir(parents=True)
+    with context.database.writing() as connection:
+        jobs.move(connection, job["id"], JobState.RUNNING, "started")
+        jobs.move(connection, job["id"], JobState.COMPLETED, "completed")
+    return job["output_model"]
+
+
+def code(answer) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+def test_a_model_that_nobody_makes_is_refused_with_the_known_ones(app):
+    client, _ = app
+    answer = client.post("/v1/deployment/configs", json={"name": "c", "model": "default/none@1"})
+    assert code(answer) == (422, "unknown_model")
+    assert "meta/llama-3.2-1b-instruct" in answer.json()["error"]
+    assert code(client.post("/v1/deployment/configs", json={"name": "c", "model": "../x"})) == (422, "bad_name")
+
+
+def test_a_model_is_deployed_once_its_job_is_completed(app):
+    client, context = app
+    job = client.post("/v1/customization/jobs", json=job_body()).json()
+    config = {
+        "name": "c",
+        "model": job["output_model"],
+        "nim_deployment": {"image_name": "i", "image_tag": "t", "gpu": 1},
+    }
+    made = client.post("/v1/deployment/configs", json=config).json()
+    assert (made["name"], made["namespace"], made["nim_deployment"]["gpu"]) == ("c", "default", 1)
+    asked = {"name": "d", "config": "default/c", "description": "ours"}
+    assert code(client.post("/v1/deployment/model-deployments", json=asked)) == (409, "model_not_ready")
+    model = finished_job(client, context)
+    client.post("/v1/deployment/configs", json={"name": "ready", "model": model})
+    asked = {**asked, "config": "default/ready"}
+    found = client.post("/v1/deployment/model-deployments", json=asked).json()
+    assert found["url"] == "http://127.0.0.1/deployments/default/d"
+    assert found["models"] == [model]
+    assert found["deployed"] is False
+    assert found["status_details"]["status"] == "created"
+    assert "work" not in found
+    again = client.post("/v1/deployment/model-deployments", json=asked)
+    assert code(again) == (409, "deployment_exists")
+    assert again.headers["x-should-retry"] == "false"
+    assert client.get("/v1/deployment/model-deployments/default/d").json() == found
+
+
+def test_deployments_are_listed_newest_first_and_limited(app):
+    client, context = app
+    client.post("/v1/deployment/configs", json={"name": "c", "model": finished_job(client, context)})
+    for name in ("a", "b"):
+        body = {"name": name, "config": "default/c"}
+        assert client.post("/v1/deployment/model-deployments", json=body).status_code == 200
+    third = client.post("/v1/deployment/model-deployments", json={"name": "x", "config": "default/c"})
+    assert code(third) == (409, "too_many_deployments")
+    listed = client.get("/v1/deployment/model-deployments").json()
+    assert listed["object"] == "list"
+    assert [item["name"] for item in listed["data"]] == ["b", "a"]
+    filtered = client.get("/v1/deployment/model-deployments", params={"filter[status]": "ready"}).json()
+    assert filtered["data"] == []
+    assert client.delete("/v1/deployment/model-deployments/default/a").status_code == 200
+    assert client.post("/v1/deployment/model-deployments", json={"name": "x", "config": "default/c"}).status_code == 200
+
+
+def test_a_deployment_that_is_not_ready_says_so(app):
+    client, context = app
+    model = finished_job(client, context)
+    client.post("/v1/deployment/configs", json={"name": "c", "model": model})
+    client.post("/v1/deployment/model-deployments", json={"name": "d", "config": "default/c"})
+    for answer in (
+        client.post("/deployments/default/d/v1/chat/completions", json={}),
+        client.post("/v1/chat/completions", json={"model": model, "messages": []}),
+    ):
+        assert code(answer) == (503, "deployment_not_ready")
+        assert answer.headers["retry-after"] == "2"
+    assert code(client.get("/deployments/default/none/v1/models")) == (404, "deployment_not_found")
+    assert code(client.post("/v1/chat/completions", json={"model": "x"})) == (404, "model_not_deployed")
+    assert code(client.post("/v1/chat/completions", content=b"{")) == (422, "bad_body")
+    with context.database.writing() as connection:  # a server that is gone, and was ready a moment ago
+        connection.execute(sa.update(deployments).values(state="ready", port=1))
+    assert code(client.get("/deployments/default/d/v1/models")) == (502, "model_server_failed")
+    assert code(client.get("/deployments/default/d/admin")) == (404, "unknown_route")
+
+
+def test_models_of_somebody_else_are_neither_listed_nor_deployed(app):
+    client, context = app
+    model = finished_job(client, context)
+    token = create_token(context.database, "ada", ["shop"])
+    headers = {"authorization": f"Bearer {token}"}
+    assert [item["id"] for item in client.get("/v1/models", headers=headers).json()["data"]] == [
+        "meta/llama-3.2-1b-instruct"
+    ]
+    body = {"name": "c", "namespace": "shop", "model": model}
+    assert code(client.post("/v1/deployment/configs", json=body, headers=headers)) == (403, "forbidden_namespace")

@@ -1,0 +1,85 @@
+"""From the files of a dataset to what the trainer reads."""
+
+import json
+
+import pytest
+
+from pairwright.errors import PairwrightError, SourceError
+from pairwright.pairs.table import read_pairs
+from pairwright.service.training_data import DataFile, write_training_data
+from pairwright.store.table import Table
+
+ROW = {"prompt": "q", "chosen_response": "good", "rejected_response": "bad"}
+CHAT = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+
+
+def data_file(folder, rows, split="train", name="training/training_file.jsonl"):
+    blob = folder / f"{split}-{name.replace('/', '-')}"
+    blob.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return DataFile(name, blob, split)
+
+
+def test_preferences_keep_their_order_their_messages_and_their_split(tmp_path):
+    rows = [ROW, {**ROW, "prompt": CHAT}, {**ROW, "prompt": "z", "chosen_score": 5, "rejected_score": 2}]
+    files = [data_file(tmp_path, rows), data_file(tmp_path, [{**ROW, "prompt": "v"}], "validation")]
+    assert write_training_data(files, tmp_path / "out", training_type="dpo") == {"train": 3, "validation": 1}
+    pairs = list(read_pairs(tmp_path / "out" / "pairs"))
+    assert [pair.prompt[-1].text for pair in pairs] == ["q", "u", "z", "v"]
+    assert [pair.split for pair in pairs] == ["train", "train", "train", "validation"]
+    assert [message.role for message in pairs[1].prompt] == ["system", "user"]
+    assert (pairs[0].chosen[0].text, pairs[0].rejected[0].text) == ("good", "bad")
+    assert [pair.gap for pair in pairs] == [1.0, 1.0, 3.0, 1.0]
+
+
+def test_a_row_that_stands_in_both_files_stays_in_both(tmp_path):
+    files = [data_file(tmp_path, [ROW, ROW]), data_file(tmp_path, [ROW], "validation")]
+    write_training_data(files, tmp_path / "out", training_type="dpo")
+    pairs = list(read_pairs(tmp_path / "out" / "pairs"))
+    assert [pair.split for pair in pairs] == ["train", "train", "validation"]
+    assert len({pair.id for pair in pairs}) == 3
+
+
+def test_supervised_rows_are_experiences(tmp_path):
+    answer = {"role": "assistant", "content": "a"}
+    rows = [
+        {"prompt": "q", "completion": "a"},
+        {"messages": [*CHAT, answer]},
+        {"messages": [*CHAT, answer, {"role": "user", "content": "more"}, {"role": "assistant", "content": "b"}]},
+    ]
+    files = [data_file(tmp_path, rows), data_file(tmp_path, rows[:1], "validation")]
+    assert write_training_data(files, tmp_path / "out", training_type="sft") == {"train": 3, "validation": 1}
+    found = list(Table(tmp_path / "out" / "experience", create=False).records())
+    assert [len(experience.prompt) for experience in found] == [1, 2, 2]
+    assert [[message.text for message in experience.completion] for experience in found] == [
+        ["a"],
+        ["a"],
+        ["a", "more", "b"],
+    ]
+    assert Table(tmp_path / "out" / "validation", create=False).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "reason"),
+    [
+        ("dpo", {"prompt": "q", "chosen": "a"}, "expected the keys prompt, chosen_response"),
+        ("dpo", {**ROW, "rejected_response": "good"}, "are the same"),
+        ("dpo", {**ROW, "chosen_score": 1, "rejected_score": 2}, "has reward 1.0"),
+        ("dpo", {**ROW, "prompt": None}, "prompt: expected text or messages"),
+        ("dpo", "[1]\n", "expected an object"),
+        ("dpo", "{torn\n", "not JSON"),
+        ("sft", {"prompt": "q"}, "expected the keys prompt and completion, or messages"),
+        ("sft", {"messages": CHAT}, "expected a prompt and an answer"),
+        ("sft", {"prompt": "q", "completion": "  "}, "the answer is empty"),
+        ("sft", ROW, "expected the keys prompt and completion"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_by_file_and_line(tmp_path, kind, row, reason):
+    good = ROW if kind == "dpo" else {"prompt": "q", "completion": "a"}
+    with pytest.raises(SourceError, match=r"^training/training_file\.jsonl:3: ") as caught:
+        write_training_data([data_file(tmp_path, [good, "\n", row])], tmp_path / "out", training_type=kind)
+    assert reason in str(caught.value)
+
+
+def test_no_rows_are_no_data(tmp_path):
+    with pytest.raises(PairwrightError, match="have no rows"):
+        write_training_data([data_file(tmp_path, ["\n"])], tmp_path / "out", training_type="dpo")

@@ -1,0 +1,198 @@
+"""The plain lane of an import against the general reader: every column, id, count and rejection is the same.
+
+Each test imports the same lines twice, once with the lane and once without, and compares all that was written. The
+lines are real rollouts, made-up ones with everything that a plain line may have, and both broken in many ways.
+"""
+
+import json
+import random
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sources.test_every_reader import broken
+
+from pairwright.jsontext import encode
+from pairwright.messages import Message, ToolCall
+from pairwright.sources.format import Options
+from pairwright.sources.nemo_gym_plain import PlainRollouts
+from pairwright.sources.plain_answer import Call, Turn
+from pairwright.sources.reading import Layout
+from pairwright.store import import_task
+from pairwright.store.import_task import ImportTask, run_task
+
+FIXTURE = Path(__file__).parents[1] / "sources" / "fixtures" / "nemo_gym.jsonl"
+LINES = Layout("nemo-gym", 0, "lines")
+WORDS = [
+    "",
+    "hello",
+    'a "quoted" word\n',
+    "n\u00e9e\u2028",
+    "\U0001f600 \u0000",
+    "details",
+    '{"detailed": 1}',
+    "\\u0041",
+]
+ODD_WORDS = ["Error: no", '{"error": "x"}', '{"detail": "timed out"}']
+
+
+def lanes(folder: Path, lines: list[bytes], monkeypatch) -> int:
+    """Import lines in both ways and compare; returns how many took the plain lane."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "rollouts.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    task = ImportTask(path, LINES, folder, Options(), keep_uids=True)
+    assert import_task._has_plain_lane(task)
+    quick = outcome(task)
+    with monkeypatch.context() as patch:
+        patch.setattr(import_task, "_has_plain_lane", lambda task: False)
+        slow = outcome(task)
+    for name, values in slow.items():
+        differing = [both for both in zip(quick[name], values, strict=True) if both[0] != both[1]]
+        assert not differing, f"{name}: {differing[0]}"
+    read = PlainRollouts().read
+    return sum(read(line) is not None for line in lines)
+
+
+def outcome(task: ImportTask) -> dict[str, list[str]]:
+    """All that an import wrote and counted, by name; as repr, so that -0.0 is not 0.0 and True is not 1."""
+    result = run_task(task)
+    found = {"uids": result.uids, "digests": [result.digests], "reasons": sorted(result.reasons.items())}
+    found["counts"] = sorted((+result.counts).items())
+    if result.part is not None:
+        table = pq.read_table(result.part)
+        table.validate(full=True)
+        found |= table.to_pydict()
+        result.part.unlink()
+    if result.quarantine is not None:
+        found["quarantine"] = result.quarantine.read_bytes().splitlines()
+        result.quarantine.unlink()
+    return {name: list(map(repr, values)) for name, values in found.items()}
+
+
+def made_up(draw: random.Random) -> dict:
+    """A rollout that is plain, or nearly: each odd thing is rare, so that about half of them are plain."""
+
+    def text() -> str:
+        return " ".join(draw.choice(ODD_WORDS if draw.random() < 0.02 else WORDS) for _ in range(draw.randrange(1, 4)))
+
+    def either(usual: list, odd: list):
+        return draw.choice(odd if draw.random() < 0.05 else usual)
+
+    def message() -> list[dict]:
+        part = {
+            "type": either(["output_text"], ["text", "refusal"]),
+            "text": text(),
+            "annotations": either([[]], [[1]]),
+        }
+        content = either([text(), [part], [part | {"logprobs": None}]], [None, [part, part], []])
+        more = either(
+            [{}, {"id": "m", "status": "completed"}], [{"status": "incomplete"}, {"name": "x"}, {"output": ""}]
+        )
+        kind = either([{"type": "message"}, {}], [{"type": None}, {"type": "other"}])
+        return [{"role": either(["assistant"], ["user", "tool"]), "content": content} | kind | more]
+
+    def call() -> list[dict]:
+        arguments = either(['{"b": 1, "a": [2.50, "\\u00e9"]}', "{}", "[1]", json.dumps({"t": text()})], ["", "{torn"])
+        call_id = draw.choice(["c1", "c2", f"call_{draw.random()}"])
+        item = {"type": "function_call", "name": either(["look", "find"], ["nope"]), "arguments": arguments}
+        result = {"type": "function_call_output", "call_id": either([call_id], ["c1"]), "output": text()}
+        item |= {"call_id": call_id}
+        return draw.choice([[item], [item, result], [item, result], [result]])
+
+    def reasoning() -> list[dict]:
+        parts = [{"type": "summary_text", "text": text()} for _ in range(either([1, 2], [0]))]
+        return [{"type": "reasoning", "id": "r", "summary": parts, "encrypted_content": either([None], ["x"])}]
+
+    output: list[dict] = []
+    for _ in range(either([1, 2, 3, 4, 5], [0])):
+        output += draw.choice([message, call, call, reasoning])()
+    tools = [{"type": "function", "name": name, "parameters": {"z": 1, "a": {}}} for name in ("look", "find")]
+    params = draw.choice([
+        {"input": [{"role": "user", "content": draw.choice(WORDS[1:])}], "tools": tools},
+        {"input": "Hi", "instructions": "Be brief.", "metadata": draw.choice([{"n": 1}, {}, None])},
+        {"input": "Hi", "tools": []},
+    ])  # fmt: skip
+    row = {
+        "responses_create_params": params,
+        "response": {"model": either(["m", "\u00e9"], [None, 3]), "output": output},
+    }
+    row["response"] |= either(
+        [{}, {"id": "r", "usage": {"n": 1}}], [{"instructions": "Hm"}, {"tools": tools}, {"new": 1}]
+    )
+    row["reward"] = either([0.5, 1, -0.0, True, None, 1e300], ["0.25", "nan", {"a": 1.0}])
+    row |= draw.choice([{}, {"_ng_task_index": draw.randrange(3)}, {"_ng_task_index": "t", "agent_ref": {"name": "a"}}])
+    row |= draw.choice([{}, {"_ng_rollout_index": draw.randrange(3)}, {"_ng_rollout_index": "7", "agent_ref": "b"}])
+    row |= draw.choice([{}, {"score": 2, "why": text()}, {"big": "x" * 3000, "note": None}])
+    return row | either([{}], [{"reward_components": {}}, {"output": []}])
+
+
+def as_line(row: object, draw: random.Random) -> bytes:
+    line = json.dumps(row, ensure_ascii=draw.random() < 0.5, separators=draw.choice([None, (",", ":")]))
+    return line.encode("utf-8", "surrogatepass")
+
+
+def test_made_up_rollouts(tmp_path, monkeypatch):
+    draw = random.Random(0)
+    lines = [as_line(made_up(draw), draw) for _ in range(3000)]
+    assert lanes(tmp_path, lines, monkeypatch) > 500
+
+
+def test_broken_rollouts(tmp_path, monkeypatch):
+    draw = random.Random(1)
+    lines = [as_line(broken(made_up(draw), draw), draw) for _ in range(3000)]
+    assert lanes(tmp_path, lines, monkeypatch) > 100
+
+
+def test_lines_with_broken_bytes(tmp_path, monkeypatch):
+    draw = random.Random(2)
+    lines = []
+    for _ in range(3000):
+        line = bytearray(as_line(made_up(draw), draw))
+        for _ in range(draw.randrange(1, 3)):
+            line[draw.randrange(len(line))] = draw.choice(b'"\\{}[]:,u0e\xff\xc3 \x01')
+        lines.append(bytes(line).replace(b"\n", b" ")[: draw.choice([None, None, None, -5])])
+    assert lanes(tmp_path, lines, monkeypatch) > 100
+
+
+def test_real_rollouts_whole_and_broken(tmp_path, traces, monkeypatch):
+    draw, num_plain = random.Random(3), 0
+    for file in sorted((traces / "nemo_gym").glob("*.jsonl")):
+        lines = file.read_bytes().splitlines()
+        num_plain += lanes(tmp_path, lines, monkeypatch)
+        rows = [json.loads(line) for line in lines[:3]]
+        damaged = [as_line(broken(row, draw), draw) for row in rows for _ in range(10)]
+        num_plain += lanes(tmp_path, [*damaged, *lines], monkeypatch)
+    assert num_plain > 60
+
+
+def test_the_fixture_and_files_of_one_kind_of_line(tmp_path, monkeypatch):
+    plain = b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]}}'
+    assert lanes(tmp_path, FIXTURE.read_bytes().splitlines(), monkeypatch) == 0
+    assert lanes(tmp_path, [plain] * 3, monkeypatch) == 3
+    assert lanes(tmp_path, [b"", plain, b"  ", b"{", plain + b"\r"], monkeypatch) == 2
+    assert lanes(tmp_path, [b"{}"], monkeypatch) == 0
+
+
+texts = st.none() | st.text(max_size=5)
+
+
+@given(st.tuples(st.text(min_size=1), texts, texts, st.lists(st.tuples(st.text(), st.text(), st.text())), texts))
+@settings(max_examples=200, deadline=None)
+def test_a_turn_encodes_as_its_message(fields):
+    role, content, reasoning, calls, call_id = fields
+    turn = Turn(role, content, reasoning, tuple(Call(*call) for call in calls), call_id)
+    message = Message(role, content, reasoning, tuple(ToolCall(*call) for call in calls), call_id)
+    assert encode(turn) == encode(message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"options": Options(reward="score")}, {"reward": "reward*2"}, {"redact": True}, {"path": Path("a\udcff")}],
+)
+def test_there_is_no_plain_lane_where_records_are_changed_on_their_way(change):
+    fields = {"path": Path("a"), "layout": LINES, "folder": Path(), "options": Options()}
+    assert import_task._has_plain_lane(ImportTask(**fields))
+    assert not import_task._has_plain_lane(ImportTask(**{**fields, **change}))

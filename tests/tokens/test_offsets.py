@@ -1,0 +1,93 @@
+"""Offsets from bytes are the tokenizer's own, or there are none."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_cases import CASES
+from token_families import REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from pairwright.tokens.offsets import TokenBytes
+from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+
+def check(tokenizer: ChatTokenizer, text: str) -> bool:
+    """Whether there are offsets from bytes; if so, they are the tokenizer's own."""
+    encoding = tokenizer.backend.encode(text, add_special_tokens=False)
+    found = TokenBytes(tokenizer.backend).offsets(text, encoding.ids)
+    ids, offsets = tokenizer.encode(text)
+    assert ids.tolist() == encoding.ids
+    assert offsets.tolist() == [list(pair) for pair in encoding.offsets]
+    assert found is None or found.tolist() == offsets.tolist()
+    return found is not None
+
+
+PARTS = [*" \n\taAzok.é你😀<>|{}\"'\\\u0301▁ſ\x00", "<|im_end|>", "</think>"]
+ANY = st.lists(st.sampled_from(PARTS), max_size=30).map("".join)
+
+
+@given(ANY)
+@settings(max_examples=200, deadline=None)
+def test_small_vocabulary(text: str) -> None:
+    assert check(small_tokenizer("chatml"), text)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+@pytest.mark.parametrize("name", REAL_STOPS)
+def test_real_vocabularies(name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    texts = ["", "é", "  x", "e\u0301 \u0958", "▁a ▁", "\u2028 x\r\n", "a" * 1000]
+    for chat, tools in CASES.values():
+        try:
+            texts.append(tokenizer.renderer(tools).text(chat, tools))
+        except TemplateError:
+            continue
+    known = sum(check(tokenizer, text) for text in texts)
+    assert known > len(texts) / 2 or name == "phi3_mini"  # its control tokens swallow white space
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+@given(ANY)
+@settings(max_examples=60, deadline=None)
+def test_any_text_of_real_vocabularies(text: str) -> None:
+    for name in ("qwen2_5", "gemma3", "llama3_1"):
+        check(real_tokenizer(name), text)
+
+
+def changing(**options: object) -> ChatTokenizer:
+    """A tokenizer of letters that changes its text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    for name, value in options.items():
+        setattr(backend, name, value)
+    backend.add_tokens([AddedToken("<x>", rstrip=True, normalized=False)])
+    return ChatTokenizer(backend, "{{ messages }}")
+
+
+def test_a_text_that_the_tokenizer_changes_has_the_offsets_of_the_tokenizer() -> None:
+    assert not check(changing(normalizer=normalizers.Lowercase()), "Hello")
+    assert not check(changing(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)), "hello")
+    swallowing = changing()
+    assert check(swallowing, "a<x>b")
+    assert not check(swallowing, "a<x>  b")
+
+
+def test_a_tokenizer_that_changes_every_text_is_not_asked_twice() -> None:
+    tokenizer = changing(normalizer=normalizers.Lowercase())
+    for _ in range(20):
+        tokenizer.encode("Hello")
+    assert tokenizer._bytes is not None
+    assert not tokenizer._bytes.pays
+    assert tokenizer.encode("Hi")[1].tolist() == [[0, 1], [1, 2]]
+
+
+def test_several_texts_are_each_encoded_as_one() -> None:
+    tokenizer = small_tokenizer("chatml")
+    texts = ["ok ok", "", "你好 é", "<|im_end|>x"]
+    for text, (ids, offsets) in zip(texts, tokenizer.encode_many(texts), strict=True):
+        assert np.array_equal(ids, tokenizer.encode(text)[0])
+        assert np.array_equal(offsets, tokenizer.encode(text)[1])

@@ -1,0 +1,114 @@
+"""Every turn is what inference saw: the quick verification against that of every prompt, and templates that count."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from token_cases import CASES, assistant, call, tool, user
+from token_families import CHATML, FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
+
+from pairwright.tokens.check import check_template
+from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.regions import is_regular
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
+MARKS = ["ok", "", " x\n", "</think>", "<tool_call>", "/no_think", "<|im_end|>", "[INST]", "```json", "你好"]
+
+
+def outcome(tokenizer: ChatTokenizer, chat: list, tools: object, verify: str) -> Sequence | tuple[str, int | None]:
+    try:
+        return encode_chat(tokenizer, chat, tools, verify=verify)  # type: ignore[arg-type]
+    except Refusal as refusal:
+        return refusal.reason, refusal.message
+
+
+@st.composite
+def long_chats(draw: st.DrawFn) -> list:
+    """More turns than are verified by default; every text may hold what templates look for."""
+    text = st.sampled_from(MARKS)
+    chat: list = []
+    for number in range(draw(st.integers(9, 14))):
+        chat += [user(draw(text)), assistant(draw(text), reasoning=draw(st.sampled_from([None, "why"])))]
+        if draw(st.booleans()):
+            chat[-1] = assistant(draw(text), calls=[call(number)])
+            chat += [tool(draw(text), number), assistant(draw(text))]
+    return chat
+
+
+@settings(max_examples=60, deadline=None)
+@given(long_chats(), st.sampled_from(sorted(FAMILIES)))
+def test_quick_and_full_verification_agree_on_written_templates(chat: list, name: str) -> None:
+    tokenizer = small_tokenizer(name)
+    assert outcome(tokenizer, chat, None, "quick") == outcome(tokenizer, chat, None, "all")
+
+
+@needs_shared
+@settings(max_examples=30, deadline=None)
+@given(long_chats(), st.sampled_from(sorted(REAL_STOPS)))
+def test_quick_and_full_verification_agree_on_real_templates(chat: list, name: str) -> None:
+    tokenizer = real_tokenizer(name)
+    assert outcome(tokenizer, chat, None, "quick") == outcome(tokenizer, chat, None, "all")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_quick_and_full_verification_agree_on_all_cases(name: str) -> None:
+    for chat, tools in CASES.values():
+        tokenizer = small_tokenizer(name)
+        assert outcome(tokenizer, chat, tools, "quick") == outcome(tokenizer, chat, tools, "all")
+
+
+def counting(rule: str) -> ChatTokenizer:
+    """ChatML whose prompt has a word more where the rule holds."""
+    template = CHATML.replace(
+        "{{ '<|im_start|>assistant\n' }}", "{{ '" + "<|im_start|>assistant\n' }}{{ " + rule + " }}"
+    )
+    assert rule in template
+    return ChatTokenizer(small_backend(), template, special_tokens={"eos_token": "<|im_end|>"})
+
+
+def exchanges(count: int, question: str = "hello there") -> list:
+    return [m for n in range(count) for m in (user(question if n == 5 else f"q {n}"), assistant(f"a {n}"))]
+
+
+@pytest.mark.parametrize("count", [9, 20, 60])
+def test_a_prompt_that_differs_at_the_seventh_turn_only_is_refused(count: int) -> None:
+    tokenizer = counting("'well' if messages | length == 13")
+    with pytest.raises(Refusal, match="message 13: context_differs"):
+        encode_chat(tokenizer, exchanges(count))
+    assert not is_regular(tokenizer, tokenizer.renderer(None))
+    assert "counts_turns" in {quirk.name for quirk in check_template(tokenizer).quirks}
+    assert encode_chat(tokenizer, exchanges(6)).report.num_turns == 6
+
+
+def test_a_rule_about_a_turn_far_out_is_found_when_all_are_verified() -> None:
+    tokenizer = counting("'well' if messages | length == 105")
+    with pytest.raises(Refusal, match="message 105: context_differs"):
+        encode_chat(tokenizer, exchanges(80), verify="all")
+
+
+def test_a_turn_that_is_written_differently_is_exact() -> None:
+    """A rule that shows in the conversation itself is found there, whatever its place."""
+    marked = "{{ ('[5] ' if loop.index0 in (10, 11) else '') }}"
+    template = CHATML.replace("{{ '<|im_start|>' + m.role + '\n'", marked + "{{ '<|im_start|>' + m.role + '\n'")
+    template = template.replace(
+        "{{ '<|im_start|>assistant\n' }}", "{{ '[5] ' if messages | length == 11 }}{{ '<|im_start|>assistant\n' }}"
+    )
+    tokenizer = ChatTokenizer(small_backend(), template, special_tokens={"eos_token": "<|im_end|>"})
+    for verify in ("quick", "all"):
+        sequence = encode_chat(tokenizer, exchanges(20), verify=verify)  # type: ignore[arg-type]
+        assert tokenizer.decode(sequence.ids[sequence.mask]) == "".join(f"a {n}<|im_end|>" for n in range(20))
+        assert sequence.report.probed >= 1
+    assert "[5] <|im_start|>assistant" in tokenizer.decode(sequence.ids)
+
+
+RULES = ["'x' if '/no_think' in messages[-1].content", "'x' if messages[-1].content.endswith('/no_think')"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_prompt_that_depends_on_what_a_text_says_is_refused_wherever_it_is_said(rule: str) -> None:
+    tokenizer = counting(rule)
+    assert encode_chat(tokenizer, exchanges(40)).report.num_turns == 40
+    with pytest.raises(Refusal, match="message 11: "):
+        encode_chat(tokenizer, exchanges(40, question="be quick /no_think"))

@@ -1,0 +1,184 @@
+"""A prompt that is computed once gives the loss and the gradients of the padded pair."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen3Config,
+)
+
+from pairwright.train.attention import CannotShare, Plan, tree_attention
+from pairwright.train.layout import Tree, lay_out, pad, tree_of
+from pairwright.train.model import read_weights
+from pairwright.train.policy import Policy
+from train.made_runs import make_model
+
+SHAPE = {
+    "vocab_size": 90, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def made_trees(vocabulary: int, seed: int = 0) -> list[Tree]:
+    random = np.random.default_rng(seed)
+
+    def branch(length: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.integers(0, vocabulary, length), random.random(length) < 0.7
+
+    trees = []
+    for prompt, chosen, rejected in ((17, 5, 9), (1, 3, 1), (6, 0, 4), (11, 7, 7)):
+        sides = [branch(chosen), branch(rejected)]
+        trees.append(
+            Tree(random.integers(0, vocabulary, prompt), tuple(s[0] for s in sides), tuple(s[1] for s in sides))
+        )
+    return trees
+
+
+@pytest.fixture(params=["small trees in groups", "each tree by itself"])
+def group_size(request, monkeypatch):
+    """Both ways of attending to a row, on the same trees."""
+    if request.param == "each tree by itself":
+        monkeypatch.setattr("pairwright.train.attention.SMALL_TREE", 0)
+    else:
+        monkeypatch.setattr("pairwright.train.attention.GROUP_TOKENS", 40)
+
+
+def gradients(policy: Policy, trees: list[Tree]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    policy.model.zero_grad()
+    scored = policy.score(trees)
+    sums = scored.logps_N.new_zeros(scored.num_branches).index_add(0, scored.branch_N, scored.logps_N)
+    loss = -torch.nn.functional.logsigmoid(0.1 * (sums[0::2] - sums[1::2])).mean()
+    loss.backward()
+    return scored.logps_N.detach(), {
+        name: p.grad.clone() for name, p in policy.model.named_parameters() if p.grad is not None
+    }
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_a_shared_prompt_gives_the_loss_and_the_gradients_of_the_padded_pair(kind, group_size, tmp_path):
+    model = read_weights(make_model(tmp_path, kind)).eval()
+    padded, shared = Policy(model, prefix_sharing=False), None
+    trees = made_trees(padded.num_embeddings)
+    expected, expected_grads = gradients(padded, trees)
+    shared = Policy(model)
+    assert shared.can_share, shared.why_not
+    found, found_grads = gradients(shared, trees)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert found_grads.keys() == expected_grads.keys()
+    for name, gradient in expected_grads.items():
+        torch.testing.assert_close(found_grads[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_log_probabilities_are_those_of_transformers_own_forward(kind, tmp_path):
+    model = read_weights(make_model(tmp_path, kind)).eval()
+    policy = Policy(model)
+    trees = made_trees(policy.num_embeddings)
+    found = policy.score(trees).logps_N
+    policy.restore_attention()
+    expected = []
+    for tree in trees:
+        for branch, mask in zip(tree.branches, tree.masks, strict=True):
+            ids = torch.from_numpy(np.concatenate([tree.prompt, branch]))[None]
+            logps = torch.log_softmax(model(input_ids=ids).logits[0], -1)
+            for place in np.flatnonzero(mask) + len(tree.prompt):
+                expected.append(logps[place - 1, ids[0, place]])
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen3Config(**SHAPE, head_dim=8),
+        MistralConfig(**SHAPE, sliding_window=5),
+        Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=5),
+        CohereConfig(**SHAPE, logit_scale=0.25),
+        MixtralConfig(**SHAPE, num_local_experts=4),
+        GPTNeoXConfig(**{k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_models_of_other_families_share_and_agree(config, group_size):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    trees = made_trees(90)
+    expected = Policy(model, prefix_sharing=False).score(trees).logps_N
+    policy = Policy(model)
+    assert policy.can_share, policy.why_not
+    torch.testing.assert_close(policy.score(trees).logps_N, expected, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Gemma2Config(**SHAPE, head_dim=8),
+        MambaConfig(vocab_size=90, hidden_size=32, num_hidden_layers=2, initializer_range=0.2),
+        BloomConfig(vocab_size=90, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_cannot_share_falls_back_and_says_why(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    policy = Policy(model)
+    assert not policy.can_share
+    assert type(model).__name__ in policy.why_not
+    trees = made_trees(90)
+    expected = Policy(model, prefix_sharing=False).score(trees).logps_N
+    torch.testing.assert_close(policy.score(trees).logps_N, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_attention_that_has_something_unknown_refuses():
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(CannotShare, match="softcap"):
+        tree_attention(None, q, q, q, None, plan=Plan((), "cpu"), softcap=30.0)
+    with pytest.raises(CannotShare, match="mask of its own"):
+        tree_attention(None, q, q, q, None)
+
+
+def test_branches_do_not_see_each_other(group_size, tmp_path):
+    """The log-probabilities of one side are the same whatever stands on the other."""
+    policy = Policy(read_weights(make_model(tmp_path)).eval())
+    one, mask = np.array([3, 4, 5]), np.ones(3, bool)
+    first = policy.score([Tree([7, 8], (one, [9, 9, 9, 9]), (mask, np.ones(4, bool)))]).logps_N[:3]
+    second = policy.score([Tree([7, 8], (one, [1]), (mask, np.ones(1, bool)))]).logps_N[:3]
+    torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-6)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients_on_a_shared_row(tmp_path):
+    folder = make_model(tmp_path)
+    plain, checked = read_weights(folder), read_weights(folder)
+    checked.gradient_checkpointing_enable({"use_reentrant": False})
+    trees = made_trees(Policy(plain).num_embeddings)
+    expected = gradients(Policy(plain.train()), trees)
+    found = gradients(Policy(checked.train()), trees)
+    torch.testing.assert_close(found[0], expected[0])
+    for name, gradient in expected[1].items():
+        torch.testing.assert_close(found[1][name], gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_a_row_has_no_padding_and_a_padded_batch_the_same_targets():
+    trees = made_trees(50)
+    row, padded = lay_out(trees), pad(trees)
+    assert len(row.input_ids_T) == sum(tree.num_tokens for tree in trees)
+    assert row.target_N.tolist() == padded.target_N.tolist()
+    assert row.branch_N.tolist() == padded.branch_N.tolist()
+    flat = padded.input_ids_SW.reshape(-1)
+    assert [flat[place] for place in padded.source_N] == [row.input_ids_T[place] for place in row.source_N]
+
+
+def test_the_first_token_of_a_sequence_is_never_trained():
+    tree = tree_of(np.array([4, 5, 6]), np.array([True, True, False]))
+    assert (tree.prompt.tolist(), tree.masks[0].tolist()) == ([4], [True, False])
+    nothing = tree_of(np.array([4, 5]), np.array([False, False]))
+    assert nothing.num_tokens == 2
+    assert not nothing.masks[0].any()
