@@ -36,6 +36,9 @@ _COLUMNS = (
     "candidates", "engine", "start s", "build s", "CPU s command", "CPU s workers", "peak MB command",
     "peak MB a worker", "MB rows", "MB plans", "MB texts", "MB returned", "largest MB returned",
 )  # fmt: skip
+_KINDS = {
+    "rows": "rows", "put": "plans", "plans": "plans", "experiences": "plans", "texts": "texts", "drafts": "texts",
+}  # fmt: skip
 
 
 def main(sizes: Iterable[float] = SIZES) -> None:
@@ -113,15 +116,6 @@ def _num_bytes(found: Any) -> int:
 class _Watch:
     """Looks at the workers below this process, and at the files of the build, a few times a second."""
 
-    _KINDS = {
-        "rows": "rows",
-        "put": "plans",
-        "plans": "plans",
-        "experiences": "plans",
-        "texts": "texts",
-        "drafts": "texts",
-    }
-
     def __init__(self, output: Path) -> None:
         self._output = output
         self._done = threading.Event()
@@ -151,7 +145,7 @@ class _Watch:
                     continue
             sizes = dict.fromkeys(self.files, 0)
             for path in self._output.glob(".build.*/*.arrow"):
-                kind = self._KINDS.get(path.name.split(".")[0].split("-")[0])
+                kind = _KINDS.get(path.name.split(".")[0].split("-")[0])
                 try:
                     if kind is not None:
                         sizes[kind] += path.stat().st_size

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from engines.ray_cluster import cluster, ray_engine
+
+__all__ = ["cluster", "ray_engine"]
+
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 

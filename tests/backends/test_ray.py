@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engines.ray_cluster import cluster, ray_engine  # noqa: F401
 from pairwright.backends import BACKENDS, JobRequest, JobState, read_job
 from pairwright.backends.ray_training import train_on_ray
 from pairwright.config import Config
@@ -66,7 +65,7 @@ def test_a_job_of_the_backend_ray_runs_the_command_with_that_engine(tmp_path, mo
 
 
 @pytest.mark.slow
-def test_two_workers_end_with_the_weights_of_one_process(made, cluster):  # noqa: F811
+def test_two_workers_end_with_the_weights_of_one_process(made, cluster):
     events = []
     sources = {"model": made / "model", "pairs": made / "pairs", "output": made / "two"}
     result = train_on_ray(config(cluster), progress=events.append, **sources)
@@ -81,7 +80,7 @@ def test_two_workers_end_with_the_weights_of_one_process(made, cluster):  # noqa
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(made, cluster):  # noqa: F811
+def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(made, cluster):
     output = made / "lost"
     killed = []
 
@@ -110,7 +109,7 @@ def test_a_worker_that_is_lost_costs_what_was_done_since_the_last_checkpoint(mad
 
 
 @pytest.mark.slow
-def test_an_error_of_ours_ends_the_run_with_its_message(made, cluster):  # noqa: F811
+def test_an_error_of_ours_ends_the_run_with_its_message(made, cluster):
     with pytest.raises(PairwrightError, match=r"loss 0\.69") as caught:
         train_on_ray(config(cluster, max_loss=0.1), model=made / "model", pairs=made / "pairs", output=made / "bad")
     assert caught.value.exit_code == 1

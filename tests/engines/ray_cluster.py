@@ -1,4 +1,4 @@
-"""One Ray cluster of two nodes for all tests of a session, with this process connected to it."""
+"""One Ray cluster of two nodes for all tests of a session, and an engine on it. conftest.py has them for all tests."""
 
 import os
 from pathlib import Path

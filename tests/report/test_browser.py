@@ -40,6 +40,8 @@ def test_the_page_opens_without_an_error_and_fits_the_screen(browser, page_file,
     page.on("pageerror", lambda error: told.append(str(error)))
     page.on("request", lambda request: asked.append(request.url))
     page.goto(page_file.as_uri())
+    picture = page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
+    assert len(picture) > 50_000
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
     assert told == []
     assert [url for url in asked if not url.startswith("data:")] == [page_file.as_uri()]
@@ -47,8 +49,6 @@ def test_the_page_opens_without_an_error_and_fits_the_screen(browser, page_file,
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, ground.removeprefix("rgb(").rstrip(")").split(","))) > 600) == (scheme == "light")
-    picture = page.screenshot(path=str(tmp_path / "page.png"), full_page=True)
-    assert len(picture) > 50_000
     page.close()
 
 

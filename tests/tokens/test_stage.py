@@ -1,6 +1,7 @@
 """The tokens stage: cached sequences, nothing encoded twice, every item counted."""
 
 import json
+import shutil
 from pathlib import Path
 
 import polars as pl
@@ -197,6 +198,15 @@ def test_what_another_run_encoded_is_not_read(table, tokenizer, tmp_path):
     encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=13))
     assert max(len(sequence) for _, _, sequence in read_sequences(tmp_path / "tokens")) <= 13
     encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    assert list(read_sequences(tmp_path / "tokens")) == whole
+
+
+def test_what_two_runs_wrote_at_the_same_time_counts_once(table, tokenizer, tmp_path):
+    first = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    whole = list(read_sequences(tmp_path / "tokens"))
+    for part in list((tmp_path / "tokens").glob("sequences-*.parquet")):
+        shutil.copy(part, part.with_name(part.name.replace("sequences-", "sequences-9")))
+    assert encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer))) == first | {"from_cache": 8}
     assert list(read_sequences(tmp_path / "tokens")) == whole
 
 

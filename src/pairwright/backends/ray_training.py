@@ -106,16 +106,14 @@ def _work(task: dict[str, Any]) -> None:
     """Runs in each worker, whose process group Ray Train has set up. Also after others were lost: then it goes on."""
     from pairwright.train import train
 
-    paths = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
-    output, model = paths.pop("output"), paths.pop("model")
-    assert output is not None, "a run has a folder"
-    assert model is not None, "a run has a model"
+    paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
+    output: Path = paths["output"]
     known = _read_failure(output)
     if known is not None:
         raise _error(known)
     try:
         with contextlib.chdir(task["folder"] if os.path.isdir(task["folder"]) else "."):
-            train(Config.model_validate(task["config"]), model=model, output=output, resume=True, **paths)
+            train(Config.model_validate(task["config"]), resume=True, **paths)
     except PairwrightError as error:
         hidden = output / f"{_FAILURE}.{os.getpid()}"
         hidden.write_bytes(msgspec.json.encode(_Failure(str(error), error.exit_code)))

@@ -1,7 +1,6 @@
 """`--engine` and `--address` of the commands whose pieces may run elsewhere."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,13 +42,8 @@ def engine_settings(
     return EngineConfig(**told | ({} if workers is None else {"workers": workers}))
 
 
-@contextmanager
-def opened_engine(settings: "EngineConfig") -> Iterator["Engine | None"]:
+def opened_engine(settings: "EngineConfig") -> AbstractContextManager["Engine | None"]:
     """The engine that the settings ask for; None stands for what a stage does by itself on this machine."""
-    if settings.name == "embedded" and settings.workers is None:
-        yield None
-        return
-    from pairwright.engines import ENGINES
+    from pairwright.engines import opened
 
-    with ENGINES[settings.name](settings) as engine:
-        yield engine
+    return opened(settings)

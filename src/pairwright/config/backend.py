@@ -145,6 +145,20 @@ class NemoCustomizerConfig(Section):
     wait_for_completion: bool = True
     """Wait for the job after submitting it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nat_counts_the_last(cls, data: Any) -> Any:
+        """NAT's max_consecutive_status_failures is the failure that ends the wait, ours are those before it."""
+        theirs = data.get("max_consecutive_status_failures") if isinstance(data, dict) else None
+        if theirs is None:
+            return data
+        if "max_status_failures" in data:
+            raise ValueError("max_consecutive_status_failures: give it or max_status_failures, not both")
+        if not isinstance(theirs, int) or theirs < 1:
+            raise ValueError(f"max_consecutive_status_failures: got {theirs!r}, expected a number of at least 1")
+        kept = {name: value for name, value in data.items() if name != "max_consecutive_status_failures"}
+        return {**kept, "max_status_failures": theirs - 1}
+
     @field_validator("entity_host", "datastore_host")
     @classmethod
     def _no_slash(cls, value: str | None) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
+from pairwright.engines import opened
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.messages import Json
 
@@ -45,10 +46,11 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
 
     sources = config.sources
     paths = [path if base is None or Path(path).is_absolute() else str(base / path) for path in sources.paths]
-    summary = import_files(
-        paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),
-        redact=sources.redact, progress=view.counting,
-    )  # fmt: skip
+    with opened(config.engine) as engine:
+        summary = import_files(
+            paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),
+            redact=sources.redact, engine=engine, progress=view.counting,
+        )  # fmt: skip
     quarantined = summary.total("quarantined")
     if quarantined and sources.on_bad_record == "fail":
         raise PairwrightError(f"{quarantined:,} records cannot be read: see {folder}/experience/quarantine.jsonl")
@@ -61,7 +63,10 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
     from pairwright.pairs.from_config import pair_options
     from pairwright.store.table import Table
 
-    summary = build_pairs([Table(path, create=False) for path in tables], folder, pair_options(config))
+    with opened(config.engine) as engine:
+        summary = build_pairs(
+            [Table(path, create=False) for path in tables], folder, pair_options(config), engine=engine
+        )
     if not summary["pairs"]:
         raise PairwrightError(f"no pair was built: {summary['hint'] or 'see ' + str(folder / 'funnel.json')}")
     return {"pairs": summary["pairs"], "validation": summary["validation"]}
@@ -73,7 +78,8 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
 
     settings = config.train
     options = EncodeOptions(str(model), settings.max_length, settings.truncation)
-    found = encode_source(pairs, folder, options, progress=view.counting)
+    with opened(config.engine) as engine:
+        found = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
     if not found["exact"]:
         raise PairwrightError(
             f"no pair could be encoded: {found['refused']}; see pairwright tokens check --tokenizer {model}"
@@ -84,9 +90,11 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     """Train on this machine, or hand the job to a backend and follow it. `model` in the result is where it is."""
     if config.backend.name == "local":
+        from pairwright.backends.ray_training import train_on_ray
         from pairwright.train import train
 
-        result = train(
+        run = train_on_ray if config.engine.name == "ray" else train
+        result = run(
             config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
             pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
         )  # fmt: skip
@@ -95,10 +103,10 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
 
 
 def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
-    from pairwright.backends import BACKENDS, JobRequest, read_job
+    from pairwright.backends import BACKENDS, JobRequest, is_submitted, read_job
 
     backend = BACKENDS[config.backend.name]
-    if not (folder / "job.json").exists():
+    if not is_submitted(folder):
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")

@@ -46,7 +46,7 @@ class Buckets:
         self._only = read_rows(tables) if number == 1 else read_rows(tables[:1]).clear()
         for batch in row_batches(tables) if number > 1 else ():
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
-                self._spill.add(int(bucket), rows)  # type: ignore[call-overload]
+                self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
@@ -58,7 +58,8 @@ class Buckets:
 def bucket_of(number: int) -> pl.Expr:
     """The bucket of a row, by the first digits of its prompt hash."""
     prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
-    return (prefix * number // 16**_PREFIX_DIGITS).alias("bucket")
+    bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
+    return bucket.alias("bucket")
 
 
 def is_parted(options: PairOptions) -> bool:

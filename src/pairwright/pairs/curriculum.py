@@ -1,8 +1,8 @@
 """The curriculum: tasks from easy to hard (or hard to easy), by their mean reward, and in stages that grow.
 
 Stage 0 has the first share of the tasks (`curriculum_start`), and every later stage adds another
-(`curriculum_increment`) until all are in. A pair has the stage of its task in the column `curriculum_stage`; a trainer takes the pairs whose
-stage is at most that of its epoch, which grows by one every `curriculum_interval` epochs:
+(`curriculum_increment`) until all are in. A pair has the stage of its task in the column `curriculum_stage`; a trainer
+takes the pairs whose stage is at most that of its epoch, which grows by one every `curriculum_interval` epochs:
 
     start 0.3, increment 0.2, interval 5:   epochs 0-4 have 30% of the tasks, 5-9 50%, 10-14 70%, 15-19 90%, then all
 

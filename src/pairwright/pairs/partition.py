@@ -66,7 +66,7 @@ def plan_partition(
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=work.funnel,
         scales=scales_of(work.rows),
-        clues=clues_of(work.candidates, int(groups["len"].max() or 0), options),
+        clues=clues_of(work.candidates, groups.select(pl.col("len").max()).item() or 0, options),
     )  # fmt: skip
 
 

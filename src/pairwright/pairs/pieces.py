@@ -117,11 +117,8 @@ def spread_rows(
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
     files = list(_shown(engine.map(fetch, tasks), len(tasks), progress))
     texts.drafts.close()
-    slices = [
-        (number, [aside for aside in files if number in set(aside.numbers)]) for number in range(texts.num_slices)
-    ]
-    made = engine.map(partial(make_rows, folder=folder), [task for task in slices if task[1]])
-    for batches in _shown(made, len(slices), progress):
+    slices = _by_number(files)
+    for batches in _shown(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
         yield from batches
 
 
@@ -135,7 +132,7 @@ def _by_bucket(segment: Segment, number: int) -> Iterator[tuple[int, pa.Table]]:
     for batch in row_batches([segment.table()]):
         rows = batch.with_columns(pl.col("row") + segment.first)
         for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):
-            yield int(bucket), own.to_arrow()  # type: ignore[call-overload]
+            yield int(bucket), own.to_arrow()
 
 
 def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:

@@ -33,11 +33,6 @@ def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
             yield _finished(batch)
 
 
-def places_of(rows: pl.Series, table: int) -> pl.Series:
-    """The places of rows in one table, of those that are in it."""
-    return (rows.filter((rows >> PLACE_BITS) == table) - (table << PLACE_BITS)).alias("place")
-
-
 def _narrow(table: Table, number: int) -> pl.LazyFrame:
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])

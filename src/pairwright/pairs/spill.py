@@ -5,14 +5,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import PairwrightError
 
-Rows = TypeVar("Rows", pl.DataFrame, pa.Table)
+Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
 _PREFIX = ".build."
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -39,7 +39,7 @@ class Spill(Generic[Rows]):
     def __init__(self, folder: Path | None, name: str, *, kind: type[Rows]) -> None:
         self._folder = folder
         self._name = name
-        self._kind = kind
+        self._kind: Any = kind
         self._held: dict[int, list[Rows]] = {}
         self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
 
@@ -48,7 +48,7 @@ class Spill(Generic[Rows]):
         if self._folder is None:
             self._held.setdefault(number, []).append(rows)
             return
-        table = rows.to_arrow() if isinstance(rows, pl.DataFrame) else rows
+        table: Any = rows.to_arrow() if isinstance(rows, pl.DataFrame) else rows
         if number not in self._writers:
             file = pa.OSFile(str(self._path(number)), "wb")
             self._writers[number] = file, pa.ipc.new_stream(file, table.schema, options=_OPTIONS)
@@ -87,7 +87,8 @@ class Spill(Generic[Rows]):
     def _joined(self, held: list[Rows]) -> Rows:
         if len(held) == 1:
             return held[0]
-        return cast(Rows, pl.concat(held) if self._kind is pl.DataFrame else pa.concat_tables(held))
+        several: Any = held
+        return cast(Rows, pl.concat(several) if self._kind is pl.DataFrame else pa.concat_tables(several))
 
     def _path(self, number: int) -> Path:
         assert self._folder is not None

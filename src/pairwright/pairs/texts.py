@@ -42,7 +42,7 @@ class PairTexts:
         self._texts = Spill(folder, "texts", kind=pa.Table)
         self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
         self._wanted: list[Indices] = []  # rows, and the slices that need them in the last bits
-        self.columns = _CONTENT
+        self.columns: tuple[str, ...] = _CONTENT
 
     def add(self, drafts: pl.DataFrame, places: Indices) -> None:
         """Take drafts that will be written at these places."""

@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from pairwright.config.tokens import CollatorConfig
 from pairwright.errors import RecordError
 from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import Experience, Pair
@@ -30,6 +29,9 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.truncate import Truncation, truncate
+
+if TYPE_CHECKING:
+    from pairwright.config.tokens import CollatorConfig
 
 HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
 
@@ -57,7 +59,7 @@ class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
 
 
-def options_of(config: CollatorConfig) -> CombineOptions:
+def options_of(config: "CollatorConfig") -> CombineOptions:
     """What the `tokens.collator` section of a configuration says."""
     return CombineOptions(**config.model_dump())
 

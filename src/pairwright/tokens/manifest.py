@@ -12,9 +12,10 @@ from pairwright.tokens.cache import scan_cache
 
 def count_items(output: Path, keys: list[str], num_cached: int) -> dict[str, Any]:
     """Exact and refused items, why, lengths, what the template dropped, the share of trained tokens."""
-    names = ["key", "side", "num_tokens", "num_trained", "report", "refusal"]
+    names = ["key", "side", "number", "num_tokens", "num_trained", "report", "refusal"]
     wanted = pl.DataFrame({"key": keys}, schema={"key": pl.String}).unique()
     rows = scan_cache(output).select(names).join(wanted.lazy(), on="key", how="semi").collect()
+    rows = rows.unique(["key", "side", "number"], keep="first", maintain_order=True)  # two runs at once: rows twice
     good = rows.filter(pl.col("refusal").is_null())
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]

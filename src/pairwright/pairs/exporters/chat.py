@@ -15,6 +15,7 @@ import msgspec
 
 from pairwright.jsontext import decode, encode
 from pairwright.messages import Json, Message, ToolCall
+from pairwright.pairs.exporters.pieces import rearranged
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
@@ -130,6 +131,10 @@ def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: b
 
 
 def _made(stored: bytes, arguments: str) -> Chat:
+    found = rearranged(stored) if arguments == "text" else None
+    if found is not None:
+        text, roles, has_more = found
+        return Chat(text, len(roles), roles[0].decode(), roles[-1].decode(), ("extra_left_out",) if has_more else ())
     messages = _messages_of(stored)
     chat = [chat_message(message, arguments=arguments) for message in messages]
     notes = ("extra_left_out",) if any(message.extra for message in messages) else ()

@@ -1,0 +1,138 @@
+"""Which key of NAT's finetuning configuration is which of ours. `*` stands for the component that `finetuning` names.
+
+Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows this table.
+"""
+
+COMPONENTS = {
+    "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),
+    "trainers": ("trainer", ("nemo_customizer_trainer",)),
+    "trainer_adapters": ("trainer_adapter", ("nemo_customizer_trainer_adapter",)),
+}
+"""Section: the key of `finetuning` that names one of its entries, and the types that we know."""
+
+LLM_TYPES = ("openai", "nim")
+DATASET_TYPES = ("json", "jsonl", "csv", "parquet")
+
+_CUSTOMIZER = "backend.nemo_customizer"
+RENAMED = {
+    "trainers.*.num_runs": "collect.num_runs",
+    "trainers.*.continue_on_collection_error": "collect.continue_on_collection_error",
+    "trainers.*.wait_for_completion": f"{_CUSTOMIZER}.wait_for_completion",
+    "trainer_adapters.*.deploy_on_completion": "loop.deploy",
+    **{
+        f"trainer_adapters.*.{name}": f"{_CUSTOMIZER}.{name}"
+        for name in (
+            "entity_host",
+            "datastore_host",
+            "namespace",
+            "dataset_name",
+            "dataset_output_dir",
+            "create_namespace_if_missing",
+            "customization_config",
+            "use_full_message_history",
+            "poll_interval_seconds",
+            "deployment_timeout_seconds",
+        )
+    },
+    "eval.general.max_concurrency": "collect.max_concurrency",
+    "eval.general.dataset.file_path": "collect.dataset",
+    "eval.general.dataset.id_key": "collect.id_field",
+    "finetuning.run_configuration.dataset": "collect.dataset",
+    "finetuning.run_configuration.validation_dataset": "evaluate.dataset",
+    "llms.*.model_name": "policy.model",
+    "llms.*.model": "policy.model",
+    "llms.*.base_url": "policy.base_url",
+    "llms.*.temperature": "policy.temperature",
+    "llms.*.top_p": "policy.top_p",
+    "llms.*.max_tokens": "policy.max_tokens",
+    "llms.*.max_retries": "policy.max_retries",
+    "llms.*.request_timeout": "policy.timeout_seconds",
+}
+"""Keys whose value is ours as it stands."""
+
+BELOW = {
+    "trainer_adapters.*.hyperparameters": f"{_CUSTOMIZER}.hyperparameters",
+    "trainer_adapters.*.deployment_config": f"{_CUSTOMIZER}.deployment_config",
+}
+"""Sections whose keys have the same names in ours."""
+
+PAIRS = (
+    "trajectory_builders.*.exhaustive_pairs",
+    "trajectory_builders.*.min_score_diff",
+    "trajectory_builders.*.max_pairs_per_turn",
+    "trajectory_builders.*.reward_from_score_diff",
+    "trajectory_builders.*.require_multiple_candidates",
+    "trainers.*.deduplicate_pairs",
+    "trainers.*.max_pairs",
+)
+"""Keys that `pairs` understands (config/pair_names.py)."""
+
+STATUS_FAILURES = "trainer_adapters.*.max_consecutive_status_failures"
+STORE_TOKEN = "trainer_adapters.*.hf_token"
+API_KEY = "llms.*.api_key"
+WITHOUT_EFFECT = {
+    "finetuning.enabled": True,
+    "finetuning.num_epochs": 1,
+    "finetuning.target_functions": ["<workflow>"],
+    "finetuning.run_configuration.result_json_path": "$",
+    "eval.general.dataset.structure.disable": False,
+}
+"""Values that change nothing: a run of ours does the same."""
+
+DEFAULTS = {
+    "trajectory_builders.*.reward_from_score_diff": True,
+    "trainers.*.continue_on_collection_error": False,
+    "trainer_adapters.*.dataset_name": "nat-dpo",
+    STATUS_FAILURES: 3,
+    "eval.general.max_concurrency": 8,
+}
+"""Defaults of NAT's that are not ours; they are written out, so that leaving a key out means what it meant."""
+NIM_MAX_TOKENS = 300
+IMAGE = "nvcr.io/nim/nvidia/nemotron-3.5-lightning-30b-a3b"
+
+_AGENT = "a part of the agent in NAT; here collect.workflow names the function that plays a task"
+_FOLDER = "files go to runs/<name>: set name, or --output"
+_SCORES = "the pairs come from the scores of the candidates; to score what has none, set collect.scorer"
+_ENDPOINT = "how requests are repeated is set by policy.max_retries, retry_seconds and max_retry_seconds"
+_STEP = (
+    "pairwright import --step-name picks the step of NAT's files; a workflow here records only what is to be compared"
+)
+REASONS = {
+    "trajectory_builders.*.ttc_step_name": _STEP,
+    "trajectory_builders.*.custom_step_name": _STEP,
+    "workflow": "a NAT workflow; write it as an async function of a task and name it in collect.workflow",
+    **dict.fromkeys(
+        (
+            "functions.*", "function_groups.*", "middleware.*", "embedders.*", "memory.*", "object_stores.*",
+            "retrievers.*", "ttc_strategies.*", "authentication.*", "general",
+        ),
+        _AGENT,
+    ),
+    "optimizer": "NAT's search for parameters and prompts is no part of a training run",
+    "eval.evaluators.*": _SCORES,
+    "eval.general.output": _FOLDER,
+    "eval.general.output_dir": _FOLDER,
+    "eval.general.dataset.filter": "filter the file, or skip tasks in the workflow",
+    "eval.general.dataset.s3": "fetch the file and set collect.dataset",
+    "eval.general.dataset.remote_file_path": "fetch the file and set collect.dataset",
+    "eval.general.dataset.structure": "a task is the whole row of the dataset; the workflow reads the columns it needs",
+    "finetuning.enabled": "NAT would not train with this file; pairwright run does",
+    "finetuning.output_dir": _FOLDER,
+    "finetuning.reward_function": _SCORES,
+    "trajectory_builders.*.reward": _SCORES,
+    "trainers.*.reward": _SCORES,
+    "trainer_adapters.*.reward": _SCORES,
+    "finetuning.num_epochs": "NAT's trainer does not use it; epochs are in hyperparameters, rounds in loop.rounds",
+    "finetuning.target_functions": "the workflow decides what it records",
+    "finetuning.target_model": "no entry of llms has this model: set policy.model and policy.base_url",
+    "finetuning.curriculum_learning": "NAT's trainer does not use it; to have it, set pairs.curriculum",
+    "finetuning.run_configuration": "an option of NAT's command line",
+    "llms.*.seed": "every question has a seed of its own, drawn from seed",
+    "llms.*.do_auto_retry": _ENDPOINT,
+    "llms.*.num_retries": _ENDPOINT,
+    "llms.*.retry_on_status_codes": _ENDPOINT,
+    "llms.*.retry_on_errors": _ENDPOINT,
+}  # fmt: skip
+"""Why a key has no counterpart, and the way out. The longest that fits counts."""
+OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into policy.extra_body"}
+"""The same for keys of a section that no reason names."""
