@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engines.ray_cluster import cluster, ray_engine
+from engines.ray_cluster import cluster, ray_engine, two_nodes
 
-__all__ = ["cluster", "ray_engine"]
+__all__ = ["cluster", "ray_engine", "two_nodes"]
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

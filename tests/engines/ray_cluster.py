@@ -1,6 +1,8 @@
 """One Ray cluster of two nodes for all tests of a session, and an engine on it. conftest.py has them for all tests."""
 
 import os
+import socket
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,8 @@ from pairwright.config import EngineConfig
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    """The address of the cluster: two nodes of one core each."""
+def two_nodes():
+    """A cluster of two nodes of one core each: its address, and that for clients from outside."""
     pytest.importorskip("ray")
     tests = Path(__file__).resolve().parents[1]
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(tests)}  # workers find the functions of the tests
@@ -18,15 +20,26 @@ def cluster():
     os.environ.update(settings)
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=node)
-    made.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-    made.wait_for_nodes()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    head = node | {"include_dashboard": False, "ray_client_server_port": port}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves log files open
+        made = Cluster(initialize_head=True, head_node_args=head)
+        made.add_node(**node)
+        made.wait_for_nodes()
     os.environ.update({name: value for name, value in before.items() if value is not None})
     for name in [name for name, value in before.items() if value is None]:
         del os.environ[name]
-    yield made.address
+    yield made.address, f"ray://127.0.0.1:{port}"
     made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster(two_nodes):
+    return two_nodes[0]
 
 
 @pytest.fixture(scope="session")

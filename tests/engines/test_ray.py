@@ -89,26 +89,33 @@ def test_workers_that_die_again_and_again_are_an_error(ray_engine):
 
 
 @pytest.mark.slow
-def test_the_command_line_connects_to_a_cluster_and_says_where_there_is_none(cluster, tmp_path):
+def test_the_command_line_connects_to_a_cluster_and_says_where_there_is_none(two_nodes, tmp_path):
     rows = [
         {"messages": [{"role": "user", "content": f"q{n}"}, {"role": "assistant", "content": "a"}]} for n in range(3)
     ]
     (tmp_path / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [
-        sys.executable,
-        "-m",
-        "pairwright.cli",
-        "import",
-        "traces.jsonl",
-        "-o",
-        "table",
-        "--engine",
-        "ray",
-        "--json",
-    ]
-    done = subprocess.run([*command, "--address", cluster], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["added"] == 3
-    failed = subprocess.run([*command, "--address", "127.0.0.1:1"], cwd=tmp_path, capture_output=True, text=True)
+
+    def run(output, address):
+        command = [
+            sys.executable,
+            "-m",
+            "pairwright.cli",
+            "import",
+            "traces.jsonl",
+            "-o",
+            output,
+            "--engine",
+            "ray",
+            "--json",
+        ]
+        return subprocess.run(
+            [*command, "--address", address], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+
+    for output, address in zip(("inside", "outside"), two_nodes, strict=True):
+        done = run(output, address)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["added"] == 3
+    failed = run("nowhere", "127.0.0.1:1")
     assert failed.returncode == 1
     assert "no Ray cluster at '127.0.0.1:1'" in failed.stderr

@@ -86,7 +86,7 @@ class Flow:
             raise GateClosed(
                 f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
             )
-        if config.loop.deploy:
+        if self._deploys:
             place = self.folder / f"round-{config.loop.rounds}" / "train"
             result["deployment"] = self.do(
                 Planned("deploy", upstream, (), lambda: deploy_stage(config, place, self.view))
@@ -103,7 +103,7 @@ class Flow:
                 self.config.loop.evaluate == "last" and number == self.config.loop.rounds
             ):
                 found.append(f"round-{number}/evaluate")
-        if self.config.loop.deploy:
+        if self._deploys:
             found.append("deploy")
         return [(name, self._state(name)) for name in found]
 
@@ -198,6 +198,12 @@ class Flow:
             policy = policy.model_copy(update={"model": str(model), "base_url": None})
         collect = self.config.collect.model_copy(update={"batch": number})
         return self.config.model_copy(update={"policy": policy, "collect": collect})
+
+    @property
+    def _deploys(self) -> bool:
+        backend = self.config.backend
+        is_asked = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
+        return self.config.loop.deploy or is_asked
 
     @property
     def _gathering(self) -> str:

@@ -19,7 +19,7 @@ from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
-from pairwright.tokens.distill import Distillation, encode_distillation
+from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
 from pairwright.tokens.hints import HINTS, hints_for
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
@@ -187,16 +187,18 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
             continue
         tools: Any = list(experience.tools) or None
         try:
-            item = encode_distillation(tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt))
+            found_items = encode_distillations(
+                tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt)
+            )
+            if settings.max_length is not None:
+                found_items = [
+                    truncate_distillation(item, settings.max_length, settings.truncation) for item in found_items
+                ]
         except Refusal as refusal:
             counts[f"refused: {refusal.reason}"] += 1
             continue
-        longest = max(len(item.student), len(item.teacher))
-        if settings.max_length is not None and longest > settings.max_length:
-            counts["refused: too_long"] += 1
-            continue
-        ids.append(experience.eid.uid)
-        items.append(item)
+        ids += [experience.eid.uid] * len(found_items)
+        items += found_items
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
     return DistillData(ids, items, dict(counts))

@@ -1,0 +1,45 @@
+"""The sdpo channel: hinted error turns are learned by the model that had no hint."""
+
+import json
+
+import pytest
+
+from pairwright.config import Config
+from pairwright.messages import ErrorSite, Message
+from pairwright.records import EID, Experience
+from pairwright.store.table import Table
+from pairwright.train import train
+
+
+@pytest.fixture(scope="module")
+def failed_runs(tmp_path_factory):
+    """Runs in which a tool failed and the model then wrote something."""
+    folder = tmp_path_factory.mktemp("failed")
+    with Table(folder / "table") as table:
+        table.append([
+            Experience(
+                eid=EID(batch=0, task=number, run=0), kind="multi_turn", prompt=[Message("user", f"count {number}")],
+                completion=[
+                    Message("assistant", "go left"), Message("tool", "no such file", tool_call_id=None),
+                    Message("assistant", f"it is {number}"),
+                ],
+                reward=0.0, errors=[ErrorSite(2, "file_not_found", "no such file")],
+            )
+            for number in range(6)
+        ])  # fmt: skip
+    return folder / "table"
+
+
+@pytest.mark.parametrize("teacher", ["initial", "same", "ema"])
+@pytest.mark.parametrize("kind", ["all_weights", "lora"])
+def test_the_student_comes_closer_to_its_hinted_self(teacher, kind, model, failed_runs, tmp_path):
+    settings = {
+        "channels": {"dpo": 0, "sdpo": 1}, "batch_size": 3, "epochs": 4, "learning_rate": 5e-3, "threads": 1,
+        "finetuning_type": kind, "sdpo": {"teacher": teacher, "top_k": 20}, "lora": {"adapter_dim": 4},
+    }  # fmt: skip
+    train(Config.model_validate({"train": settings}), model=model, experience=failed_runs, output=tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["sdpo/divergence"] > 0
+    assert rows[0]["loss"] == pytest.approx(rows[0]["sdpo/divergence"], rel=1e-4)
+    if teacher == "initial":
+        assert rows[-1]["sdpo/divergence"] < rows[0]["sdpo/divergence"]
