@@ -15,12 +15,10 @@ import msgspec
 
 from pairwright.jsontext import decode, encode
 from pairwright.messages import Json, Message, ToolCall
-from pairwright.pairs.exporters.pieces import rearranged
+from pairwright.pairs.exporters.pieces import NOT_PLAIN, rearranged, role_at
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
-# A key cannot be mistaken: inside text its quotes would be escaped.
-NOT_PLAIN = (b'"tool_calls":', b'"reasoning":', b'"generated":', b'"extra":', b'"content":[')
 _ROLE, _CONTENT = b'"role":"', b'"content":'
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
@@ -41,9 +39,9 @@ def chat_of(stored: bytes | None, arguments: str = "text") -> Chat:
     if not stored:
         raise Unfit("no_messages")
     num_messages = stored.count(_ROLE)
-    if num_messages != stored.count(_CONTENT) or any(key in stored for key in NOT_PLAIN):
+    if num_messages != stored.count(_CONTENT) or NOT_PLAIN(stored):
         return _made(stored, arguments)
-    return Chat(stored, num_messages, _role_at(stored, stored.find(_ROLE)), _role_at(stored, stored.rfind(_ROLE)))
+    return _chat(stored, num_messages)
 
 
 @lru_cache(maxsize=64)
@@ -133,8 +131,8 @@ def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: b
 def _made(stored: bytes, arguments: str) -> Chat:
     found = rearranged(stored) if arguments == "text" else None
     if found is not None:
-        text, roles, has_more = found
-        return Chat(text, len(roles), roles[0].decode(), roles[-1].decode(), ("extra_left_out",) if has_more else ())
+        text, num_messages, has_more = found
+        return _chat(text, num_messages, ("extra_left_out",) if has_more else ())
     messages = _messages_of(stored)
     chat = [chat_message(message, arguments=arguments) for message in messages]
     notes = ("extra_left_out",) if any(message.extra for message in messages) else ()
@@ -147,6 +145,5 @@ def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
     return {**made, "type": call.type, "function": {"name": call.name, "arguments": value}}
 
 
-def _role_at(stored: bytes, position: int) -> str:
-    start = position + len(_ROLE)
-    return stored[start : stored.index(b'"', start)].decode()
+def _chat(text: bytes, num_messages: int, notes: tuple[str, ...] = ()) -> Chat:
+    return Chat(text, num_messages, role_at(text, text.find(_ROLE)), role_at(text, text.rfind(_ROLE)), notes)

@@ -10,17 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.jsontext import encode
-from pairwright.pairs.exporters.chat import NOT_PLAIN, chat_of
+from pairwright.pairs.exporters.chat import chat_of
 from pairwright.pairs.exporters.stream import Unfit
 
 _BYTES = pa.large_binary()
+_MORE = (b'"tool_calls":', b'"reasoning":', b'"generated":', b'"extra":', b'"content":[')
 _SIDE, _USER = (b'[{"role":"%b","content":"' % role for role in (b"assistant", b"user"))
 
 
 def plain_chats(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Prompt, chosen and rejected as the JSON text of messages."""
-    prompt = _each(batch.column("prompt"), _plain_prompt)
-    return prompt, _of_rows(batch.column("chosen"), _plain_sides), _of_rows(batch.column("rejected"), _plain_sides)
+    chosen, rejected = (_of_rows(batch.column(side), _plain_sides) for side in ("chosen", "rejected"))
+    if chosen.dictionary.null_count == len(chosen.dictionary):  # none is plain: the prompts need not be looked at
+        return chosen, chosen, rejected
+    return _each(batch.column("prompt"), _plain_prompt), chosen, rejected
 
 
 def plain_texts(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -71,8 +74,10 @@ def _plain_prompt(stored: bytes) -> bytes | None:
 
 def _plain_sides(values: pa.Array) -> pa.Array:
     plain = pc.starts_with(values, _SIDE)
+    if not pc.any(plain, min_count=0).as_py():
+        return pa.nulls(len(values), _BYTES)
     once = _all(plain)
-    for key, number in ((b'"role":"', 1), (b'"content":', 1), *((key, 0) for key in NOT_PLAIN)):
+    for key, number in ((b'"role":"', 1), (b'"content":', 1), *((key, 0) for key in _MORE)):
         plain = pc.and_(plain, _has(values, key, number, at_least=once or not number))
     return pc.if_else(plain, values, pa.scalar(None, _BYTES))
 
