@@ -2,9 +2,9 @@
 
 import sys
 
-from bench import importing, records, table
+from bench import importing, pairs, records, table
 
-BENCHMARKS = {"records": records.main, "table": table.main, "import": importing.main}
+BENCHMARKS = {"records": records.main, "table": table.main, "import": importing.main, "pairs": pairs.main}
 
 
 def main() -> None:

@@ -1,15 +1,18 @@
 """Prompts through chat templates: equal to transformers' own, and to those of the tokens stage."""
 
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
-from conftest import SHARED
 from generate.tiny_models import byte_tokenizer
 from pairwright.generate import GenerateError
 from pairwright.generate.chat import ChatEncoder
 from pairwright.messages import Message, ToolCall
 from pairwright.tokens.adapt import adapted_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 
 CALLED = [
     Message("system", "Be brief."),
