@@ -6,19 +6,23 @@ import pyarrow as pa
 import pytest
 import typer
 from export_cases import CASES, CUT, pairs
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pairwright import ConfigError, Experience, PairwrightError
 from pairwright.canonical import canonical_messages
 from pairwright.cli.export import export_pairs
-from pairwright.pairs.exporters import EXPORTERS, trl
+from pairwright.pairs.exporters import EXPORTERS, nemo, trl
 from pairwright.pairs.exporters.stream import ExportOptions, jsonl_exporter
 from pairwright.pairs.table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
 from pairwright.sources.format import Options
 from pairwright.sources.reading import detect, read_file
 
+ONE_BY_ONE = {
+    "trl": trl.explicit_lines, "trl-unpaired": trl.unpaired_lines, "nemo-rl-preference": nemo.preference_lines,
+    "customizer": nemo.customizer_lines,
+}  # fmt: skip
 JSONL = [name for name in EXPORTERS if name not in ("parquet", "hf")]
 WHOLE = "whole"
 NO_IMAGE = {"image": "content_is_not_text", "no-prompt": "no_prompt"}
@@ -164,6 +168,19 @@ def test_whatever_a_pair_holds_it_is_written_as_json_or_counted(tmp_path_factory
         lines = (folder / "out.jsonl").read_bytes().splitlines()
         assert summary.pairs == len(made) == summary.written + sum(summary.refused.values())
         assert [type(json.loads(line)) for line in lines] == [dict] * summary.rows
+
+
+@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(st.lists(pairs() | st.sampled_from(list(CASES.values())), min_size=1, max_size=12))
+def test_what_is_joined_a_batch_at_a_time_is_what_each_pair_gives_alone(tmp_path_factory, made):
+    folder = tmp_path_factory.mktemp("joined")
+    write_pairs(folder, [pairs_to_batch(made)])
+    for target, lines in ONE_BY_ONE.items():
+        options = ExportOptions()
+        found = EXPORTERS[target](folder, folder / "joined.jsonl", options)
+        alone = jsonl_exporter(target, lines)(folder, folder / "alone.jsonl", options)
+        assert (folder / "joined.jsonl").read_bytes() == (folder / "alone.jsonl").read_bytes()
+        assert found == alone
 
 
 def row_of(folder, target, case, **options):

@@ -85,8 +85,11 @@ def no_drafts() -> pl.DataFrame:
 def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
     """The order of drafts. Rows of equal reward and completion stand by id, so that their numbers order equal keys."""
     order = np.lexsort([-pairs.gaps, groups])
-    if ((np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)).any():
-        order = np.lexsort([pairs.rejected, pairs.chosen, keys[:, 1], keys[:, 0], -pairs.gaps, groups])
+    tied = (np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)
+    places = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))
+    some = order[places]  # rows that share group and gap stand together, and stay together
+    columns = (pairs.rejected, pairs.chosen, keys[:, 1], keys[:, 0], -pairs.gaps, groups)
+    order[places] = some[np.lexsort([column[some] for column in columns])]
     return order
 
 

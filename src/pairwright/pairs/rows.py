@@ -16,24 +16,31 @@ from pairwright.store.table import Table
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
 _MASKED, _FAILED = "mask_sample", "_ng_failure_class"
-_BATCH_ROWS = 65_536
+_BATCH_ROWS = 524_288
 
 
 def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
     """The narrow rows of all experiences; the first table has the number `first`."""
     if not tables:
         raise PairwrightError("no experience table was named")
-    return pl.concat([_finished(_narrow(table, first + number).collect()) for number, table in enumerate(tables)])
+    numbered = enumerate(tables, first)
+    return pl.concat([_finished(_narrow(table, number << PLACE_BITS).collect()) for number, table in numbered])
 
 
 def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
-    """The same, a few rows at a time."""
+    """The same, a few rows at a time: part by part, since a stream of all of them would be read ahead of us."""
     for number, table in enumerate(tables):
-        for batch in _narrow(table, number).collect_batches(chunk_size=_BATCH_ROWS, maintain_order=True):
-            yield _finished(batch)
+        first = number << PLACE_BITS
+        for name in table.segments():
+            part = Table(table.path, create=False, only=name)
+            num_rows = part.count()
+            for start in range(0, num_rows, _BATCH_ROWS):
+                yield _finished(_narrow(part, first).slice(start, _BATCH_ROWS).collect())
+            first += num_rows
 
 
-def _narrow(table: Table, number: int) -> pl.LazyFrame:
+def _narrow(table: Table, first: int) -> pl.LazyFrame:
+    """The narrow rows of a table; `first` is the number of its first row."""
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     return (
@@ -41,7 +48,7 @@ def _narrow(table: Table, number: int) -> pl.LazyFrame:
         .with_row_index("row")
         .select(
             *_NARROW,
-            pl.col("row").cast(pl.Int64) + (number << PLACE_BITS),
+            pl.col("row").cast(pl.Int64) + first,
             pl.when(no_completion)
             .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
             .otherwise("num_completion_characters")

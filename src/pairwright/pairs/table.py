@@ -96,10 +96,9 @@ def pair_batches(
     with _opened(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
         names = PAIR_SCHEMA.names if columns is None else list(columns)
         schema = pa.schema([PAIR_SCHEMA.field(name) for name in names], metadata=PAIR_SCHEMA.metadata)
-        schema = with_dictionaries(schema, PAIR_CONTENT) if dictionaries else schema
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number, columns=names, use_threads=False).select(names)
-            yield from rows.cast(schema).combine_chunks().to_batches()
+            yield from (rows if dictionaries else rows.cast(schema)).combine_chunks().to_batches()
 
 
 def count_pairs(folder: Path) -> int:

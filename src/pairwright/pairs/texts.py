@@ -174,6 +174,8 @@ def _column(drafts: pl.DataFrame, name: str) -> pa.Array:
 
 def _encoded(texts: pl.Series) -> tuple[Indices, Indices]:
     """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
+    if texts.null_count() == len(texts):
+        return np.full(len(texts), -1), np.zeros(0, np.int64)
     _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
     again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
     if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
