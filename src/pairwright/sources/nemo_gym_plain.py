@@ -28,6 +28,8 @@ from pairwright.sources.plain_answer import Answer, answer_of
 _SHARED_BYTES = 8 * 2**20
 _NO_FIELDS: frozenset[str] = frozenset()
 _NOT_PLAIN = ("output", "reward_components")
+# What reading a line that is not plain may raise.
+_NO_ROLLOUT = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
 
 
 class _Tools(Struct, gc=False, frozen=True):
@@ -78,38 +80,43 @@ class PlainRollouts:
         self._last: Given | None = None
         self._last_task: tuple[int | str | None, Raw, str] = (None, NULL, "")
 
-    def read(self, line: bytes | int) -> Rollout | None:
+    def read(self, line: Any) -> Rollout | None:
         """A plain line, or None. What is wrong with a line is for the general reader to say."""
         try:
-            row, more = self._row(line)
-            given, response = self._given_of(row.responses_create_params), row.response
-            if response.incomplete_details or (
-                (response.tools or response.instructions) and _adds_to_request(response, given)
-            ):
-                return None
-            answer = answer_of(response.output, given.tools.names)
-            if answer is None:
-                return None
-            reward, run, info = row.reward, row.rollout_index, given.info
-            if type(reward) is not float:
-                if isinstance(reward, dict):
-                    return None
-                reward = score(reward)
-            if type(run) is not int or not 0 <= run < 2**63:
-                run = index(run)
-            if more:
-                info = {**small_fields(more, _NO_FIELDS), **info}
-                check_json(info, "info")
-            return Rollout(given, answer, self._task(row, given), run, reward, response.model, info)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError):
+            if self._is_bare:
+                try:
+                    return self._rollout(_decode_row(line))
+                except msgspec.ValidationError:
+                    pass  # other fields, or a row that is not plain
+            return self._rollout(*self._row(line))
+        except _NO_ROLLOUT:
             return None
 
-    def _row(self, line: Any) -> tuple[Row, Json | None]:
-        if self._is_bare:
-            try:
-                return _decode_row(line), None
-            except msgspec.ValidationError:
-                pass  # other fields, or a row that is not plain
+    def _rollout(self, row: Row, more: Json | None = None) -> Rollout | None:
+        given, response = self._last, row.response
+        if given is None or given.raw != row.responses_create_params:
+            given = self._given_of(row.responses_create_params)
+        if response.incomplete_details or (
+            (response.tools or response.instructions) and _adds_to_request(response, given)
+        ):
+            return None
+        answer = answer_of(response.output, given.tools.names)
+        if answer is None:
+            return None
+        reward, run, info = row.reward, row.rollout_index, given.info
+        if type(reward) is not float:
+            if isinstance(reward, dict):
+                return None
+            reward = score(reward)
+        if type(run) is not int or not 0 <= run < 2**63:
+            run = index(run)
+        if more:
+            info = {**small_fields(more, _NO_FIELDS), **info}
+            check_json(info, "info")
+        return Rollout(given, answer, self._task(row, given), run, reward, response.model, info)
+
+    def _row(self, line: Any) -> tuple[Row, Json]:
+        """A row with more fields than every rollout has."""
         fields = _decode_raw(line)
         more = {key: decode(value) for key, value in fields.items() if key not in READ}
         self._is_bare = not more
@@ -138,8 +145,6 @@ class PlainRollouts:
         return last[2]
 
     def _given_of(self, raw: Raw) -> Given:
-        if self._last is not None and self._last.raw == raw:
-            return self._last
         key = bytes(raw)
         given = self._given.get(key)
         if given is None:
@@ -163,7 +168,8 @@ class PlainRollouts:
         messages = tuple(prompt_of(params, {}))
         metadata = params.get("metadata")
         info = {"metadata": metadata} if metadata else {}
-        check_json(info, "info")
+        if info:
+            check_json(info, "info")
         return Given(
             raw=raw,
             messages=messages,

@@ -4,6 +4,7 @@ The same as `messages_from_items` (responses.py) and `canonical_messages` (canon
 all rollouts consist of, without building messages: that takes most of the time of a large import.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import UNSET, Struct
@@ -28,8 +29,13 @@ class Turn(Struct, gc=False, frozen=True, omit_defaults=True):
     role: str
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: tuple[Call, ...] = ()
+    tool_calls: Sequence[Call] = ()
     tool_call_id: str | None = None
+
+
+_END = Item(type="")  # stands behind the last item
+_CLOSES = ("function_call_output", _END.type)
+_NO_CALLS: tuple[Call, ...] = ()
 
 
 class Answer(Struct, gc=False):
@@ -47,30 +53,37 @@ def answer_of(items: list[Item], names: tuple[str, ...]) -> Answer | None:
     canonical: list[Any] = []
     numbers: dict[str, int] = {}
     content = reasoning = None  # these four are of the open assistant message
-    calls: tuple[Call, ...] = ()
-    called: tuple[Any, ...] = ()
+    calls: list[Call] = []
+    called: list[Any] = []
     num_characters = num_calls = 0
-    for item in items:
+    for item in [*items, _END]:
         kind = item.type
         if kind == "function_call":
             name, arguments, call_id = item.name, item.arguments, item.call_id
             if call_id is None or arguments is None or name is UNSET or (names and name not in names):
                 return None
-            call = Call(name, arguments, call_id)
-            form = (numbers.setdefault(call_id, len(numbers)), name, decode(arguments))
-            calls, called = (*calls, call), (*called, form)
+            if call_id not in numbers:
+                numbers[call_id] = len(numbers)
+            calls.append(Call(name, arguments, call_id))
+            called.append((numbers[call_id], name, decode(arguments)))
             num_characters += len(arguments)
             num_calls += 1
             continue
-        if calls or content is not None or (reasoning is not None and kind == "function_call_output"):
-            _close(turns, canonical, content, reasoning, calls, called)
+        # whatever follows a text or a call closes the message; reasoning alone goes on into a text
+        if calls:
+            turns.append(Turn("assistant", content, reasoning, calls))
+            canonical.append(("assistant", content or "", reasoning or "", None, called, None))
             content = reasoning = None
-            calls = called = ()
+            calls, called = [], []
+        elif content is not None or (reasoning is not None and kind in _CLOSES):
+            turns.append(Turn("assistant", content, reasoning))
+            canonical.append(("assistant", content or "", reasoning or "", None))
+            content = reasoning = None
         if kind == "function_call_output":
             output, call_id = item.output, item.call_id
             if output is None or call_id is None or text_error_kind(output) is not None:
                 return None
-            turns.append(Turn("tool", output, None, (), call_id))
+            turns.append(Turn("tool", output, None, _NO_CALLS, call_id))
             canonical.append(("tool", output, "", None, (), numbers.get(call_id, call_id)))
             num_characters += len(output)
         elif kind == "reasoning":
@@ -79,30 +92,12 @@ def answer_of(items: list[Item], names: tuple[str, ...]) -> Answer | None:
                 return None
             num_characters += len(thought) + (reasoning is not None)
             reasoning = thought if reasoning is None else f"{reasoning}\n{thought}"
-        else:
+        elif item is not _END:
             content = _text(item, kind)
             if content is None:
                 return None
             num_characters += len(content)
-    if calls or content is not None or reasoning is not None:
-        _close(turns, canonical, content, reasoning, calls, called)
     return Answer(turns, canonical, num_characters, num_calls) if turns else None
-
-
-def _close(
-    turns: list[Turn],
-    canonical: list[Any],
-    content: str | None,
-    reasoning: str | None,
-    calls: tuple[Call, ...],
-    called: tuple[Any, ...],
-) -> None:
-    """Add an assistant message, and its canonical form (see canonical.py)."""
-    turns.append(Turn("assistant", content, reasoning, calls))
-    if calls:
-        canonical.append(("assistant", content or "", reasoning or "", None, called, None))
-    else:
-        canonical.append(("assistant", content or "", reasoning or "", None))
 
 
 def _text(item: Item, kind: str | None) -> str | None:

@@ -23,18 +23,14 @@ def result_error_kind(position: int, message: Message) -> str | None:
 
 def text_error_kind(text: str) -> str | None:
     """The kind of failure that the text of a result shows, or None."""
-    head = text[:80].lower()
-    if "error" in head or "detail" in head or "traceback" in head or "exception" in head or "failed" in head:
-        return _kind(text)
-    return None
-
-
-def _kind(text: str) -> str | None:
     start = text.lstrip()
-    if start[:1] == "{":
+    if start[:1] != "{":
+        return _word(text) if start[:40].lower().startswith(_STARTS) else None
+    head = start[:80].lower()
+    if "error" in head or '"detail"' in head or "traceback" in head or "exception" in head or "failed" in head:
         reason = _reason(start)
         return None if reason is None else _word(reason)
-    return _word(text) if start[:40].lower().startswith(_STARTS) else None
+    return None
 
 
 def _word(reason: str) -> str:
