@@ -155,10 +155,13 @@ class _Ingest:
 
     def _reveal(self, part: Path, digests: Array) -> int:
         is_new = ~_contains(self._known, digests)
-        for number, digest in enumerate(digests.tolist()):
-            if digest in self._added:
-                is_new[number] = False
-            self._added.add(digest)
+        rows = digests.tolist()
+        unique = set(rows)
+        if len(unique) < len(rows) or not self._added.isdisjoint(unique):
+            for number, digest in enumerate(rows):
+                is_new[number] &= digest not in self._added
+                self._added.add(digest)
+        self._added |= unique
         num_old = int((~is_new).sum())
         if num_old < len(digests):
             if num_old:
