@@ -9,6 +9,7 @@ import torch
 
 from pairwright.errors import ConfigError
 from pairwright.losses import PolicyOptions, PolicyTokens, group_advantages, policy_loss
+from pairwright.losses.advantages import token_advantages
 from pairwright.losses.policy import divergence
 
 torch.set_num_threads(1)
@@ -246,3 +247,19 @@ def test_a_run_without_a_score_stays_out_of_its_group(kind):
 def test_no_run_at_all_has_no_advantages():
     result = group_advantages(torch.zeros(0), torch.zeros(0, dtype=torch.long))
     assert (result.values_S.shape, result.num_groups, result.num_flat_groups) == ((0,), 0, 0)
+
+
+def test_a_token_has_the_advantages_of_the_rewards_from_it_on():
+    # Group 0 has the rewards 1, -1 and 3: mean 1, deviations 0, -2, 2, sample std 2. Group 1 has one reward: no spread.
+    runs = [torch.tensor([0.0, 1.0, 0.0, -1.0]), torch.tensor([0.0, 3.0, 0.0]), torch.tensor([5.0])]
+    found = token_advantages(runs, torch.tensor([0, 0, 1]), kind="grpo")
+    step = 2 / (2 + 1e-4)
+    assert found[0].tolist() == pytest.approx([-step, -step, -step, -step])
+    assert found[1].tolist() == pytest.approx([step, step, 0.0])
+    assert found[2].tolist() == [0.0]
+
+
+def test_runs_without_any_reward_of_a_token_have_no_advantages():
+    assert [run.tolist() for run in token_advantages([torch.zeros(2), torch.zeros(0)], torch.tensor([0, 0]))] == [
+        [0, 0], []
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ Invariant: a group whose rewards do not differ teaches nothing. Its advantages a
 of r − mean, and it is counted; so are runs without a score, which stay out of their group's mean.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,6 +65,25 @@ def group_advantages(
         num_flat_groups=int((~spread_G).sum()),
         num_unscored=int((~scored_S).sum()),
     )
+
+
+def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = "grpo") -> list[Tensor]:
+    """Advantages of the tokens of runs that were rewarded step by step or token by token; a reward of 0 is none.
+
+    Each reward becomes an advantage among all the rewards of its group, by `kind` as above, and a token has the sum of
+    those at it and after it in its run (process supervision: Shao et al. 2024, section 4.1.3). Runs of a group whose
+    rewards are all equal get 0.
+
+    >>> one, other = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([0.0, 2.0])
+    >>> token_advantages([one, other], torch.tensor([0, 0]), kind="dr_grpo")
+    [tensor([0., 0., 1.]), tensor([0., 0.])]
+    """
+    rewards_N = torch.cat([*rewards])
+    group_N = group_S.repeat_interleave(torch.tensor([len(run) for run in rewards]))
+    rewarded_K = rewards_N.nonzero().flatten()
+    found = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
+    values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), found.values_S)
+    return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]
 
 
 def _has_spread(rewards_S: Tensor, group_S: Tensor, scored_S: Tensor, num: int) -> Tensor:

@@ -26,6 +26,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import EncodeOptions, encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.layout import Tree, tree_of
+from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048
@@ -80,7 +81,10 @@ class PairData:
 
 @dataclass(frozen=True)
 class PolicyData:
-    """Runs of an experience table: sequences with reward and group. Unscored ones only where they are asked for."""
+    """Runs of an experience table: sequences with reward and group. Unscored ones only where they are asked for.
+
+    `signals` is what was recorded for single tokens.
+    """
 
     ids: list[str]
     sequences: list[Sequence]
@@ -88,10 +92,12 @@ class PolicyData:
     rewards: Array
     groups: Array
     counts: dict[str, int]
+    signals: TokenSignals = field(default_factory=TokenSignals)
 
     @property
     def fingerprint(self) -> str:
-        return content_hash(self.ids, [len(sequence) for sequence in self.sequences], self.rewards.tolist())
+        lengths = [len(sequence) for sequence in self.sequences]
+        return content_hash(self.ids, lengths, self.rewards.tolist(), self.signals.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -136,19 +142,19 @@ def load_policy_data(
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = encode_source(source, tokens, _options(model, settings), progress=show)
-    columns = ["uid", "tid", "step", "prompt_hash", "reward"]
+    table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}
-    for batch in Table(source, create=False).scan(columns=columns):
+    for batch in table.scan(columns=columns):
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
+    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side]
+    signals = read_token_signals(table, dict(found)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
     number_of: dict[str, int] = {}
-    for uid, side, sequence in read_sequences(tokens):
-        if side:
-            continue
+    for uid, sequence in found:
         group, reward = rewards[uid]
-        if reward is None:
+        if reward is None and not signals.has(uid):
             counts["unscored"] += 1
             if scored:
                 continue
@@ -163,8 +169,9 @@ def load_policy_data(
         sequences=sequences,
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
-        counts=dict(counts),
+        counts={**counts, **signals.counts},
         trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
+        signals=signals,
     )
 
 

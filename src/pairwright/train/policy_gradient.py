@@ -1,7 +1,8 @@
 """The policy channel: scored runs, trained by how much better each was than the others of its group.
 
 Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
-are counted and never drawn. Where a run has recorded log-probabilities the ratio is to them; where it has none the
+are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
+run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; where it has none the
 ratio is 1, and a note says how many.
 """
 
@@ -38,7 +39,13 @@ class PolicyChannel:
         self.data, self.weight, self._limits = data, weight, limits
         found = group_advantages(torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage)
         self._advantages = found.values_S.numpy()
-        active = np.flatnonzero(found.is_active_S.numpy())
+        self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
+        is_active = found.is_active_S.numpy().copy()
+        for item in self._by_token:
+            trained = self._advantage(item)
+            is_active[item] = trained.any()
+            self._advantages[item] = trained.mean() if len(trained) else 0.0
+        active = np.flatnonzero(is_active)
         if not len(active):
             raise PairwrightError(
                 f"grpo: {found.num_groups} groups, and in none do the rewards differ: nothing to learn from"
@@ -47,6 +54,8 @@ class PolicyChannel:
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None
         self.counts = {**data.counts, "flat_groups": found.num_flat_groups, "groups": found.num_groups}
+        if self._by_token:
+            self.counts["runs_by_token"] = len(self._by_token)
         missing = sum(data.sequences[item].logprobs is None for item in active)
         note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
         self.notes = [note] if missing else []
@@ -82,26 +91,28 @@ class PolicyChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         trees = [self.data.trees[item] for item in items]
         scored = policy.score(trees)
-        advantages_S = torch.from_numpy(self._advantages[items]).to(policy.device)
         reference_N = None
         if self.reference is not None:
             reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
         tokens = PolicyTokens(
             logps_N=scored.logps_N,
-            advantages_N=advantages_S[scored.branch_N],
+            advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
             sequence_N=scored.branch_N,
             num_sequences=scored.num_branches,
             old_logps_N=torch.from_numpy(np.concatenate([self._recorded(item) for item in items])).to(policy.device),
             ref_logps_N=reference_N,
         )
         found = policy_loss(tokens, self.options)
-        num = float(found.num_tokens)
+        num, rewards = float(found.num_tokens), self.data.rewards[items]
         sums: Sums = {
             "grpo/ratio": (float(found.ratio_sum), num),
             "grpo/clipped": (float(found.num_clipped_low + found.num_clipped_high), num),
             "grpo/unrecorded": (float(found.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
-            "grpo/reward": (float(self.data.rewards[items].sum()), float(len(items))),
+            "grpo/reward": (
+                float(np.nansum(self.data.rewards[items])),
+                float(np.isfinite(self.data.rewards[items]).sum()),
+            ),
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
         }
         if reference_N is not None:
@@ -113,6 +124,14 @@ class PolicyChannel:
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+
+    def _advantage(self, item: int) -> Array:
+        """The advantage of each trained token of the run."""
+        tree = self.data.trees[item]
+        mask = tree.masks[0]
+        if item in self._by_token:
+            return self._by_token[item][len(tree.prompt) :][mask]
+        return np.full(int(mask.sum()), self._advantages[item], np.float32)
 
     def _recorded(self, item: int) -> Array:
         """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
