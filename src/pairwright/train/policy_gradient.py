@@ -109,10 +109,7 @@ class PolicyChannel:
             "grpo/clipped": (float(found.num_clipped_low + found.num_clipped_high), num),
             "grpo/unrecorded": (float(found.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
-            "grpo/reward": (
-                float(np.nansum(self.data.rewards[items])),
-                float(np.isfinite(self.data.rewards[items]).sum()),
-            ),
+            "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
         }
         if reference_N is not None:
