@@ -43,8 +43,9 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        self._only = read_rows(tables) if number == 1 else read_rows(tables[:1]).clear()
+        self._only = read_rows(tables) if number == 1 else pl.DataFrame()
         for batch in row_batches(tables) if number > 1 else ():
+            self._only = batch.clear()  # what a bucket without rows has: their columns
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0
