@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.rows import read_rows, row_batches
+from pairwright.pairs.rows import no_rows, read_rows, row_batches
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies import IN_GROUPS
 from pairwright.store.table import Table
@@ -43,9 +43,8 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        self._only = read_rows(tables) if number == 1 else pl.DataFrame()
+        self._only = read_rows(tables) if number == 1 else no_rows()
         for batch in row_batches(tables) if number > 1 else ():
-            self._only = batch.clear()  # what a bucket without rows has: their columns
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0

@@ -7,10 +7,12 @@ text; everything else is a column of the table already. What eligibility needs o
 from collections.abc import Iterator, Sequence
 
 import polars as pl
+import pyarrow as pa
 
 from pairwright.canonical import content_hash
 from pairwright.errors import PairwrightError
 from pairwright.jsontext import from_json
+from pairwright.store.columns import SCHEMA
 from pairwright.store.table import Table
 
 PLACE_BITS = 40
@@ -39,28 +41,33 @@ def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
             first += num_rows
 
 
+def no_rows() -> pl.DataFrame:
+    """The columns of narrow rows, and none of them."""
+    return _finished(_of_columns(pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy(), 0).collect())
+
+
 def _narrow(table: Table, first: int) -> pl.LazyFrame:
     """The narrow rows of a table; `first` is the number of its first row."""
+    return _of_columns(table.lazy(), first)
+
+
+def _of_columns(experiences: pl.LazyFrame, first: int) -> pl.LazyFrame:
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
-    return (
-        table.lazy()
-        .with_row_index("row")
-        .select(
-            *_NARROW,
-            pl.col("row").cast(pl.Int64) + first,
-            pl.when(no_completion)
-            .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
-            .otherwise("num_completion_characters")
-            .fill_null(0)
-            .alias("num_characters"),
-            (pl.col("num_tool_calls") > 0).alias("has_calls"),
-            pl.col("truncate_status").is_not_null().alias("truncated"),
-            pl.col("model_version"),
-            (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
-            pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
-            pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
-        )
+    return experiences.with_row_index("row").select(
+        *_NARROW,
+        pl.col("row").cast(pl.Int64) + first,
+        pl.when(no_completion)
+        .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
+        .otherwise("num_completion_characters")
+        .fill_null(0)
+        .alias("num_characters"),
+        (pl.col("num_tool_calls") > 0).alias("has_calls"),
+        pl.col("truncate_status").is_not_null().alias("truncated"),
+        pl.col("model_version"),
+        (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
+        pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
+        pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
     )
 
 
