@@ -76,7 +76,9 @@ def _pieces(
         )
         return
     sizes = drafts["info"].str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy()
-    sizes = sizes + sum(shared[name].sizes(chosen) for name in _SHARED) + shared["completion"].sizes(rejected)
+    sizes = shared["completion"].sizes(rejected) + sizes
+    for name in _SHARED:
+        sizes = sizes + shared[name].sizes(chosen)
     yield from ((start, stop) for start, stop, _ in filling.cut(sizes) if stop > start)
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates import Candidates, Indices
 from pairwright.pairs.gaps import Floats, reward_gaps
-from pairwright.pairs.identity import Words, words_of
+from pairwright.pairs.identity import Words
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
@@ -45,14 +45,14 @@ def group_pairs(
     With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
     the last so many.
     """
-    hashes = words_of(candidates.frame["completion_hash"])
+    hashes = candidates.completions
     sizes = candidates.sizes
     num_high = sizes if num_high is None else num_high
     num_low = sizes if num_low is None else num_low
     budget = np.full(len(sizes), -1)
     walked: list[tuple[int, int]] = []
     if largest is not None and options.max_gap is None:
-        budget = largest + _num_identical(candidates, hashes)
+        budget = largest + _num_identical(candidates)
     elif largest is not None:
         large = sizes > _SMALL
         budget[large] = 0
@@ -160,9 +160,10 @@ def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
     return low
 
 
-def _num_identical(candidates: Candidates, hashes: Words) -> Indices:
+def _num_identical(candidates: Candidates) -> Indices:
     """For each group, how many of its pairs have one and the same completion."""
-    groups = candidates.groups
+    rows = candidates.recurring
+    groups, hashes = candidates.groups[rows], candidates.completions[rows]
     order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
     same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
     starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]

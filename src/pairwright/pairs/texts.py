@@ -62,7 +62,7 @@ class PairTexts:
         wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
         twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # once in part, and once all of it
-        return wanted[~twice]
+        return np.compress(~twice, wanted)
 
     def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
         """Batches of the pairs table, in the order of their places."""

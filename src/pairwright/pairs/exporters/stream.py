@@ -10,7 +10,7 @@ those, whole batches at a time, exactly as its `Lines` would; what it leaves nul
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -26,6 +26,7 @@ from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.table import pair_batches
 from pairwright.store.journal import sync_folder
 
+Flags = npt.NDArray[np.bool_]
 _NUM_EXAMPLES = 5
 _ROWS_AT_ONCE = 1024  # small enough for a batch's lines to stay in the cache
 _BYTES = pa.large_binary()
@@ -84,6 +85,13 @@ class ExportSummary(msgspec.Struct, kw_only=True):
     def note(self, pair: str, reason: str) -> None:
         self._count(self.noted, pair, reason)
 
+    def note_all(self, pairs: pa.Array, reason: str) -> None:
+        """Note many pairs, given by their ids."""
+        for pair in pairs[:_NUM_EXAMPLES].to_pylist():
+            self.note(pair, reason)
+        if len(pairs) > _NUM_EXAMPLES:
+            self.noted[reason] += len(pairs) - _NUM_EXAMPLES
+
     def _count(self, counts: dict[str, int], pair: str, reason: str) -> None:
         counts[reason] = counts.get(reason, 0) + 1
         examples = self.examples.setdefault(reason, [])
@@ -100,9 +108,17 @@ class Context(NamedTuple):
 
 
 Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
-# The pieces of which the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are
-# shared) that are null where Lines is needed.
-Columns = Callable[[pa.RecordBatch, Context], "list[pa.Array | bytes]"]
+
+
+class Pieces(NamedTuple):
+    """Of what the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are shared)
+    that are null where Lines is needed. `notes` says which rows are to be noted under a reason, if they are joined."""
+
+    parts: Sequence[pa.Array | bytes]
+    notes: Mapping[str, Flags] = {}
+
+
+Columns = Callable[[pa.RecordBatch, Context], Pieces]
 Exporter = Callable[[Path, Path, ExportOptions], ExportSummary]
 
 
@@ -178,25 +194,31 @@ class _Writer:
                 for row in _rows(rows):
                     file.writelines(self._made(row, context))
             else:
-                self._write_joined(rows, _joined(pieces, start, rows.num_rows), context, file)
+                notes = {reason: flags[start : start + rows.num_rows] for reason, flags in pieces.notes.items()}
+                lines = _joined(pieces.parts, start, rows.num_rows)
+                self._count_plain(rows, self._write_joined(rows, lines, context, file), notes)
 
-    def _write_joined(self, rows: pa.RecordBatch, lines: pa.Array, context: Context, file: BinaryIO) -> None:
-        odd = np.flatnonzero(lines.is_null().to_numpy(zero_copy_only=False))
+    def _write_joined(self, rows: pa.RecordBatch, lines: pa.Array, context: Context, file: BinaryIO) -> Flags:
+        """Write the lines, and those that have to be made between them; returns which were there."""
+        odd: Flags = lines.is_null().to_numpy(zero_copy_only=False)
         offsets, data = np.frombuffer(lines.buffers()[1], np.int64), memoryview(lines.buffers()[2] or b"")
+        places = np.flatnonzero(odd)
         start = 0
-        for place, row in zip(odd.tolist(), _rows(rows.take(odd)) if len(odd) else (), strict=True):
+        for place, row in zip(places.tolist(), _rows(rows.take(places)) if len(places) else (), strict=True):
             file.write(data[offsets[start] : offsets[place]])
             file.writelines(self._made(row, context))
             start = place + 1
         file.write(data[offsets[start] : offsets[len(lines)]])
-        self._count_plain(rows, np.delete(np.arange(rows.num_rows), odd))
+        return np.logical_not(odd)
 
-    def _count_plain(self, batch: pa.RecordBatch, plain: npt.NDArray[np.int64]) -> None:
-        self._summary.written += len(plain)
-        self._summary.rows += len(plain) * self._rows_per_pair
-        weighted = plain[batch.column("weight").to_numpy()[plain] != 1.0]
-        for pair in batch.column("id").take(weighted).to_pylist() if len(weighted) else ():
-            self._summary.note(pair, "weight_left_out")
+    def _count_plain(self, batch: pa.RecordBatch, plain: Flags, notes: Mapping[str, Flags]) -> None:
+        num_plain = int(plain.sum())
+        self._summary.written += num_plain
+        self._summary.rows += num_plain * self._rows_per_pair
+        for reason, flags in {**notes, "weight_left_out": batch.column("weight").to_numpy() != 1.0}.items():
+            found = flags & plain
+            if found.any():
+                self._summary.note_all(batch.column("id").filter(pa.array(found)), reason)
 
     def _made(self, row: PairRow, context: Context) -> list[bytes]:
         """The lines of a pair, none if it is refused; it is counted either way."""
