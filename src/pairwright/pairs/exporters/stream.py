@@ -86,7 +86,7 @@ class ExportSummary(msgspec.Struct, kw_only=True):
         self._count(self.noted, pair, reason)
 
     def note_all(self, pairs: pa.Array, reason: str) -> None:
-        """Note many pairs, given by their ids."""
+        """Note pairs, given by their ids in the order of the table."""
         for pair in pairs[:_NUM_EXAMPLES].to_pylist():
             self.note(pair, reason)
         if len(pairs) > _NUM_EXAMPLES:
@@ -190,48 +190,46 @@ class _Writer:
         pieces = None if self._columns is None else self._columns(batch, context)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             rows = batch.slice(start, _ROWS_AT_ONCE)
+            noted = {"weight_left_out": rows.column("weight").to_numpy() != 1.0}
             if pieces is None:
-                for row in _rows(rows):
-                    file.writelines(self._made(row, context))
+                lines = pa.nulls(rows.num_rows, _BYTES)
             else:
-                notes = {reason: flags[start : start + rows.num_rows] for reason, flags in pieces.notes.items()}
+                noted |= {reason: flags[start : start + rows.num_rows] for reason, flags in pieces.notes.items()}
                 lines = _joined(pieces.parts, start, rows.num_rows)
-                self._count_plain(rows, self._write_joined(rows, lines, context, file), notes)
+            self._write_lines(rows, lines, noted, context, file)
+            for reason, flags in noted.items():
+                self._summary.note_all(rows.column("id").filter(pa.array(flags)), reason)
 
-    def _write_joined(self, rows: pa.RecordBatch, lines: pa.Array, context: Context, file: BinaryIO) -> Flags:
-        """Write the lines, and those that have to be made between them; returns which were there."""
-        odd: Flags = lines.is_null().to_numpy(zero_copy_only=False)
+    def _write_lines(
+        self, rows: pa.RecordBatch, lines: pa.Array, noted: dict[str, Flags], context: Context, file: BinaryIO
+    ) -> None:
+        """Write the lines, and those that are null row by row; what is noted of rows is put down in `noted`."""
+        odd = np.flatnonzero(lines.is_null().to_numpy(zero_copy_only=False))
+        for flags in noted.values():
+            flags[odd] = False
         offsets, data = np.frombuffer(lines.buffers()[1], np.int64), memoryview(lines.buffers()[2] or b"")
-        places = np.flatnonzero(odd)
         start = 0
-        for place, row in zip(places.tolist(), _rows(rows.take(places)) if len(places) else (), strict=True):
+        for place, row in zip(odd.tolist(), _rows(rows.take(odd)) if len(odd) else (), strict=True):
             file.write(data[offsets[start] : offsets[place]])
             file.writelines(self._made(row, context))
+            for reason in self._notes:
+                noted.setdefault(reason, np.zeros(rows.num_rows, np.bool_))[place] = True
             start = place + 1
         file.write(data[offsets[start] : offsets[len(lines)]])
-        return np.logical_not(odd)
-
-    def _count_plain(self, batch: pa.RecordBatch, plain: Flags, notes: Mapping[str, Flags]) -> None:
-        num_plain = int(plain.sum())
-        self._summary.written += num_plain
-        self._summary.rows += num_plain * self._rows_per_pair
-        for reason, flags in {**notes, "weight_left_out": batch.column("weight").to_numpy() != 1.0}.items():
-            found = flags & plain
-            if found.any():
-                self._summary.note_all(batch.column("id").filter(pa.array(found)), reason)
+        self._summary.written += rows.num_rows - len(odd)
+        self._summary.rows += (rows.num_rows - len(odd)) * self._rows_per_pair
 
     def _made(self, row: PairRow, context: Context) -> list[bytes]:
-        """The lines of a pair, none if it is refused; it is counted either way."""
+        """The lines of a pair, none if it is refused; what is to be noted of it is in `_notes`."""
         self._notes.clear()
         try:
             made = self._lines(row, context)
         except Unfit as unfit:
             self._summary.refuse(row.id, unfit.reason)
+            self._notes.clear()
             return []
         if row.weight != 1.0:
             self._notes.add("weight_left_out")
-        for reason in sorted(self._notes):
-            self._summary.note(row.id, reason)
         self._summary.written += 1
         self._summary.rows += len(made)
         return made
