@@ -68,6 +68,12 @@ class Candidates:
         return self.frame["uid"].gather(self.starts[:-1][groups]).bottom_k(NUM_EXAMPLES).to_list()
 
 
+def distinct(values: Indices) -> Indices:
+    """The values in order, each once. Sorting is many times as fast here as `np.unique`, which hashes."""
+    in_order = np.sort(values)
+    return np.compress(np.append(np.ones(min(1, len(values)), np.bool_), in_order[1:] != in_order[:-1]), in_order)
+
+
 def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """Rows with a column `reason`: null for those that may be candidates."""
     wants_pairs = options.strategy == "given"

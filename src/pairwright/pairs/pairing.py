@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pairwright.errors import PairwrightError
-from pairwright.pairs.candidates import Candidates, Indices
+from pairwright.pairs.candidates import Candidates, Indices, distinct
 from pairwright.pairs.gaps import Floats, reward_gaps
 from pairwright.pairs.identity import Words
 from pairwright.pairs.options import PairOptions
@@ -111,7 +111,7 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
     """How many of all the pairs inside groups are tied, below the minimum gap, above the maximum gap."""
     sizes = np.diff(starts)
     tied = below = above = 0
-    for size in np.unique(sizes[sizes > 1]).tolist():
+    for size in distinct(sizes[sizes > 1]).tolist():
         firsts = starts[:-1][sizes == size]
         if size <= _SMALL:
             high, low = np.triu_indices(size, 1)
@@ -176,9 +176,10 @@ def _num_identical(candidates: Candidates) -> Indices:
 def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
     """Rows (i-th best, j-th worst) of each group with i·j within its budget; -1 is no bound."""
     sizes = np.diff(starts)
-    shapes, shape_of = np.unique(np.stack([sizes, budget, num_high, num_low], axis=1), axis=0, return_inverse=True)
+    columns = np.stack([sizes, budget, num_high, num_low])
+    firsts_of_shapes, shape_of = _shapes(columns)
     chosen, rejected, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for number, (size, bound, high, low) in enumerate(shapes.tolist()):
+    for number, (size, bound, high, low) in enumerate(columns[:, firsts_of_shapes].T.tolist()):
         best = np.arange(1, min(high, size - 1) + 1)
         if bound >= 0:
             best = best[best <= bound]
@@ -186,7 +187,7 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         if bound >= 0:
             most = np.minimum(most, bound // best)
         most = np.maximum(most, 0)
-        firsts = starts[:-1][shape_of.ravel() == number]
+        firsts = starts[:-1][shape_of == number]
         total += int(most.sum()) * len(firsts)
         if total > MAX_PLANNED:
             raise PairwrightError(
@@ -198,6 +199,16 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         chosen.append((firsts[:, None] + (i - 1)).ravel())
         rejected.append((firsts[:, None] + (size - j)).ravel())
     return np.concatenate(chosen), np.concatenate(rejected)
+
+
+def _shapes(columns: Indices) -> tuple[Indices, Indices]:
+    """Groups that are alike in all columns have one number: the first group of each number, and the number of each."""
+    numbers = np.zeros(columns.shape[1], np.int64)
+    firsts = np.zeros(min(1, columns.shape[1]), np.int64)
+    for column in columns:
+        together = numbers * (int(column.max(initial=0)) + 2) + column + 1
+        _, firsts, numbers = np.unique(together, return_index=True, return_inverse=True)
+    return firsts, numbers
 
 
 def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:

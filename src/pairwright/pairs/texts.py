@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
-from pairwright.pairs.candidates import Indices
+from pairwright.pairs.candidates import Indices, distinct
 from pairwright.pairs.pair_rows import SIDES, slice_rows
 from pairwright.pairs.rewriting import with_messages
 from pairwright.pairs.row_groups import Filling, int64_array
@@ -46,11 +46,11 @@ class PairTexts:
         slices = np.searchsorted(self._bounds, places, side="right")
         rewritten_too = drafts.select(pl.any_horizontal(pl.col("cut", "row_uid").is_not_null())).to_series().to_numpy()
         for side, whole in (("chosen", True), ("rejected", rewritten_too)):
-            self._wanted.append(np.unique(drafts[f"{side}_row"].to_numpy() << WANTED_BITS | slices << 1 | whole))
+            self._wanted.append(distinct(drafts[f"{side}_row"].to_numpy() << WANTED_BITS | slices << 1 | whole))
         if drafts["row_uid"].null_count() < drafts.height:
             self.columns = (*_CONTENT, *SIDES)
         drafts = drafts.with_columns(pl.Series("place", places))
-        for number in np.unique(slices).tolist():
+        for number in np.flatnonzero(np.bincount(slices)).tolist():
             self.drafts.add(number, drafts if len(self._bounds) == 1 else drafts.filter(pl.Series(slices == number)))
 
     @property
@@ -59,7 +59,7 @@ class PairTexts:
 
     def take_wanted(self) -> Indices:
         """The rows whose texts are needed, with what `WANTED_BITS` says of them; only once."""
-        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
+        wanted = distinct(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
         twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # once in part, and once all of it
         return np.compress(~twice, wanted)
@@ -98,7 +98,7 @@ def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int
             )
             found = found.append_column("row", int64_array(first + places[done:end]))
             slices = (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
-            for some in np.unique(slices).tolist():
+            for some in np.flatnonzero(np.bincount(slices)).tolist():
                 own = np.flatnonzero(slices == some)
                 yield some, found.take(int64_array(own)) if len(own) < end - done else found
         start, done = stop, end
