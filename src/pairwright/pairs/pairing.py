@@ -22,6 +22,7 @@ from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
 _SMALL = 32
+_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits in the cache
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
         firsts = starts[:-1][sizes == size]
         if size <= _SMALL:
             high, low = np.triu_indices(size, 1)
-            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // 2_000_000)):
+            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
                 counts = _counted(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
                 tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
             continue
