@@ -26,6 +26,7 @@ from pairwright.store.table import Table
 MAX_SLICES = 1024
 _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
 _OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
+_PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together
 _HELD = 3  # what texts take while they are held and copied, as a multiple of their size
 WANTED_BITS = 11  # of a wanted row: the slice that needs it, and in the last bit whether all of it is needed
 
@@ -87,25 +88,42 @@ def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int
 
     `wanted` are places in the table with what `WANTED_BITS` says of them, `first` is the number of the first row.
     """
+    pieces: list[pa.Table] = []
+    slices: list[Indices] = []
+    num_bytes = 0
+    for found, own in _found(table, columns, wanted, first):
+        pieces, slices, num_bytes = [*pieces, found], [*slices, own], num_bytes + found.nbytes
+        if num_bytes >= _PIECE_BYTES:
+            yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
+            pieces, slices, num_bytes = [], [], 0
+    if pieces:
+        yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
+
+
+def _found(table: Table, columns: Sequence[str], wanted: Indices, first: int) -> Iterator[tuple[pa.Table, Indices]]:
+    """The wanted rows of a table, batch by batch, and the slices that need them."""
     places = wanted >> WANTED_BITS
     start = done = 0
     for batch in table.scan(columns=columns) if len(wanted) else ():
         stop = start + batch.num_rows
         end = int(np.searchsorted(places, stop))
         if end > done:
-            found = pa.Table.from_batches(
-                [with_messages(_taken(batch, places[done:end] - start, wanted[done:end] & 1))]
-            )
+            taken = _taken(batch, places[done:end] - start, wanted[done:end] & 1)
+            found = pa.Table.from_batches([with_messages(taken)])
             found = found.append_column("row", int64_array(first + places[done:end]))
-            slices = (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
-            for some in np.flatnonzero(np.bincount(slices)).tolist():
-                own = np.flatnonzero(slices == some)
-                yield some, found.take(int64_array(own)) if len(own) < end - done else found
+            yield found, (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
         start, done = stop, end
         if done == len(wanted):
             return
     if done < len(wanted):
         raise TableError(f"{table.path}: has fewer experiences than when pairs were planned: build them again")
+
+
+def _by_slice(rows: pa.Table, slices: Indices) -> Iterator[tuple[int, pa.Table]]:
+    """Rows parted by the slices that need them."""
+    for number in np.flatnonzero(np.bincount(slices)).tolist():
+        own = np.flatnonzero(slices == number)
+        yield number, rows.take(int64_array(own)) if len(own) < len(slices) else rows
 
 
 def _taken(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordBatch:
