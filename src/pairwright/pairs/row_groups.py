@@ -101,10 +101,16 @@ def _compact(column: pa.ChunkedArray) -> pa.Array:
         column = column.unify_dictionaries()
     chunks = column.chunks
     codes = np.concatenate([_codes(chunk) for chunk in chunks])
-    used, ranks = first_uses(codes, len(chunks[0].dictionary))
-    if len(chunks) == 1 and len(used) == len(chunks[0].dictionary) and (used == np.arange(len(used))).all():
+    if len(chunks) == 1 and _is_compact(codes, len(chunks[0].dictionary)):
         return chunks[0]
+    used, ranks = first_uses(codes, len(chunks[0].dictionary))
     return pa.DictionaryArray.from_arrays(index_array(ranks), chunks[0].dictionary.take(int64_array(used)))
+
+
+def _is_compact(codes: npt.NDArray[np.int64], num_codes: int) -> bool:
+    """Whether all codes are used, and for the first time in their order: none is more than one above all before it."""
+    highest = np.maximum.accumulate(np.append(-1, codes))
+    return int(highest[-1]) == num_codes - 1 and bool((codes <= highest[:-1] + 1).all())
 
 
 def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -116,11 +122,10 @@ def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArra
     (array([7, 2]), array([ 0,  1, -1,  0], dtype=int32))
     """
     numbers = np.arange(len(codes))
-    first = np.zeros(num_codes + 1, np.int64)
+    first, ranks = np.empty(num_codes + 1, np.int64), np.empty(num_codes + 1, np.int32)  # read only where written
     first[codes[::-1]] = numbers[::-1]  # what is written last stays: the first use
     used = codes[(first[codes] == numbers) & (codes >= 0)]
-    ranks = np.full(num_codes + 1, -1, np.int32)
-    ranks[used] = np.arange(len(used), dtype=np.int32)
+    ranks[used], ranks[-1] = np.arange(len(used), dtype=np.int32), -1
     return used, ranks[codes]
 
 

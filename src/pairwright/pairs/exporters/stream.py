@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.memory import plain_memory
-from pairwright.pairs.table import pair_batches
+from pairwright.pairs.table import has_tools, pair_batches
 from pairwright.store.journal import sync_folder
 
 Flags = npt.NDArray[np.bool_]
@@ -249,5 +249,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
 
 
 def _has_tools(pairs: Path, split: str) -> bool:
+    if not has_tools(pairs):
+        return False
     batches = split_batches(pairs, split, ["tools"], dictionaries=True)
     return any(batch.column("tools").null_count < batch.num_rows for batch in batches)
