@@ -19,12 +19,13 @@ from pairwright.pairs.exporters.stream import Context
 
 _BYTES = pa.large_binary()
 _SIDE, _USER = (b'[{"role":"%b","content":"' % role for role in (b"assistant", b"user"))
-_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-_CALL = rf'\{{("name":{_STRING},"arguments":{_STRING}),("id":{_STRING})\}}'
+_WORD, _STRING = r'"[^"\\]*"', r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_CALL = rf'\{{("name":{_WORD},"arguments":{_STRING}),("id":{_WORD})\}}'
 _CHAT_CALL = '{$2,"type":"function","function":{$1}}'
 _SILENT, _CHAT_SILENT = '"role":"assistant","tool_calls":[', '"role":"assistant","content":"","tool_calls":['
 # Keys cannot be mistaken: inside text their quotes would be escaped. A call that was not moved begins with its name.
-_NOT_PLAIN = ['"reasoning":', '"generated":', '"extra":', '"content":[', '[{"name":"', ',{"name":"']
+_NOT_PLAIN = ['"reasoning":', '"generated":', '"extra":', '"content":[']
+_NOT_MOVED = ('[{"name":"', ',{"name":"')
 _SYSTEM = ("system", "developer")
 
 
@@ -98,15 +99,19 @@ def _of_rows(column: pa.DictionaryArray, make: Callable[[pa.Array], pa.Array]) -
 def _chats(column: pa.DictionaryArray, *, with_calls: bool, odd: pl.Expr) -> pl.DataFrame:
     """The texts of a column as chats, null where they are odd or have more than text and calls, and how many messages
     each has. Without `with_calls` those with calls are null too."""
-    text = pl.col("text")
+    text, num_messages = pl.col("text"), pl.col("num_messages")
     frame = pl.DataFrame({"text": pl.Series(column.dictionary)})
-    if with_calls and frame["text"].str.contains('"tool_calls":[', literal=True).any():
-        frame = frame.select(
-            text.str.replace_all(_CALL, _CHAT_CALL).str.replace_all(_SILENT, _CHAT_SILENT, literal=True)
-        )
-    frame = frame.with_columns(num_messages=text.str.count_matches('"role":"', literal=True))
-    num_texts, num_messages = text.str.count_matches('"content":"', literal=True), pl.col("num_messages")
-    odd = odd | text.str.contains_any(_NOT_PLAIN) | (num_messages == 0) | (num_messages != num_texts)
+    frame = frame.with_columns(
+        num_messages=text.str.count_matches('"role":"', literal=True), odd=text.str.contains_any(_NOT_PLAIN)
+    )
+    if frame["text"].str.contains('"tool_calls":[', literal=True).any():
+        if with_calls:
+            moved = text.str.replace_all(_CALL, _CHAT_CALL)
+            frame = frame.with_columns(moved.str.replace_all(_SILENT, _CHAT_SILENT, literal=True))
+        not_moved = pl.any_horizontal(text.str.contains(call, literal=True) for call in _NOT_MOVED)
+        frame = frame.with_columns(pl.col("odd") | not_moved)
+    num_texts = text.str.count_matches('"content":"', literal=True)
+    odd = odd | pl.col("odd") | (num_messages == 0) | (num_messages != num_texts)
     return frame.select(pl.when(~odd).then(text).alias("text"), num_messages)
 
 
