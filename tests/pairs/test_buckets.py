@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import Phase, given, settings
@@ -10,10 +11,11 @@ from made_tables import candidate, made, several
 
 from pairwright import Message, Table
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs import PairOptions, buckets, build, build_pairs, plan
+from pairwright.pairs import PairOptions, buckets, build, build_pairs, plan, rows, texts
 from pairwright.pairs.buckets import bucket_of, num_buckets
 from pairwright.pairs.options import Threshold
 from pairwright.pairs.spill import Spill, build_folder
+from pairwright.store import table as parquet
 
 FILES = ("pairs.parquet", "funnel.json", "outcomes.parquet")
 rewards = st.sampled_from([None, float("nan"), 0.0, 0.1, 0.3, 0.5, 0.9])
@@ -70,6 +72,7 @@ def test_the_number_of_buckets_and_slices_changes_not_one_byte(tmp_path_factory,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "num_buckets", lambda *_: number)
         patch.setattr(build, "num_slices", lambda *_, **__: slices)
+        patch.setattr(texts, "_PIECE_BYTES", 500)
         build_pairs(tables[::-1], folder / "parted", asked)
     assert files_of(folder / "parted") == files_of(folder / "whole")
     assert {path.name for path in (folder / "parted").iterdir()} == set(FILES), "nothing is left behind"
@@ -81,6 +84,38 @@ def many_groups(num_groups=30):
         for task in range(num_groups)
         for row in several(0.9, 0.6, 0.5, 0.1, task=f"t{task}", prompt=(Message("user", f"question {task}"),))
     ]
+
+
+def test_rows_that_go_to_buckets_are_read_a_few_at_a_time(tmp_path, monkeypatch):
+    table = made(tmp_path / "one", many_groups()[:70])
+    other = made(tmp_path / "other", many_groups()[70:])
+    build_pairs([table, other], tmp_path / "whole")
+    monkeypatch.setattr(plan, "num_buckets", lambda *_: 4)
+    monkeypatch.setattr(buckets, "read_rows", lambda *_: pytest.fail("all rows were read at once"))
+    monkeypatch.setattr(rows, "_BATCH_BYTES", 1)
+    monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 7)
+    sizes = []
+    finished = rows._finished
+    monkeypatch.setattr(rows, "_finished", lambda some: sizes.append(some.height) or finished(some))
+    build_pairs([table, other], tmp_path / "parted")
+    assert max(sizes) == 7
+    assert sum(sizes) == 120
+    assert files_of(tmp_path / "parted") == files_of(tmp_path / "whole")
+
+
+def test_only_the_chosen_rows_bring_their_prompts(tmp_path):
+    table = made(tmp_path / "experience", several(0.9, 0.5, 0.1))
+    chosen, rejected = np.array([0, 0, 1]), np.array([1, 2, 2])
+    drafts = pl.DataFrame({"chosen_row": chosen, "rejected_row": rejected}).with_columns(
+        cut=pl.lit(None, pl.Int64), row_uid=pl.lit(None, pl.String)
+    )
+    some = texts.PairTexts(3, 1, None)
+    some.add(drafts, np.arange(3))
+    ((number, found),) = texts.fetched(table, some.columns, some.take_wanted())
+    assert number == 0
+    assert found["row"].to_pylist() == [0, 1, 2]
+    assert [prompt is None for prompt in found["prompt"].to_pylist()] == [False, False, True]
+    assert None not in found["completion"].to_pylist()
 
 
 def test_a_bucket_with_too_many_pairs_is_parted_further(tmp_path, monkeypatch):

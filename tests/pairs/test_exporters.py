@@ -8,6 +8,7 @@ import typer
 from export_cases import CASES, CUT, pairs
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from pairwright import ConfigError, Experience, PairwrightError
@@ -171,16 +172,28 @@ def test_whatever_a_pair_holds_it_is_written_as_json_or_counted(tmp_path_factory
 
 
 @settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
-@given(st.lists(pairs() | st.sampled_from(list(CASES.values())), min_size=1, max_size=12))
-def test_what_is_joined_a_batch_at_a_time_is_what_each_pair_gives_alone(tmp_path_factory, made):
+@given(
+    st.lists(pairs() | st.sampled_from(list(CASES.values())), min_size=1, max_size=12),
+    st.sampled_from(["text", "object"]),
+)
+def test_what_is_joined_a_batch_at_a_time_is_what_each_pair_gives_alone(tmp_path_factory, made, arguments):
     folder = tmp_path_factory.mktemp("joined")
     write_pairs(folder, [pairs_to_batch(made)])
     for target, lines in ONE_BY_ONE.items():
-        options = ExportOptions()
+        options = ExportOptions(arguments=arguments)
         found = EXPORTERS[target](folder, folder / "joined.jsonl", options)
         alone = jsonl_exporter(target, lines)(folder, folder / "alone.jsonl", options)
         assert (folder / "joined.jsonl").read_bytes() == (folder / "alone.jsonl").read_bytes()
         assert found == alone
+
+
+def test_what_is_noted_has_the_first_pairs_as_examples_joined_or_not(tmp_path):
+    calling = [CASES["trajectory"], CASES["text-and-call"], CASES["apart"]]
+    made = [replace(pair, id=f"{number:032x}") for number, pair in enumerate([CASES["from-tool"], *calling] * 5)]
+    write_pairs(tmp_path / "pairs", [pairs_to_batch(made)])
+    found = EXPORTERS["trl"](tmp_path / "pairs", tmp_path / "joined.jsonl", ExportOptions())
+    assert found.noted == {"several_messages_a_side": 15, "a_side_begins_in_the_environment": 5}
+    assert found.examples["several_messages_a_side"] == [f"{number:032x}" for number in (0, 1, 3, 4, 5)]
 
 
 def row_of(folder, target, case, **options):

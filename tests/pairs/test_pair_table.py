@@ -1,5 +1,8 @@
 """The pairs table: what goes in comes out, whole or not at all, in bounded row groups, with the same bytes each time."""
 
+from itertools import pairwise
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -97,6 +100,24 @@ def test_row_groups_are_small_however_the_rows_came(tmp_path, monkeypatch):
     monkeypatch.setattr(row_groups, "BYTES_PER_GROUP", 20_000)
     write_pairs(tmp_path, [pairs_to_batch([make(number, chosen="x" * 9_000) for number in range(8)])])
     assert pq.ParquetFile(tmp_path / FILE_NAME).num_row_groups >= 4
+
+
+@given(st.lists(st.integers(0, 12), max_size=40), st.lists(st.integers(0, 40), max_size=5))
+def test_where_groups_end_depends_on_the_rows_alone(sizes, cuts):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_groups, "ROWS_PER_GROUP", 4)
+        patch.setattr(row_groups, "BYTES_PER_GROUP", 10)
+        found = []
+        for batches in ([sizes], [sizes[a:b] for a, b in pairwise([0, *sorted(cuts), 40])]):
+            filling, groups = row_groups.Filling(), [[]]
+            for batch in batches:
+                for start, stop, ends in filling.cut(np.array(batch, np.int64)):
+                    groups[-1] += batch[start:stop]
+                    groups += [[]] if ends else []
+            found.append([group for group in groups if group])
+    assert found[0] == found[1]
+    assert [size for group in found[0] for size in group] == sizes
+    assert all(len(group) <= 4 and (sum(group) <= 10 or len(group) == 1) for group in found[0])
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path):

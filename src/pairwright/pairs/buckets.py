@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.rows import read_rows, row_batches
+from pairwright.pairs.rows import no_rows, read_rows, row_batches
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies import IN_GROUPS
 from pairwright.store.table import Table
@@ -43,7 +43,7 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        self._only = read_rows(tables) if number == 1 else read_rows(tables[:1]).clear()
+        self._only = read_rows(tables) if number == 1 else no_rows()
         for batch in row_batches(tables) if number > 1 else ():
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
@@ -79,12 +79,15 @@ def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
     most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
     if not is_parted(options) or rows.height**2 // 2 <= most:
         return []
+    largest = 1 if options.strategy == "best-worst" else options.max_pairs_per_group
+    per_row = None if largest is None else math.ceil(largest * (1 + math.log(largest)))
+    if per_row is not None and rows.height * per_row <= most:
+        return []
     sizes = rows.group_by("prompt_hash").len().sort("prompt_hash")
     counts = sizes["len"].cast(pl.Int64).to_numpy()
     pairs = counts * (counts - 1) // 2
-    largest = 1 if options.strategy == "best-worst" else options.max_pairs_per_group
-    if largest is not None:
-        pairs = np.minimum(pairs, math.ceil(largest * (1 + math.log(largest))) * counts)
+    if per_row is not None:
+        pairs = np.minimum(pairs, per_row * counts)
     totals = np.cumsum(pairs)
     starts = np.flatnonzero(np.diff(totals // most, prepend=0))
     return sizes["prompt_hash"].gather(starts[starts > 0]).to_list()

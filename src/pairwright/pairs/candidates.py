@@ -8,6 +8,7 @@ that rows which were parted by prompt hash come out as they would have in one pi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +16,25 @@ import polars as pl
 
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
 from pairwright.pairs.gaps import Floats
+from pairwright.pairs.identity import Words, words_of
 from pairwright.pairs.options import PairOptions
 
 Indices = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 GROUP_KEYS = ("prompt_hash", "tid", "step")
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that may be paired, sorted; group g has the rows from starts[g] up to starts[g + 1]."""
+    """Rows that may be paired, sorted; group g has the rows from starts[g] up to starts[g + 1].
+
+    `scopes` numbers what groups lie in, such as their prompts; without it each group is a scope of its own.
+    """
 
     frame: pl.DataFrame
     starts: Indices
+    scopes: Indices | None = None
 
     @property
     def rewards(self) -> Floats:
@@ -42,14 +49,29 @@ class Candidates:
         """The group of each row."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
-    def select(self, keep: Flags) -> "Candidates":
-        """Only the groups for which `keep` holds."""
-        rows = np.repeat(keep, self.sizes)
-        return Candidates(self.frame.filter(pl.Series(rows)), np.concatenate([[0], np.cumsum(self.sizes[keep])]))
+    @cached_property
+    def completions(self) -> Words:
+        """The hash of each row's completion."""
+        return words_of(self.frame["completion_hash"])
+
+    @cached_property
+    def recurring(self) -> Indices:
+        """Rows whose completion may stand in another row of their scope too; certainly those for which it does."""
+        scopes = self.groups if self.scopes is None else self.scopes[self.groups]
+        marks = self.completions[:, 0] ^ (scopes.astype(np.uint64) * _SPREAD)
+        in_order = np.sort(marks)
+        again = in_order[1:][in_order[1:] == in_order[:-1]]
+        return np.flatnonzero(np.isin(marks, again)) if len(again) else np.zeros(0, np.int64)
 
     def first_uids(self, groups: Flags) -> list[str]:
         """The ids of the first candidates of a few of these groups, as examples."""
         return self.frame["uid"].gather(self.starts[:-1][groups]).bottom_k(NUM_EXAMPLES).to_list()
+
+
+def distinct(values: Indices) -> Indices:
+    """The values in order, each once. Sorting is many times as fast here as `np.unique`, which hashes."""
+    in_order = np.sort(values)
+    return np.compress(np.append(np.ones(min(1, len(values)), np.bool_), in_order[1:] != in_order[:-1]), in_order)
 
 
 def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
@@ -86,10 +108,11 @@ def grouped(
 ) -> tuple[pl.DataFrame, Candidates]:
     """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
 
-    A single candidate is `single` here; whether its step has candidates at other prompts only all rows can tell.
+    Rows that could be compared come first, sorted as the candidates are. A single candidate is `single` here; whether
+    its step has candidates at other prompts only all rows can tell.
     """
     free = pl.col("reason").is_null()
-    order = [*keys, "reward", "completion_hash", "prompt_hash", "uid"]
+    order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
     found = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
     starts = _starts(found, keys)
     sizes = np.repeat(np.diff(starts), np.diff(starts))
@@ -99,14 +122,20 @@ def grouped(
     reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
     found = found.with_columns(reason=reason) if found.height else found
     frame = found.filter(free).drop("reason")
-    return pl.concat([found, rows.filter(~free)]), Candidates(frame, _starts(frame, keys))
+    return pl.concat([found, rows.filter(~free)]), _candidates(frame, keys)
 
 
 def candidates_of(rows: pl.DataFrame) -> Candidates:
     """All rows without a reason, sorted, as they stand in groups."""
     frame = rows.filter(pl.col("reason").is_null()).drop("reason")
     frame = frame.sort([*GROUP_KEYS, "reward", "completion_hash", "uid"], descending=[*[False] * 3, True, False, False])
-    return Candidates(frame, _starts(frame, GROUP_KEYS))
+    return _candidates(frame, GROUP_KEYS)
+
+
+def _candidates(frame: pl.DataFrame, keys: Sequence[str]) -> Candidates:
+    """Sorted rows as groups; what has one and the same first key is a scope."""
+    starts = _starts(frame, keys)
+    return Candidates(frame, starts, np.cumsum(_is_new(frame, keys[:1]), dtype=np.int64)[starts[:-1]])
 
 
 def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:

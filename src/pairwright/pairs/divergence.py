@@ -54,8 +54,8 @@ def plan_divergence(work: Work) -> pl.DataFrame:
 
 def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
     pairs = group_pairs(candidates, work.options, largest=None)
-    giving = count_groups(candidates, pairs, work.options, work.funnel)
-    count_group_pairs(giving, len(pairs.chosen), work.options, work.funnel)
+    gave = count_groups(candidates, pairs, work.options, work.funnel)
+    count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
     rewards, groups = candidates.rewards.tolist(), candidates.groups
     partings = []
     for chosen, rejected in zip(pairs.chosen.tolist(), pairs.rejected.tolist(), strict=True):

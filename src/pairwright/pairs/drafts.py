@@ -48,7 +48,7 @@ HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")
 def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
     """Rows of groups that were paired, as drafts in order."""
     frame = candidates.frame.select(*_OF_PAIR, *_OF_SIDE)
-    prompts, completions = words_of(frame["prompt_hash"]), words_of(frame["completion_hash"])
+    prompts, completions = words_of(frame["prompt_hash"]), candidates.completions
     keys = pair_keys(prompts[pairs.chosen], completions[pairs.chosen], completions[pairs.rejected])
     groups = candidates.groups[pairs.chosen]
     order = _order(groups, pairs, keys)

@@ -9,7 +9,6 @@ import polars as pl
 from pairwright.pairs.candidates import GROUP_KEYS, Flags
 from pairwright.pairs.drafts import HASHES
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.identity import seeded, words_of
 from pairwright.pairs.work import Work
 
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
@@ -61,13 +60,13 @@ def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
 
     Only a prompt at which one completion has several rewards can contradict itself; the others are left out here.
     """
-    usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.REPEATED_CANDIDATE.value)
-    rows = work.rows.filter(usable).select(*GROUP_KEYS, "completion_hash", "reward")
-    rows = rows.filter(_occurs_again(rows["prompt_hash"], rows["completion_hash"]))
+    assert work.candidates is not None
+    rows = work.candidates.frame.select("prompt_hash", "completion_hash", "reward")[work.candidates.recurring]
     rewards = rows.group_by("prompt_hash", "completion_hash").agg(pl.col("reward").n_unique())
     noisy = rewards.filter(pl.col("reward") > 1).select("prompt_hash").unique()
     if not noisy.height:
         return pl.DataFrame(schema=dict.fromkeys(HASHES, pl.String))
+    usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.REPEATED_CANDIDATE.value)
     rows = work.rows.filter(usable).join(noisy, on="prompt_hash", how="semi")
     rows = rows.group_by(*GROUP_KEYS, "completion_hash", "reward").len()
     pairs = drafts.select(HASHES).unique().join(noisy, on="prompt_hash", how="semi")
@@ -79,13 +78,3 @@ def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
         pl.when(pl.col("chosen_reward") > pl.col("rejected_reward")).then(times).sum().alias("for"),
         pl.when(pl.col("chosen_reward") < pl.col("rejected_reward")).then(times).sum().alias("against"),
     )
-
-
-def _occurs_again(prompts: pl.Series, completions: pl.Series) -> pl.Series:
-    """Rows whose prompt and completion may stand in another row too; certainly those for which they do."""
-    marks = seeded(0, words_of(prompts), words_of(completions))
-    order = np.argsort(marks)
-    same = marks[order][1:] == marks[order][:-1]
-    again = np.zeros(len(marks), np.bool_)
-    again[order[1:][same]] = again[order[:-1][same]] = True
-    return pl.Series(again)

@@ -3,23 +3,22 @@
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates import Candidates
+from pairwright.pairs.candidates import Candidates, Flags
 from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.gaps import reward_gaps
-from pairwright.pairs.identity import words_of
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pairing import RowPairs, count_gaps
 
 
-def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Candidates:
-    """The stage of the groups; returns those that gave a pair."""
+def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Flags:
+    """The stage of the groups; returns which of them gave a pair."""
     sizes, rewards = candidates.sizes, candidates.rewards
     stage = funnel.stage("groups", len(sizes))
     gave = np.zeros(len(sizes), np.bool_)
     gave[candidates.groups[pairs.chosen]] = True
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     largest = reward_gaps(best, worst, near=[options.min_gap])
-    hashes = words_of(candidates.frame["completion_hash"])
+    hashes = candidates.completions
     first = hashes[np.repeat(candidates.starts[:-1], sizes)]
     differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
     same = differs == 0
@@ -35,15 +34,18 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
         left &= ~found
     stage.drop(Reason.NOT_PICKED, int(left.sum()), candidates.first_uids(left))
     stage.close(int(gave.sum()))
-    return candidates.select(gave)
+    return gave
 
 
-def count_group_pairs(giving: Candidates, num_pairs: int, options: PairOptions, funnel: Funnel) -> Stage:
+def count_group_pairs(
+    candidates: Candidates, gave: Flags, num_pairs: int, options: PairOptions, funnel: Funnel
+) -> Stage:
     """The stage of the pairs, begun: of all pairs in the groups that gave some, those that the strategy left."""
-    sizes = giving.sizes
+    sizes, rows = candidates.sizes[gave], np.repeat(gave, candidates.sizes)
     stage = funnel.stage("pairs", int((sizes * (sizes - 1) // 2).sum()))
-    tied, below, above = count_gaps(giving.starts, giving.rewards, options)
-    identical = _num_identical_apart(giving, options)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    tied, below, above = count_gaps(starts, candidates.rewards[rows], options)
+    identical = _num_identical_apart(candidates, rows, options)
     stage.drop(Reason.TIED, tied)
     stage.drop(Reason.BELOW_GAP, below)
     stage.drop(Reason.ABOVE_GAP, above)
@@ -54,10 +56,12 @@ def count_group_pairs(giving: Candidates, num_pairs: int, options: PairOptions, 
     return stage
 
 
-def _num_identical_apart(candidates: Candidates, options: PairOptions) -> int:
-    """Pairs of one completion with itself whose rewards lie within the bounds of the gap."""
-    frame = candidates.frame.select("completion_hash", "reward").with_columns(group=pl.Series(candidates.groups))
-    again = frame.filter(pl.len().over("group", "completion_hash") > 1)
+def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOptions) -> int:
+    """Of some rows, pairs of one completion with itself whose rewards lie within the bounds of the gap."""
+    rows = candidates.recurring[giving[candidates.recurring]]
+    again = pl.DataFrame({"group": candidates.groups[rows], "reward": candidates.rewards[rows]})
+    again = again.with_columns(completion_hash=candidates.frame["completion_hash"].gather(rows))
+    again = again.filter(pl.len().over("group", "completion_hash") > 1) if again.height else again
     if not again.height:
         return 0
     again = again.sort("group", "completion_hash", "reward", descending=[False, False, True])

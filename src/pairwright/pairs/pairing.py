@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from pairwright.errors import PairwrightError
-from pairwright.pairs.candidates import Candidates, Indices
+from pairwright.pairs.candidates import Candidates, Indices, distinct
 from pairwright.pairs.gaps import Floats, reward_gaps
-from pairwright.pairs.identity import Words, words_of
+from pairwright.pairs.identity import Words
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
 _SMALL = 32
+_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits in the cache
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,14 @@ def group_pairs(
     With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
     the last so many.
     """
-    hashes = words_of(candidates.frame["completion_hash"])
+    hashes = candidates.completions
     sizes = candidates.sizes
     num_high = sizes if num_high is None else num_high
     num_low = sizes if num_low is None else num_low
     budget = np.full(len(sizes), -1)
     walked: list[tuple[int, int]] = []
     if largest is not None and options.max_gap is None:
-        budget = largest + _num_identical(candidates, hashes)
+        budget = largest + _num_identical(candidates)
     elif largest is not None:
         large = sizes > _SMALL
         budget[large] = 0
@@ -111,11 +112,11 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
     """How many of all the pairs inside groups are tied, below the minimum gap, above the maximum gap."""
     sizes = np.diff(starts)
     tied = below = above = 0
-    for size in np.unique(sizes[sizes > 1]).tolist():
+    for size in distinct(sizes[sizes > 1]).tolist():
         firsts = starts[:-1][sizes == size]
         if size <= _SMALL:
             high, low = np.triu_indices(size, 1)
-            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // 2_000_000)):
+            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
                 counts = _counted(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
                 tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
             continue
@@ -160,9 +161,10 @@ def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
     return low
 
 
-def _num_identical(candidates: Candidates, hashes: Words) -> Indices:
+def _num_identical(candidates: Candidates) -> Indices:
     """For each group, how many of its pairs have one and the same completion."""
-    groups = candidates.groups
+    rows = candidates.recurring
+    groups, hashes = candidates.groups[rows], candidates.completions[rows]
     order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
     same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
     starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]
@@ -175,9 +177,10 @@ def _num_identical(candidates: Candidates, hashes: Words) -> Indices:
 def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
     """Rows (i-th best, j-th worst) of each group with i·j within its budget; -1 is no bound."""
     sizes = np.diff(starts)
-    shapes, shape_of = np.unique(np.stack([sizes, budget, num_high, num_low], axis=1), axis=0, return_inverse=True)
+    columns = np.stack([sizes, budget, num_high, num_low])
+    firsts_of_shapes, shape_of = _shapes(columns)
     chosen, rejected, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
-    for number, (size, bound, high, low) in enumerate(shapes.tolist()):
+    for number, (size, bound, high, low) in enumerate(columns[:, firsts_of_shapes].T.tolist()):
         best = np.arange(1, min(high, size - 1) + 1)
         if bound >= 0:
             best = best[best <= bound]
@@ -185,7 +188,7 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         if bound >= 0:
             most = np.minimum(most, bound // best)
         most = np.maximum(most, 0)
-        firsts = starts[:-1][shape_of.ravel() == number]
+        firsts = starts[:-1][shape_of == number]
         total += int(most.sum()) * len(firsts)
         if total > MAX_PLANNED:
             raise PairwrightError(
@@ -197,6 +200,16 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
         chosen.append((firsts[:, None] + (i - 1)).ravel())
         rejected.append((firsts[:, None] + (size - j)).ravel())
     return np.concatenate(chosen), np.concatenate(rejected)
+
+
+def _shapes(columns: Indices) -> tuple[Indices, Indices]:
+    """Groups that are alike in all columns have one number: the first group of each number, and the number of each."""
+    numbers = np.zeros(columns.shape[1], np.int64)
+    firsts = np.zeros(min(1, columns.shape[1]), np.int64)
+    for column in columns:
+        together = numbers * (int(column.max(initial=0)) + 2) + column + 1
+        _, firsts, numbers = np.unique(together, return_index=True, return_inverse=True)
+    return firsts, numbers
 
 
 def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:

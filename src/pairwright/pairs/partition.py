@@ -59,9 +59,9 @@ def plan_partition(
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
         drafts=drafts,
-        experiences=_by_prompt(work.rows.select(
+        experiences=_by_prompt(comparable, work).select(
             "prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step()).alias("mark")
-        )).join(_lost(work), on="row", how="left", maintain_order="left"),
+        ).join(_lost(work), on="row", how="left", maintain_order="left"),
         steps=groups.select(mark_of_step().alias("mark")),
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=work.funnel,
@@ -83,9 +83,15 @@ def mark_of_step() -> pl.Expr:
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
-def _by_prompt(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows by prompt; those of one prompt by id."""
-    return rows.sort("prompt_hash", "uid", "reason", "row")
+def _by_prompt(comparable: pl.DataFrame, work: Work) -> pl.DataFrame:
+    """Rows by prompt. In groups those of one prompt stand as they were compared, and then the others by id."""
+    by_id = ["prompt_hash", "uid", "reason", "row"]
+    if work.candidates is None or work.options.across_groups:
+        return work.rows.sort(by_id)
+    if comparable.height == work.rows.height:
+        return work.rows
+    others = work.rows.filter(~pl.col("reason").is_in(_COMPARABLE, nulls_equal=True)).sort(by_id)
+    return pl.concat([comparable, others]).sort("prompt_hash", maintain_order=True)
 
 
 def _lost(work: Work) -> pl.DataFrame:

@@ -28,11 +28,13 @@ from pairwright.pairs.candidates import Indices
 from pairwright.pairs.gaps import Floats
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.options import PairOptions
+from pairwright.pairs.pair_rows import slice_rows
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
+from pairwright.pairs.row_groups import Filling
 from pairwright.pairs.rows import PLACE_BITS, row_batches
 from pairwright.pairs.selection import narrow_columns
 from pairwright.pairs.spill import Spill
-from pairwright.pairs.texts import SLICE_BITS, PairTexts, fetched, slice_rows
+from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetched
 from pairwright.store.table import Table
 
 Progress = Callable[[int, int], None]
@@ -110,7 +112,7 @@ def spread_rows(
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
-        ends = np.array([segment.first, segment.first + segment.num_rows]) << SLICE_BITS
+        ends = np.array([segment.first, segment.first + segment.num_rows]) << WANTED_BITS
         first, last = np.searchsorted(wanted, ends).tolist()
         if last > first:
             tasks.append((segment, wanted[first:last] - ends[0]))
@@ -175,7 +177,7 @@ def make_rows(task: Numbered, *, folder: Path) -> list[pa.RecordBatch]:
         texts = read_aside(files, number)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
-        return list(slice_rows(drafts, texts))
+        return list(slice_rows(drafts, texts, Filling()))
 
 
 def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:

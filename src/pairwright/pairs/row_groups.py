@@ -1,8 +1,9 @@
 """Row groups of the pairs table: where they begin depends on the rows alone, and each holds a text once.
 
 Rows come in batches of any size, with their content as text or as dictionary arrays. A group ends after 16,384 rows or
-about 32 MB of text, whichever comes first; its dictionaries have the texts that its rows use, in the order of their
-first use. So the same rows give the same bytes, whether they were planned and fetched in one piece or in many.
+about 8 MB of text, whichever comes first; its dictionaries have the texts that its rows use, in the order of their
+first use. So the same rows give the same bytes, whether they were planned and fetched in one piece or in many. Batches
+that end where groups do are taken as they are; others are put together, and their texts copied once more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 ROWS_PER_GROUP = 16_384
-BYTES_PER_GROUP = 32 * 2**20
+BYTES_PER_GROUP = 8 * 2**20
 _INDEX = pa.int32()
 
 
@@ -25,28 +26,42 @@ def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema(fields, metadata=schema.metadata)
 
 
+class Filling:
+    """How full the group is that rows are being added to."""
+
+    def __init__(self) -> None:
+        self._num_rows = self._num_bytes = 0
+
+    def cut(self, sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
+        """Add rows with so many bytes of text each: from where to where they go into one group, and whether it ends
+        there. A group that only bytes have filled ends when the next row comes."""
+        totals, start = np.cumsum(sizes), 0
+        while start < len(sizes):
+            before = int(totals[start - 1]) if start else 0
+            stop = int(np.searchsorted(totals, before + BYTES_PER_GROUP - self._num_bytes, side="right"))
+            stop = max(start, min(stop, start + ROWS_PER_GROUP - self._num_rows))
+            if stop == start and not self._num_rows:
+                stop = start + 1  # a row that is larger than a group is a group of its own
+            self._num_rows += stop - start
+            self._num_bytes += int(totals[stop - 1]) - before if stop > start else 0
+            ends = stop < len(sizes) or self._num_rows == ROWS_PER_GROUP
+            if ends:
+                self._num_rows = self._num_bytes = 0
+            yield start, stop, ends
+            start = stop
+
+
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Rows put together and cut into groups, with the columns of `schema`."""
     pending: list[pa.RecordBatch] = []
-    num_rows = num_bytes = 0
+    filling = Filling()
     for batch in batches:
         rows = _encoded(batch, schema)
-        sizes, start = _sizes(rows), 0
-        while start < rows.num_rows:
-            ends = np.searchsorted(np.cumsum(sizes[start:]), BYTES_PER_GROUP - num_bytes, side="right")
-            taken = min(int(ends), ROWS_PER_GROUP - num_rows)
-            if not taken and not pending:
-                taken = 1  # a row that is larger than a group is a group of its own
-            piece = rows.slice(start, taken)
-            start += piece.num_rows
-            num_rows, num_bytes = (
-                num_rows + piece.num_rows,
-                num_bytes + int(sizes[start - piece.num_rows : start].sum()),
-            )
-            pending += [piece] if piece.num_rows else []
-            if start < rows.num_rows or num_rows == ROWS_PER_GROUP:
+        for start, stop, ends in filling.cut(_sizes(rows)):
+            pending += [rows.slice(start, stop - start)] if stop > start else []
+            if ends:
                 yield _group(pending, schema)
-                pending, num_rows, num_bytes = [], 0, 0
+                pending = []
     if pending:
         yield _group(pending, schema)
 
@@ -86,10 +101,16 @@ def _compact(column: pa.ChunkedArray) -> pa.Array:
         column = column.unify_dictionaries()
     chunks = column.chunks
     codes = np.concatenate([_codes(chunk) for chunk in chunks])
-    used, ranks = first_uses(codes, len(chunks[0].dictionary))
-    if len(chunks) == 1 and len(used) == len(chunks[0].dictionary) and (used == np.arange(len(used))).all():
+    if len(chunks) == 1 and _is_compact(codes, len(chunks[0].dictionary)):
         return chunks[0]
-    return pa.DictionaryArray.from_arrays(index_array(ranks), chunks[0].dictionary.take(_int64(used)))
+    used, ranks = first_uses(codes, len(chunks[0].dictionary))
+    return pa.DictionaryArray.from_arrays(index_array(ranks), chunks[0].dictionary.take(int64_array(used)))
+
+
+def _is_compact(codes: npt.NDArray[np.int64], num_codes: int) -> bool:
+    """Whether all codes are used, and for the first time in their order: none is more than one above all before it."""
+    highest = np.maximum.accumulate(np.append(-1, codes))
+    return int(highest[-1]) == num_codes - 1 and bool((codes <= highest[:-1] + 1).all())
 
 
 def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -101,11 +122,10 @@ def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArra
     (array([7, 2]), array([ 0,  1, -1,  0], dtype=int32))
     """
     numbers = np.arange(len(codes))
-    first = np.zeros(num_codes + 1, np.int64)
+    first, ranks = np.empty(num_codes + 1, np.int64), np.empty(num_codes + 1, np.int32)  # read only where written
     first[codes[::-1]] = numbers[::-1]  # what is written last stays: the first use
     used = codes[(first[codes] == numbers) & (codes >= 0)]
-    ranks = np.full(num_codes + 1, -1, np.int32)
-    ranks[used] = np.arange(len(used), dtype=np.int32)
+    ranks[used], ranks[-1] = np.arange(len(used), dtype=np.int32), -1
     return used, ranks[codes]
 
 
@@ -117,10 +137,10 @@ def index_array(places: npt.NDArray[np.int32]) -> pa.Array:
     return indices
 
 
+def int64_array(values: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[np.int64]:
     """Which text each row has; -1 for none."""
     return np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
-
-
-def _int64(values: npt.NDArray[np.int64]) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values.tobytes())])

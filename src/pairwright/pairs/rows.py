@@ -4,19 +4,25 @@
 text; everything else is a column of the table already. What eligibility needs of the content is read here as well.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import polars as pl
+import pyarrow as pa
 
 from pairwright.canonical import content_hash
 from pairwright.errors import PairwrightError
 from pairwright.jsontext import from_json
+from pairwright.store.columns import SCHEMA
 from pairwright.store.table import Table
 
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
 _MASKED, _FAILED = "mask_sample", "_ng_failure_class"
-_BATCH_ROWS = 524_288
+_READ = (
+    *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
+    "truncate_status", "model_version", "prompt_text", "response_text", "info",
+)  # fmt: skip
+_BATCH_BYTES = 32 * 2**20
 
 
 def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
@@ -28,39 +34,55 @@ def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
 
 
 def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
-    """The same, a few rows at a time: part by part, since a stream of all of them would be read ahead of us."""
+    """The same, about so many at a time as are read with 32 MB."""
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
-        for name in table.segments():
-            part = Table(table.path, create=False, only=name)
-            num_rows = part.count()
-            for start in range(0, num_rows, _BATCH_ROWS):
-                yield _finished(_narrow(part, first).slice(start, _BATCH_ROWS).collect())
-            first += num_rows
+        for rows in _read_together(table.scan(columns=_READ)):
+            yield _finished(_of_columns(rows.lazy(), first).collect())
+            first += rows.height
+
+
+def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+    """Batches put together until they have 32 MB."""
+    pending: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in batches:
+        pending.append(batch)
+        num_bytes += batch.nbytes
+        if num_bytes >= _BATCH_BYTES:
+            yield pl.DataFrame(pa.Table.from_batches(pending))
+            pending, num_bytes = [], 0
+    if pending:
+        yield pl.DataFrame(pa.Table.from_batches(pending))
+
+
+def no_rows() -> pl.DataFrame:
+    """The columns of narrow rows, and none of them."""
+    return _finished(_of_columns(pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy(), 0).collect())
 
 
 def _narrow(table: Table, first: int) -> pl.LazyFrame:
     """The narrow rows of a table; `first` is the number of its first row."""
+    return _of_columns(table.lazy(), first)
+
+
+def _of_columns(experiences: pl.LazyFrame, first: int) -> pl.LazyFrame:
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
-    return (
-        table.lazy()
-        .with_row_index("row")
-        .select(
-            *_NARROW,
-            pl.col("row").cast(pl.Int64) + first,
-            pl.when(no_completion)
-            .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
-            .otherwise("num_completion_characters")
-            .fill_null(0)
-            .alias("num_characters"),
-            (pl.col("num_tool_calls") > 0).alias("has_calls"),
-            pl.col("truncate_status").is_not_null().alias("truncated"),
-            pl.col("model_version"),
-            (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
-            pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
-            pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
-        )
+    return experiences.with_row_index("row").select(
+        *_NARROW,
+        pl.col("row").cast(pl.Int64) + first,
+        pl.when(no_completion)
+        .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
+        .otherwise("num_completion_characters")
+        .fill_null(0)
+        .alias("num_characters"),
+        (pl.col("num_tool_calls") > 0).alias("has_calls"),
+        pl.col("truncate_status").is_not_null().alias("truncated"),
+        pl.col("model_version"),
+        (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
+        pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
+        pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
     )
 
 

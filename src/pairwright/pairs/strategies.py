@@ -31,8 +31,8 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
         work.rows, candidates = grouped(work.rows, work.options)
         work.candidates = candidates
         pairs = pick(candidates, work.options)
-        giving = count_groups(candidates, pairs, work.options, work.funnel)
-        count_group_pairs(giving, len(pairs.chosen), work.options, work.funnel)
+        gave = count_groups(candidates, pairs, work.options, work.funnel)
+        count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
         return drafts_of(candidates, pairs)
 
     return plan

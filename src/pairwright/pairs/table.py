@@ -101,6 +101,15 @@ def pair_batches(
             yield from (rows if dictionaries else rows.cast(schema)).combine_chunks().to_batches()
 
 
+def has_tools(folder: Path) -> bool:
+    """Whether any pair may have tools; certainly where one does. Nothing but the foot of the file is read."""
+    with _opened(folder) as file:
+        column = file.schema_arrow.names.index("tools")
+        groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+        found = ((group.num_rows, group.column(column).statistics) for group in groups)
+        return any(known is None or not known.has_null_count or known.null_count < rows for rows, known in found)
+
+
 def count_pairs(folder: Path) -> int:
     with _opened(folder) as file:
         return int(file.metadata.num_rows)
@@ -210,8 +219,9 @@ def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
     schema = schema.with_metadata(PAIR_SCHEMA.metadata)
     with pq.ParquetWriter(
-        hidden, schema, compression="snappy", use_dictionary=_DICTIONARY, store_schema=False,
-        write_statistics=["gap", "split", "task"], dictionary_pagesize_limit=2 * BYTES_PER_GROUP,
+        hidden, schema, compression={name: "none" if name == "id" else "snappy" for name in schema.names},
+        use_dictionary=_DICTIONARY, store_schema=False, write_statistics=["gap", "split", "task", "tools"],
+        dictionary_pagesize_limit=2 * BYTES_PER_GROUP,
     ) as writer:  # fmt: skip
         for group in row_groups(batches, schema):
             writer.write_table(group, row_group_size=group.num_rows)
@@ -226,5 +236,6 @@ def _wide(kind: pa.DataType) -> pa.DataType:
 
 __all__ = [
     "BYTES_PER_GROUP", "FILE_NAME", "NARROW_PAIR_TYPES", "PAIR_CONTENT", "PAIR_SCHEMA", "ROWS_PER_GROUP", "count_pairs",
-    "num_characters", "pair_batches", "pair_id", "pairs_of_batch", "pairs_to_batch", "read_pairs", "write_pairs",
+    "has_tools", "num_characters", "pair_batches", "pair_id", "pairs_of_batch", "pairs_to_batch", "read_pairs",
+    "write_pairs",
 ]  # fmt: skip

@@ -1,36 +1,34 @@
-"""The text of pairs, fetched once and copied: drafts become rows of the pairs table.
+"""The text of pairs, fetched once: drafts wait for it here, and become rows of the pairs table (pair_rows.py).
 
-Prompts, tools and completions are JSON text in the experience table and stay that; only a trajectory that is cut, the
-sides of a given preference, and plain text are written anew (rewriting.py). A batch has each text once, and says which
-row has which. The experience tables are read once from beginning to end. Where the texts of all pairs are more than
-may be held, they are put aside in slices, each with what a run of pairs needs, and pairs are written slice by slice.
+The experience tables are read once from beginning to end; of a row that is rejected and never chosen only
+the completion is kept. Where the texts of all pairs are more than may be held, they are put aside in slices, each with
+what a run of pairs needs, and pairs are written slice by slice.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
-from pairwright.pairs.candidates import Indices
-from pairwright.pairs.identity import hex_digits, pair_keys, words_of
-from pairwright.pairs.rewriting import rewritten, with_messages
-from pairwright.pairs.row_groups import first_uses, index_array
+from pairwright.pairs.candidates import Indices, distinct
+from pairwright.pairs.pair_rows import SIDES, slice_rows
+from pairwright.pairs.rewriting import with_messages
+from pairwright.pairs.row_groups import Filling, int64_array
 from pairwright.pairs.rows import PLACE_BITS
 from pairwright.pairs.spill import Spill
-from pairwright.pairs.table import PAIR_SCHEMA
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024
 _CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
-_GIVEN = ("chosen", "rejected")
-_ROWS = 16_384
+_OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
+_PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together
 _HELD = 3  # what texts take while they are held and copied, as a multiple of their size
-SLICE_BITS = 10
+WANTED_BITS = 11  # of a wanted row: the slice that needs it, and in the last bit whether all of it is needed
 
 
 class PairTexts:
@@ -41,18 +39,19 @@ class PairTexts:
         self.drafts = Spill(folder, "drafts", kind=pl.DataFrame)
         self._texts = Spill(folder, "texts", kind=pa.Table)
         self._bounds = np.linspace(0, num_drafts, num_slices + 1).astype(np.int64)[1:]
-        self._wanted: list[Indices] = []  # rows, and the slices that need them in the last bits
+        self._wanted: list[Indices] = []
         self.columns: tuple[str, ...] = _CONTENT
 
     def add(self, drafts: pl.DataFrame, places: Indices) -> None:
         """Take drafts that will be written at these places."""
         slices = np.searchsorted(self._bounds, places, side="right")
-        for side in ("chosen_row", "rejected_row"):
-            self._wanted.append(np.unique(drafts[side].to_numpy() << SLICE_BITS | slices))
+        rewritten_too = drafts.select(pl.any_horizontal(pl.col("cut", "row_uid").is_not_null())).to_series().to_numpy()
+        for side, whole in (("chosen", True), ("rejected", rewritten_too)):
+            self._wanted.append(distinct(drafts[f"{side}_row"].to_numpy() << WANTED_BITS | slices << 1 | whole))
         if drafts["row_uid"].null_count() < drafts.height:
-            self.columns = (*_CONTENT, *_GIVEN)
+            self.columns = (*_CONTENT, *SIDES)
         drafts = drafts.with_columns(pl.Series("place", places))
-        for number in np.unique(slices).tolist():
+        for number in np.flatnonzero(np.bincount(slices)).tolist():
             self.drafts.add(number, drafts if len(self._bounds) == 1 else drafts.filter(pl.Series(slices == number)))
 
     @property
@@ -60,45 +59,59 @@ class PairTexts:
         return len(self._bounds)
 
     def take_wanted(self) -> Indices:
-        """The rows whose texts are needed, with the slices that need them in the last bits; only once."""
-        wanted = np.unique(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
+        """The rows whose texts are needed, with what `WANTED_BITS` says of them; only once."""
+        wanted = distinct(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
-        return wanted
+        twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # once in part, and once all of it
+        return np.compress(~twice, wanted)
 
     def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
         """Batches of the pairs table, in the order of their places."""
         wanted = self.take_wanted()
         for number, table in enumerate(tables):
-            ends = np.array([number, number + 1]) << (PLACE_BITS + SLICE_BITS)
+            ends = np.array([number, number + 1]) << (PLACE_BITS + WANTED_BITS)
             first, last = np.searchsorted(wanted, ends).tolist()
             for some, texts in fetched(table, self.columns, wanted[first:last] - ends[0], first=number << PLACE_BITS):
                 self._texts.add(some, texts)
+        del wanted
+        filling = Filling()
         for number in range(self.num_slices):
             drafts = self.drafts.take(number)
             if drafts is not None:
                 texts_of_slice = self._texts.take(number)
                 assert texts_of_slice is not None, "pairs have texts"
-                yield from slice_rows(drafts, texts_of_slice)
+                yield from slice_rows(drafts, texts_of_slice, filling)
 
 
 def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
     """Read a table up to the last text that is needed; each comes for the slices that need it.
 
-    `wanted` are places in the table with slices in the last bits, `first` is the number of the first row.
+    `wanted` are places in the table with what `WANTED_BITS` says of them, `first` is the number of the first row.
     """
-    places, slices = wanted >> SLICE_BITS, wanted & (2**SLICE_BITS - 1)
+    pieces: list[pa.Table] = []
+    slices: list[Indices] = []
+    num_bytes = 0
+    for found, own in _found(table, columns, wanted, first):
+        pieces, slices, num_bytes = [*pieces, found], [*slices, own], num_bytes + found.nbytes
+        if num_bytes >= _PIECE_BYTES:
+            yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
+            pieces, slices, num_bytes = [], [], 0
+    if pieces:
+        yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
+
+
+def _found(table: Table, columns: Sequence[str], wanted: Indices, first: int) -> Iterator[tuple[pa.Table, Indices]]:
+    """The wanted rows of a table, batch by batch, and the slices that need them."""
+    places = wanted >> WANTED_BITS
     start = done = 0
     for batch in table.scan(columns=columns) if len(wanted) else ():
         stop = start + batch.num_rows
         end = int(np.searchsorted(places, stop))
         if end > done:
-            if end - done < batch.num_rows or len(np.unique(places[done:end])) < batch.num_rows:
-                batch = batch.take(int64_array(places[done:end] - start))
-            found = pa.Table.from_batches([with_messages(batch)])
+            taken = _taken(batch, places[done:end] - start, wanted[done:end] & 1)
+            found = pa.Table.from_batches([with_messages(taken)])
             found = found.append_column("row", int64_array(first + places[done:end]))
-            for some in np.unique(slices[done:end]).tolist():
-                own = np.flatnonzero(slices[done:end] == some)
-                yield some, found.take(int64_array(own)) if len(own) < end - done else found
+            yield found, (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
         start, done = stop, end
         if done == len(wanted):
             return
@@ -106,10 +119,21 @@ def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int
         raise TableError(f"{table.path}: has fewer experiences than when pairs were planned: build them again")
 
 
-def slice_rows(drafts: pl.DataFrame, texts: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, from its drafts and their texts."""
-    copies = drafts["cut"].null_count() == drafts["row_uid"].null_count() == drafts.height
-    yield from _batches(drafts if drafts["place"].is_sorted() else drafts.sort("place"), _texts(texts, copies=copies))
+def _by_slice(rows: pa.Table, slices: Indices) -> Iterator[tuple[int, pa.Table]]:
+    """Rows parted by the slices that need them."""
+    for number in np.flatnonzero(np.bincount(slices)).tolist():
+        own = np.flatnonzero(slices == number)
+        yield number, rows.take(int64_array(own)) if len(own) < len(slices) else rows
+
+
+def _taken(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordBatch:
+    """Some rows of a batch; of those that are not wanted as a whole, the prompt is left out."""
+    if len(places) == batch.num_rows and whole.all() and (np.diff(places) > 0).all():
+        return batch
+    rows = int64_array(places)
+    prompts = pc.if_else(pa.array(whole != 0), rows, pa.scalar(None, pa.int64()))
+    columns = [batch.column(name).take(prompts if name in _OF_CHOSEN else rows) for name in batch.schema.names]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
@@ -117,92 +141,9 @@ def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int)
     size = total = 0
     for part in (part for table in tables for part in table.path.glob("*.parquet")):
         found = pq.read_metadata(part)
-        columns = [found.schema.names.index(name) for name in (*_CONTENT, *_GIVEN)]
+        columns = [found.schema.names.index(name) for name in (*_CONTENT, *SIDES)]
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
         total += found.num_rows
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))
-
-
-def int64_array(values: Indices) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """The texts of a slice by row. Where pairs copy them, `codes` says which rows have equal ones, -1 for none, and
-    `firsts` the first row of each code."""
-
-    rows: Indices
-    columns: pa.Table
-    series: dict[str, pl.Series]
-    codes: dict[str, Indices]
-    firsts: dict[str, Indices]
-
-
-def _texts(fetched: pa.Table, *, copies: bool) -> _Texts:
-    series = {name: pl.Series(fetched[name]) for name in ("prompt", "tools", "completion") if copies}
-    codes, firsts = {}, {}
-    for name, texts in series.items():
-        codes[name], firsts[name] = _encoded(texts)
-    return _Texts(fetched["row"].to_numpy(), fetched, series, codes, firsts)
-
-
-def _batches(drafts: pl.DataFrame, texts: _Texts) -> Iterator[pa.RecordBatch]:
-    """The rows of drafts whose texts are all there."""
-    uids = pl.Series(texts.columns["uid"])
-    for start in range(0, drafts.height, _ROWS):
-        some = drafts.slice(start, _ROWS)
-        chosen, rejected = (np.searchsorted(texts.rows, some[f"{side}_row"].to_numpy()) for side in _GIVEN)
-        for side, found in ((some["chosen_uid"], chosen), (some["rejected_uid"], rejected)):
-            if not uids.gather(found).equals(some["row_uid"] if some["row_uid"].null_count() == 0 else side):
-                raise TableError("the experience table has changed while pairs were built: build them again")
-        if texts.series:
-            made = {name: _shared(texts, name, chosen) for name in ("prompt", "tools")}
-            made |= {"chosen": _shared(texts, "completion", chosen), "rejected": _shared(texts, "completion", rejected)}
-            made |= _identities(some, texts.columns, chosen, rejected)
-        else:
-            made = rewritten(some, texts.columns, chosen, rejected)
-        columns = [made[name] if name in made else _column(some, name) for name in PAIR_SCHEMA.names]
-        yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
-
-
-def _column(drafts: pl.DataFrame, name: str) -> pa.Array:
-    return drafts[name].to_arrow()
-
-
-def _encoded(texts: pl.Series) -> tuple[Indices, Indices]:
-    """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
-    if texts.null_count() == len(texts):
-        return np.full(len(texts), -1), np.zeros(0, np.int64)
-    _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
-    again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
-    if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
-        found = pl.DataFrame({"text": texts}).with_row_index("row").group_by("text", maintain_order=True).agg("row")
-        firsts = found["row"].list.first().to_numpy()
-        codes = np.empty(len(texts), np.int64)
-        codes[found["row"].list.explode().to_numpy()] = np.repeat(np.arange(found.height), found["row"].list.len())
-    return np.where(texts.is_null().to_numpy(), -1, codes), firsts
-
-
-def _shared(texts: _Texts, name: str, rows: Indices) -> pa.DictionaryArray:
-    """The texts of some rows, equal ones once."""
-    used, places = first_uses(texts.codes[name][rows], len(texts.firsts[name]))
-    values = texts.series[name].gather(texts.firsts[name][used]).to_arrow()
-    return pa.DictionaryArray.from_arrays(index_array(places), values)
-
-
-def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """The ids of pairs, and the hashes of their prompts."""
-    keys, prompts = drafts["key"], drafts["prompt_hash"]
-    if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
-        # plain text is written as a message, whose hash is another
-        sides = (("prompt", prompts, chosen), ("completion", drafts["chosen_hash"], chosen),
-                 ("completion", drafts["rejected_hash"], rejected))  # fmt: skip
-        hashes = [
-            pl.select(pl.coalesce(pl.Series(texts[f"{name}_hash"].take(int64_array(rows))), hashes)).to_series()
-            for name, hashes, rows in sides
-        ]
-        keys, prompts = hex_digits(pair_keys(*map(words_of, hashes))), hashes[0]
-    return {"id": keys.to_arrow(), "prompt_hash": prompts.to_arrow()}

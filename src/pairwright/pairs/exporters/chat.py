@@ -20,6 +20,7 @@ from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _ROLE, _CONTENT = b'"role":"', b'"content":'
+SEVERAL_MESSAGES = "several_messages_a_side"
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -111,7 +112,7 @@ def chats_of(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:
 def note_several_messages(context: Context, chosen: Chat, rejected: Chat) -> None:
     """Count a pair of which the target does not train just what the model wrote: its docstring says what instead."""
     if chosen.num_messages > 1 or rejected.num_messages > 1:
-        context.note("several_messages_a_side")
+        context.note(SEVERAL_MESSAGES)
 
 
 def tools_text(row: PairRow) -> bytes:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pairwright.jsontext import encode
 from pairwright.messages import Message
 from pairwright.pairs.exporters.chat import (
+    SEVERAL_MESSAGES,
     chat_message,
     chats_of,
     note_left_out,
@@ -24,7 +25,7 @@ from pairwright.pairs.exporters.chat import (
 )
 from pairwright.pairs.exporters.cut import cut_at_divergence
 from pairwright.pairs.exporters.plain import numbers, plain_chats, plain_texts, without_tools
-from pairwright.pairs.exporters.stream import Context, PairRow
+from pairwright.pairs.exporters.stream import Context, PairRow, Pieces
 from pairwright.pairs.exporters.text import prompt_text, side_text
 
 
@@ -60,24 +61,25 @@ def customizer_lines(row: PairRow, context: Context) -> list[bytes]:
     return [b'{"prompt":%b,"chosen_response":%b,"rejected_response":%b%b}\n' % (given, *answers, tools)]
 
 
-def preference_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+def preference_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
     """The same as `preference_lines` for all plain pairs of a batch; where there are tools, they are to be noted."""
-    prompt, chosen, rejected = plain_chats(batch)
+    prompt, chosen, rejected, several = plain_chats(batch, context)
     prompt = without_tools(batch, prompt)
     end = b'}],"tools":"[]"}\n' if context.has_tools else b"}]}\n"
-    return [
+    parts = [
         b'{"context":', prompt, b',"completions":[{"rank":0,"reward":', numbers(batch, "chosen_reward"),
         b',"completion":', chosen, b'},{"rank":1,"reward":', numbers(batch, "rejected_reward"), b',"completion":',
         rejected, end,
     ]  # fmt: skip
+    return Pieces(parts, {SEVERAL_MESSAGES: several})
 
 
-def customizer_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+def customizer_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
     """The same as `customizer_lines` for all plain pairs of a batch."""
     if context.options.history:
-        return [pa.nulls(batch.num_rows, pa.large_binary())]
+        return Pieces([pa.nulls(batch.num_rows, pa.large_binary())])
     prompt, chosen, rejected = plain_texts(batch)
-    return [b'{"prompt":', prompt, b',"chosen_response":', chosen, b',"rejected_response":', rejected, b"}\n"]
+    return Pieces([b'{"prompt":', prompt, b',"chosen_response":', chosen, b',"rejected_response":', rejected, b"}\n"])
 
 
 def _cut(row: PairRow, context: Context) -> tuple[list[Message], Message, Message]:

@@ -1,29 +1,61 @@
 """Plain pairs, whole batches at a time: their texts are looked at once each, and are the pieces of their lines.
 
-A pair is plain where each side is one assistant message that holds text and nothing else, and its prompt is messages of
-that kind, or one user message for targets whose prompt is text. What is not plain is null here, and null in the lines.
+A pair is plain where its messages hold text, and calls that can be moved as they stand to where a chat has them, and
+nothing else; its sides begin with the assistant. For targets whose prompt is text, it is one user message and each side
+one of the assistant's, without calls. What is not plain is null here, and null in the lines.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.jsontext import encode
-from pairwright.pairs.exporters.chat import chat_of
-from pairwright.pairs.exporters.stream import Unfit
+from pairwright.pairs.exporters.stream import Context
 
 _BYTES = pa.large_binary()
-_MORE = (b'"tool_calls":', b'"reasoning":', b'"generated":', b'"extra":', b'"content":[')
 _SIDE, _USER = (b'[{"role":"%b","content":"' % role for role in (b"assistant", b"user"))
+_WORD, _STRING = r'"[^"\\]*"', r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_CALL = rf'\{{("name":{_WORD},"arguments":{_STRING}),("id":{_WORD})\}}'
+_CHAT_CALL = '{$2,"type":"function","function":{$1}}'
+_SILENT, _CHAT_SILENT = '"role":"assistant","tool_calls":[', '"role":"assistant","content":"","tool_calls":['
+# Keys cannot be mistaken: inside text their quotes would be escaped. A call that was not moved begins with its name.
+_NOT_PLAIN = ['"reasoning":', '"generated":', '"extra":', '"content":[']
+_NOT_MOVED = ('[{"name":"', ',{"name":"')
+_SYSTEM = ("system", "developer")
 
 
-def plain_chats(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Prompt, chosen and rejected as the JSON text of messages."""
-    chosen, rejected = (_of_rows(batch.column(side), _plain_sides) for side in ("chosen", "rejected"))
-    if chosen.dictionary.null_count == len(chosen.dictionary):  # none is plain: the prompts need not be looked at
-        return chosen, chosen, rejected
-    return _each(batch.column("prompt"), _plain_prompt), chosen, rejected
+class PlainChats(NamedTuple):
+    """Prompt, chosen and rejected as the JSON text of messages, and which pairs have several messages a side."""
+
+    prompt: pa.DictionaryArray
+    chosen: pa.DictionaryArray
+    rejected: pa.DictionaryArray
+    several: npt.NDArray[np.bool_]
+
+
+def plain_chats(batch: pa.RecordBatch, context: Context) -> PlainChats:
+    """The chats of a batch's pairs, with the arguments of calls as text."""
+    prompt, *sides = (batch.column(name) for name in ("prompt", "chosen", "rejected"))
+    with_calls = context.options.arguments == "text"
+    several, chats = np.zeros(batch.num_rows, np.bool_), []
+    for side in sides:
+        found = _chats(side, with_calls=with_calls, odd=~_begins_with("assistant"))
+        chats.append(_coded(side, found["text"]))
+        longer = np.append((found["num_messages"] > 1).to_numpy(), False)
+        several |= longer[side.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+    num_system = pl.sum_horizontal(
+        pl.col("text").str.count_matches(f'"role":"{role}"', literal=True) for role in _SYSTEM
+    )
+    at_first = pl.any_horizontal(_begins_with(role) for role in _SYSTEM)
+    # TRL refuses a prompt that ends with a system message: one is plain if it stands at the beginning, before others
+    odd = (num_system > at_first.cast(pl.UInt32)) | (num_system == pl.col("num_messages"))
+    chats.append(_coded(prompt, _chats(prompt, with_calls=with_calls, odd=odd)["text"]))
+    return PlainChats(chats[2], chats[0], chats[1], several)
 
 
 def plain_texts(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
@@ -39,7 +71,7 @@ def plain_texts(batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array, pa.Array]:
 def tools_texts(batch: pa.RecordBatch) -> pa.Array:
     """The tools as JSON strings that hold JSON; no tools are the text of an empty list."""
     tools = _each(batch.column("tools"), lambda stored: encode(stored.decode()))
-    return tools.dictionary_decode().fill_null(b'"[]"')
+    return tools.dictionary_decode().fill_null(b'"[]"') if tools.null_count else tools
 
 
 def without_tools(batch: pa.RecordBatch, column: pa.DictionaryArray) -> pa.DictionaryArray:
@@ -64,22 +96,32 @@ def _of_rows(column: pa.DictionaryArray, make: Callable[[pa.Array], pa.Array]) -
     return pa.DictionaryArray.from_arrays(column.indices, make(column.dictionary.cast(_BYTES)))
 
 
-def _plain_prompt(stored: bytes) -> bytes | None:
-    try:
-        chat = chat_of(stored)
-    except Unfit:
-        return None
-    return chat.json if chat.json is stored and chat.last_role not in ("system", "developer") else None
+def _chats(column: pa.DictionaryArray, *, with_calls: bool, odd: pl.Expr) -> pl.DataFrame:
+    """The texts of a column as chats, null where they are odd or have more than text and calls, and how many messages
+    each has. Without `with_calls` those with calls are null too."""
+    text, num_messages = pl.col("text"), pl.col("num_messages")
+    frame = pl.DataFrame({"text": pl.Series(column.dictionary)})
+    frame = frame.with_columns(
+        num_messages=text.str.count_matches('"role":"', literal=True), odd=text.str.contains_any(_NOT_PLAIN)
+    )
+    if frame["text"].str.contains('"tool_calls":[', literal=True).any():
+        if with_calls:
+            moved = text.str.replace_all(_CALL, _CHAT_CALL)
+            frame = frame.with_columns(moved.str.replace_all(_SILENT, _CHAT_SILENT, literal=True))
+        not_moved = pl.any_horizontal(text.str.contains(call, literal=True) for call in _NOT_MOVED)
+        frame = frame.with_columns(pl.col("odd") | not_moved)
+    num_texts = text.str.count_matches('"content":"', literal=True)
+    odd = odd | pl.col("odd") | (num_messages == 0) | (num_messages != num_texts)
+    return frame.select(pl.when(~odd).then(text).alias("text"), num_messages)
 
 
-def _plain_sides(values: pa.Array) -> pa.Array:
-    plain = pc.starts_with(values, _SIDE)
-    if not pc.any(plain, min_count=0).as_py():
-        return pa.nulls(len(values), _BYTES)
-    once = _all(plain)
-    for key, number in ((b'"role":"', 1), (b'"content":', 1), *((key, 0) for key in _MORE)):
-        plain = pc.and_(plain, _has(values, key, number, at_least=once or not number))
-    return pc.if_else(plain, values, pa.scalar(None, _BYTES))
+def _begins_with(role: str) -> pl.Expr:
+    return pl.col("text").str.starts_with(f'[{{"role":"{role}"')
+
+
+def _coded(column: pa.DictionaryArray, texts: pl.Series) -> pa.DictionaryArray:
+    """The column with other texts in place of its own."""
+    return pa.DictionaryArray.from_arrays(column.indices, texts.to_arrow().cast(_BYTES))
 
 
 def _all(flags: pa.Array) -> bool:

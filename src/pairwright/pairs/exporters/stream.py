@@ -10,7 +10,7 @@ those, whole batches at a time, exactly as its `Lines` would; what it leaves nul
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.memory import plain_memory
-from pairwright.pairs.table import pair_batches
+from pairwright.pairs.table import has_tools, pair_batches
 from pairwright.store.journal import sync_folder
 
+Flags = npt.NDArray[np.bool_]
 _NUM_EXAMPLES = 5
 _ROWS_AT_ONCE = 1024  # small enough for a batch's lines to stay in the cache
 _BYTES = pa.large_binary()
@@ -84,6 +85,13 @@ class ExportSummary(msgspec.Struct, kw_only=True):
     def note(self, pair: str, reason: str) -> None:
         self._count(self.noted, pair, reason)
 
+    def note_all(self, pairs: pa.Array, reason: str) -> None:
+        """Note pairs, given by their ids in the order of the table."""
+        for pair in pairs[:_NUM_EXAMPLES].to_pylist():
+            self.note(pair, reason)
+        if len(pairs) > _NUM_EXAMPLES:
+            self.noted[reason] += len(pairs) - _NUM_EXAMPLES
+
     def _count(self, counts: dict[str, int], pair: str, reason: str) -> None:
         counts[reason] = counts.get(reason, 0) + 1
         examples = self.examples.setdefault(reason, [])
@@ -100,9 +108,17 @@ class Context(NamedTuple):
 
 
 Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
-# The pieces of which the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are
-# shared) that are null where Lines is needed.
-Columns = Callable[[pa.RecordBatch, Context], "list[pa.Array | bytes]"]
+
+
+class Pieces(NamedTuple):
+    """Of what the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are shared)
+    that are null where Lines is needed. `notes` says which rows are to be noted under a reason, if they are joined."""
+
+    parts: Sequence[pa.Array | bytes]
+    notes: Mapping[str, Flags] = {}
+
+
+Columns = Callable[[pa.RecordBatch, Context], Pieces]
 Exporter = Callable[[Path, Path, ExportOptions], ExportSummary]
 
 
@@ -174,42 +190,46 @@ class _Writer:
         pieces = None if self._columns is None else self._columns(batch, context)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             rows = batch.slice(start, _ROWS_AT_ONCE)
+            noted = {"weight_left_out": rows.column("weight").to_numpy() != 1.0}
             if pieces is None:
-                for row in _rows(rows):
-                    file.writelines(self._made(row, context))
+                lines = pa.nulls(rows.num_rows, _BYTES)
             else:
-                self._write_joined(rows, _joined(pieces, start, rows.num_rows), context, file)
+                noted |= {reason: flags[start : start + rows.num_rows] for reason, flags in pieces.notes.items()}
+                lines = _joined(pieces.parts, start, rows.num_rows)
+            self._write_lines(rows, lines, noted, context, file)
+            for reason, flags in noted.items():
+                self._summary.note_all(rows.column("id").filter(pa.array(flags)), reason)
 
-    def _write_joined(self, rows: pa.RecordBatch, lines: pa.Array, context: Context, file: BinaryIO) -> None:
+    def _write_lines(
+        self, rows: pa.RecordBatch, lines: pa.Array, noted: dict[str, Flags], context: Context, file: BinaryIO
+    ) -> None:
+        """Write the lines, and those that are null row by row; what is noted of rows is put down in `noted`."""
         odd = np.flatnonzero(lines.is_null().to_numpy(zero_copy_only=False))
+        for flags in noted.values():
+            flags[odd] = False
         offsets, data = np.frombuffer(lines.buffers()[1], np.int64), memoryview(lines.buffers()[2] or b"")
         start = 0
         for place, row in zip(odd.tolist(), _rows(rows.take(odd)) if len(odd) else (), strict=True):
             file.write(data[offsets[start] : offsets[place]])
             file.writelines(self._made(row, context))
+            for reason in self._notes:
+                noted.setdefault(reason, np.zeros(rows.num_rows, np.bool_))[place] = True
             start = place + 1
         file.write(data[offsets[start] : offsets[len(lines)]])
-        self._count_plain(rows, np.delete(np.arange(rows.num_rows), odd))
-
-    def _count_plain(self, batch: pa.RecordBatch, plain: npt.NDArray[np.int64]) -> None:
-        self._summary.written += len(plain)
-        self._summary.rows += len(plain) * self._rows_per_pair
-        weighted = plain[batch.column("weight").to_numpy()[plain] != 1.0]
-        for pair in batch.column("id").take(weighted).to_pylist() if len(weighted) else ():
-            self._summary.note(pair, "weight_left_out")
+        self._summary.written += rows.num_rows - len(odd)
+        self._summary.rows += (rows.num_rows - len(odd)) * self._rows_per_pair
 
     def _made(self, row: PairRow, context: Context) -> list[bytes]:
-        """The lines of a pair, none if it is refused; it is counted either way."""
+        """The lines of a pair, none if it is refused; what is to be noted of it is in `_notes`."""
         self._notes.clear()
         try:
             made = self._lines(row, context)
         except Unfit as unfit:
             self._summary.refuse(row.id, unfit.reason)
+            self._notes.clear()
             return []
         if row.weight != 1.0:
             self._notes.add("weight_left_out")
-        for reason in sorted(self._notes):
-            self._summary.note(row.id, reason)
         self._summary.written += 1
         self._summary.rows += len(made)
         return made
@@ -229,5 +249,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
 
 
 def _has_tools(pairs: Path, split: str) -> bool:
+    if not has_tools(pairs):
+        return False
     batches = split_batches(pairs, split, ["tools"], dictionaries=True)
     return any(batch.column("tools").null_count < batch.num_rows for batch in batches)

@@ -13,9 +13,9 @@ pairs with several messages a side are noted as `several_messages_a_side`.
 import pyarrow as pa
 
 from pairwright.jsontext import encode
-from pairwright.pairs.exporters.chat import Chat, chats_of, note_several_messages, tools_text
+from pairwright.pairs.exporters.chat import SEVERAL_MESSAGES, Chat, chats_of, note_several_messages, tools_text
 from pairwright.pairs.exporters.plain import numbers, plain_chats, tools_texts
-from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
+from pairwright.pairs.exporters.stream import Context, PairRow, Pieces, Unfit
 
 
 def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
@@ -48,9 +48,9 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
     ]
 
 
-def explicit_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+def explicit_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
     """The same for all plain pairs of a batch."""
-    prompt, chosen, rejected = plain_chats(batch)
+    prompt, chosen, rejected, several = plain_chats(batch, context)
     scores = [
         b',"score_chosen":',
         numbers(batch, "chosen_reward"),
@@ -58,17 +58,18 @@ def explicit_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array |
         numbers(batch, "rejected_reward"),
     ]
     sides = [b'{"prompt":', prompt, b',"chosen":', chosen, b',"rejected":', rejected]
-    return [*sides, *_tools_column(batch, context), *scores, b"}\n"]
+    parts = [*sides, *_tools_column(batch, context), *scores, b"}\n"]
+    return Pieces(parts, {SEVERAL_MESSAGES: several})
 
 
-def unpaired_columns(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
+def unpaired_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
     """The same for all plain pairs of a batch."""
-    prompt, *sides = plain_chats(batch)
-    pieces: list[pa.Array | bytes] = []
-    for side, label in zip(sides, (b"true", b"false"), strict=True):
-        pieces += [b'{"prompt":', prompt, b',"completion":', side, b',"label":' + label]
-        pieces += [*_tools_column(batch, context), b"}\n"]
-    return pieces
+    prompt, chosen, rejected, several = plain_chats(batch, context)
+    parts: list[pa.Array | bytes] = []
+    for side, label in ((chosen, b"true"), (rejected, b"false")):
+        parts += [b'{"prompt":', prompt, b',"completion":', side, b',"label":' + label]
+        parts += [*_tools_column(batch, context), b"}\n"]
+    return Pieces(parts, {SEVERAL_MESSAGES: several})
 
 
 def _tools_column(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
