@@ -149,9 +149,12 @@ def document(path: Path) -> Any:
 def is_json_lines(path: Path) -> bool:
     """True if the first non-empty line is a JSON value of its own and another line follows, or the file is one line."""
     with open_bytes(path) as file:
-        head = file.read(_CHUNK).lstrip()
-        while head and b"\n" not in head and len(head) <= MAX_LINE_BYTES and (more := file.read(_CHUNK)):
-            head += more
+        pieces = [file.read(_CHUNK).lstrip()]
+        num_bytes = len(pieces[0])
+        while pieces[-1] and pieces[-1].find(b"\n") < 0 and num_bytes <= MAX_LINE_BYTES:
+            pieces.append(file.read(_CHUNK))
+            num_bytes += len(pieces[-1])
+    head = b"".join(pieces)
     first, newline, rest = head.partition(b"\n")
     is_named_so = path.suffix in (".jsonl", ".ndjson")
     if not rest.strip() and not is_named_so:
