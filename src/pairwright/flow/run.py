@@ -255,13 +255,14 @@ class Flow:
 
     def _files(self) -> list[Any]:
         """Names, sizes and times of what is imported."""
+        from pairwright.places import is_address, stamp_of
         from pairwright.sources.files import expand_paths
 
         paths = [
-            path if self.base is None or Path(path).is_absolute() else str(self.base / path)
+            path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
             for path in self.config.sources.paths
         ]
-        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in expand_paths(paths)]
+        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)]
 
     def _take_up(self, number: int) -> None:
         """The last round's evaluation is the run's."""

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pairwright.config import Config
 from pairwright.pairs.options import PairOptions, Threshold
+from pairwright.places import place
 
 
 def pair_options(config: Config) -> PairOptions:
@@ -12,6 +13,6 @@ def pair_options(config: Config) -> PairOptions:
     found = {name: getattr(section, name) for name in type(section).model_fields}
     for name in ("high", "low"):
         found[name] = Threshold.parse(found[name], f"pairs.{name}")
-    found["teachers"] = tuple(Path(path) for path in section.teachers)
+    found["teachers"] = tuple(place(path) for path in section.teachers)
     found["votes"] = None if section.votes is None else Path(section.votes)
     return PairOptions(**found, seed=config.seed)

@@ -32,7 +32,7 @@ def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
         for name in table.segments():
-            part = Table(table.path, create=False, only=name)
+            part = table.part(name)
             num_rows = part.count()
             for start in range(0, num_rows, _BATCH_ROWS):
                 yield _finished(_narrow(part, first).slice(start, _BATCH_ROWS).collect())

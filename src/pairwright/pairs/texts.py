@@ -8,12 +8,10 @@ may be held, they are put aside in slices, each with what a run of pairs needs, 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices
@@ -23,6 +21,8 @@ from pairwright.pairs.row_groups import first_uses, index_array
 from pairwright.pairs.rows import PLACE_BITS
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.table import PAIR_SCHEMA
+from pairwright.places import Place
+from pairwright.places.parquet import footers_of
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024
@@ -36,7 +36,7 @@ SLICE_BITS = 10
 class PairTexts:
     """Drafts that are kept, on their way to becoming rows: first all of them are added, then the rows are read."""
 
-    def __init__(self, num_drafts: int, num_slices: int, folder: Path | None) -> None:
+    def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
         folder = None if num_slices == 1 else folder
         self.drafts = Spill(folder, "drafts", kind=pl.DataFrame)
         self._texts = Spill(folder, "texts", kind=pa.Table)
@@ -115,8 +115,7 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table) -> Iterator[pa.RecordBatch
 def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
     """In how many slices the texts of so many rows of the tables are written."""
     size = total = 0
-    for part in (part for table in tables for part in table.path.glob("*.parquet")):
-        found = pq.read_metadata(part)
+    for found in footers_of([part for table in tables for part in table.parts()]):
         columns = [found.schema.names.index(name) for name in (*_CONTENT, *_GIVEN)]
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
