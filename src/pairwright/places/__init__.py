@@ -5,7 +5,19 @@ mapping). An address is a `Remote`: the few operations that an object store has.
 """
 
 from pairwright.places.address import Remote
-from pairwright.places.place import Place, is_address, local_copy, opened, place, size_of, stamp_of
+from pairwright.places.place import Place, is_address, local_copy, local_folder, opened, place, size_of, stamp_of
 from pairwright.places.scratch import scratch, staged
 
-__all__ = ["Place", "Remote", "is_address", "local_copy", "opened", "place", "scratch", "size_of", "staged", "stamp_of"]
+__all__ = [
+    "Place",
+    "Remote",
+    "is_address",
+    "local_copy",
+    "local_folder",
+    "opened",
+    "place",
+    "scratch",
+    "size_of",
+    "staged",
+    "stamp_of",
+]

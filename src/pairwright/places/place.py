@@ -78,6 +78,26 @@ def local_copy(there: Place) -> Iterator[Path]:
         yield folder / there.name
 
 
+@contextmanager
+def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
+    """A folder (or a file) on this machine: itself, or a copy of the files in it that is gone afterwards. `within` is
+    where to put the copy, if other machines have to see it."""
+    if isinstance(there, Path):
+        yield there
+        return
+    with scratch(within) as folder:
+        if there.is_file():
+            there.fetch(folder / there.name)
+            yield folder / there.name
+            return
+        files = [child for child, is_folder in there.entries() if not is_folder and not child.name.startswith(".")]
+        if not files:
+            raise PlaceError(f"{there}: no file there")
+        for file in files:
+            file.fetch(folder / file.name)
+        yield folder
+
+
 def _parted(rest: str) -> tuple[str, str]:
     """A query has a key and a value; any other ? stands for one character of a name."""
     path, mark, query = rest.rpartition("?")

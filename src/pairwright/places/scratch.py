@@ -14,9 +14,11 @@ from pairwright.places.address import Remote
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder of this machine that is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="pairwright-"))
+def scratch(within: Path | None = None) -> Iterator[Path]:
+    """A folder of this machine that is gone afterwards; `within` another one it is hidden."""
+    if within is not None:
+        within.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="pairwright-" if within is None else ".fetched-", dir=within))
     try:
         yield folder
     finally:
@@ -38,4 +40,8 @@ def staged(target: "Path | Remote") -> Iterator[Path]:
             yield written
         except OSError as error:
             raise PlaceError(f"{target}: while it was written in {folder.parent}: {error.strerror or error}") from error
+        if written.is_dir():
+            raise PlaceError(
+                f"{target}: a folder is not written to an address: write it to a local one, and copy it there"
+            )
         target.put(written)
