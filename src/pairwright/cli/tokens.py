@@ -88,10 +88,10 @@ def build(
 @app.command()
 def show(
     path: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="PATH",
-            help="Cached sequences, an experience table, pairs, or a file of conversations (.json, .jsonl).",
+            help="Cached sequences, an experience table, pairs, or a file of conversations (.json, .jsonl); also s3://...",
             show_default=False,
         ),
     ],
@@ -105,12 +105,14 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    from pairwright.places import local_folder, place
     from pairwright.tokens.preview import preview
     from pairwright.tokens.show import html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
-    found = preview(path, ready, name=name, num=num, hints=hints)
+    with local_folder(place(path)) as here:  # sequences are mapped into memory
+        found = preview(here, ready, name=name, num=num, hints=hints)
     if html is not None:
         html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")

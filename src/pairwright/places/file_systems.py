@@ -17,6 +17,7 @@ from pairwright.errors import PairwrightError, PlaceError
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
 _NO_FOLDERS = frozenset({"s3", "gcs"})  # by Arrow's names: folders there are only a part of names
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_MOST_SAID = 300
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation: (.*)", re.S)
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
@@ -68,7 +69,7 @@ def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
             text = text.replace(piece, "***") if len(piece) > 3 else text
     found = _SERVICE_ERROR.search(text)
     if found is None:
-        return text
+        return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
     code, operation, said = found.groups()
     said = re.sub(r" \(Request ID: [^)]*\)", "", said)
     return f"{_HINTS.get(code, said)} ({code}, {operation})"

@@ -22,7 +22,10 @@ def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote
         matches = sorted(_matching(start, parts[plain:]), key=lambda match: match[0].key)
     else:
         matches = [(there, there.is_dir())]
-    return [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
+    found = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
+    if not found:
+        start.entries()  # says so where there is not even a bucket
+    return found
 
 
 def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Iterator[Remote]:

@@ -40,8 +40,4 @@ def staged(target: "Path | Remote") -> Iterator[Path]:
             yield written
         except OSError as error:
             raise PlaceError(f"{target}: while it was written in {folder.parent}: {error.strerror or error}") from error
-        if written.is_dir():
-            raise PlaceError(
-                f"{target}: a folder is not written to an address: write it to a local one, and copy it there"
-            )
         target.put(written)

@@ -10,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jsontext import encode
 from pairwright.places import Place, Remote, staged
 from pairwright.store.arrow import from_batch
@@ -54,6 +54,8 @@ def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
     """A folder that `datasets.load_from_disk` opens."""
     from pairwright.store.arrow import import_datasets
 
+    if isinstance(output, Remote):
+        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
     datasets = import_datasets()
     with _written(output) as hidden:
         rows = pa.Table.from_batches(table.scan(where), schema=SCHEMA)

@@ -215,6 +215,8 @@ class Table:
     def _open(self, create: bool) -> None:
         marker = self.path / _MARKER
         if not marker.exists():
+            if isinstance(self.path, Remote):
+                self.path.entries()  # says so where there is not even a bucket
             if not create:
                 raise TableError(
                     f"{self.path}: no experience table here; make one with `pairwright import ... -o {self.path}`"

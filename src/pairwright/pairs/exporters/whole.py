@@ -6,9 +6,10 @@ Nothing is refused or left out. Messages, tools and info are JSON text, so that 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pairwright.errors import ConfigError
 from pairwright.pairs.exporters.stream import ExportOptions, ExportSummary, split_batches, written
 from pairwright.pairs.table import PAIR_SCHEMA
-from pairwright.places import Place
+from pairwright.places import Place, Remote
 from pairwright.store.arrow import import_datasets
 
 
@@ -24,6 +25,8 @@ def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> Expor
 
 def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
     """A folder that `datasets.load_from_disk` opens. The rows go through a file that is mapped, not through memory."""
+    if isinstance(output, Remote):
+        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
     datasets = import_datasets()
     num_rows = 0
     with written(output) as hidden:
