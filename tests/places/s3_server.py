@@ -65,14 +65,14 @@ class Bucket:
     def get(self, key):
         return self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
 
-    def keys(self, prefix=""):
+    def objects(self, prefix=""):
         """All objects but the empty ones that stand for folders."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         found = [item["Key"] for page in pages for item in page.get("Contents", [])]
         return sorted(key for key in found if not key.endswith("/"))
 
     def visible(self, prefix=""):
-        return [key for key in self.keys(prefix) if not any(part.startswith(".") for part in key.split("/"))]
+        return [key for key in self.objects(prefix) if not any(part.startswith(".") for part in key.split("/"))]
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,12 @@ def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]
     if first == "**":
         yield from _matching(folder, rest) if rest else iter([(folder, True)])
         for child, is_folder in entries:
-            if is_folder and not child.name.startswith("."):
+            if child.name.startswith("."):
+                continue
+            if is_folder:
                 yield from _matching(child, parts)
+            elif not rest:
+                yield child, False
         return
     for child, is_folder in entries:
         is_shown = not child.name.startswith(".") or first.startswith(".")
