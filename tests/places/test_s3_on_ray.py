@@ -12,7 +12,7 @@ from pairwright.places import place
 from pairwright.store.importing import import_files
 from pairwright.tokens import stage
 from pairwright.tokens.stage import EncodeOptions, encode_source
-from places.made_traces import digests, in_environment, trace_lines
+from places.made_traces import command, digests, in_environment, trace_lines
 from train.made_runs import make_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -80,3 +80,13 @@ def test_an_error_of_a_worker_at_an_address_is_one_line(equipped, bucket, s3):
     assert caught.value.exit_code == 1
     s3.failing = None
     assert bucket.objects("pairs") == []
+
+
+def test_a_command_that_starts_a_cluster_hands_its_environment_on(bucket, tmp_path):
+    bucket.put("traces/a.jsonl", trace_lines())
+    done = command("import", bucket.url("traces"), "-o", bucket.url("experience"), "--engine", "ray", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    done = command("pairs", bucket.url("experience"), "-o", bucket.url("pairs"), "--engine", "ray")
+    assert done.returncode == 0, done.stderr
+    build_pairs([Table(bucket.url("experience"))], tmp_path / "pairs")
+    assert digests(bucket.url("pairs")) == digests(tmp_path / "pairs")
