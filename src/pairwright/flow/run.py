@@ -30,6 +30,7 @@ from pairwright.flow.stages import (
     train_stage,
 )
 from pairwright.messages import Json
+from pairwright.places import is_address, place, stamp_of
 
 
 class GateClosed(PairwrightError):
@@ -215,6 +216,8 @@ class Flow:
         name = config.model or (config.policy.model if config.policy.base_url is None else None)
         if name is None:
             raise ConfigError("model: expected the folder of the model that is trained")
+        if is_address(name):
+            raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
         path = Path(name)
         if self.base is not None and not path.exists() and (self.base / name).exists():
             path = self.base / name
@@ -255,7 +258,6 @@ class Flow:
 
     def _files(self) -> list[Any]:
         """Names, sizes and times of what is imported."""
-        from pairwright.places import is_address, stamp_of
         from pairwright.sources.files import expand_paths
 
         paths = [

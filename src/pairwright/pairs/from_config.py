@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from pairwright.config import Config
+from pairwright.errors import ConfigError
 from pairwright.pairs.options import PairOptions, Threshold
-from pairwright.places import place
+from pairwright.places import is_address, place
 
 
 def pair_options(config: Config) -> PairOptions:
@@ -14,5 +15,7 @@ def pair_options(config: Config) -> PairOptions:
     for name in ("high", "low"):
         found[name] = Threshold.parse(found[name], f"pairs.{name}")
     found["teachers"] = tuple(place(path) for path in section.teachers)
+    if section.votes is not None and is_address(section.votes):
+        raise ConfigError("pairs.votes: an address, but votes are read on this machine only: copy the file here")
     found["votes"] = None if section.votes is None else Path(section.votes)
     return PairOptions(**found, seed=config.seed)

@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import PairwrightError
-from pairwright.places import Place, Remote, scratch
+from pairwright.places import Place, Remote, at_once, scratch
 
 Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
 _PREFIX = ".build."
@@ -105,9 +105,8 @@ class Spill(Generic[Rows]):
         for parts in self._writers.values():
             for part in reversed(parts):
                 part.close()
-        for number in self._writers if self._shared is not None else ():
-            self._remote(number).put(self._path(number))
-            self._path(number).unlink()
+        if self._shared is not None:
+            list(at_once(self._send, list(self._writers), waits=True))
 
     def adopt(self, number: int, path: Place) -> None:
         """Take the file of another one over as the rows with this number."""
@@ -129,6 +128,10 @@ class Spill(Generic[Rows]):
             return None
         with pa.ipc.open_stream(pa.BufferReader(there.read_bytes())) as reader:
             return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
+
+    def _send(self, number: int) -> None:
+        self._remote(number).put(self._path(number))
+        self._path(number).unlink()
 
     def _remote(self, number: int) -> Remote:
         assert self._shared is not None

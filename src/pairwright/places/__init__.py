@@ -7,17 +7,9 @@ mapping). An address is a `Remote`: the few operations that an object store has.
 from pairwright.places.address import Remote
 from pairwright.places.place import Place, is_address, local_copy, local_folder, opened, place, size_of, stamp_of
 from pairwright.places.scratch import scratch, staged
+from pairwright.places.waiting import at_once
 
 __all__ = [
-    "Place",
-    "Remote",
-    "is_address",
-    "local_copy",
-    "local_folder",
-    "opened",
-    "place",
-    "scratch",
-    "size_of",
-    "staged",
-    "stamp_of",
-]
+    "Place", "Remote", "at_once", "is_address", "local_copy", "local_folder", "opened", "place", "scratch", "size_of",
+    "staged", "stamp_of",
+]  # fmt: skip

@@ -5,7 +5,6 @@ its columns asked for together.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ import pyarrow.parquet as pq
 
 from pairwright.places.address import Remote
 from pairwright.places.place import Place
-
-_AT_ONCE = 16
+from pairwright.places.waiting import at_once
 
 if TYPE_CHECKING:  # the workers of an import need none of it
     import polars as pl
@@ -39,10 +37,7 @@ def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[
 
 def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
     """The footers of files; several at a time where they have to be waited for."""
-    if not any(isinstance(there, Remote) for there in files):
-        return map(parquet_metadata, files)
-    with ThreadPoolExecutor(min(_AT_ONCE, len(files))) as threads:
-        return iter(list(threads.map(parquet_metadata, files)))
+    return at_once(parquet_metadata, files, waits=any(isinstance(there, Remote) for there in files))
 
 
 def parquet_metadata(there: Place) -> pq.FileMetaData:

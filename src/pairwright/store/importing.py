@@ -8,7 +8,7 @@ same command goes on.
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from pairwright.arrays import Array
 from pairwright.engines import Engine, Pool
-from pairwright.places import Place, Remote, opened, scratch, size_of
+from pairwright.places import Place, Remote, at_once, opened, scratch, size_of
 from pairwright.places.parquet import read_parquet
 from pairwright.sources.files import expand_paths, ranges
 from pairwright.sources.format import Options, Rejected
@@ -32,7 +32,6 @@ from pairwright.store.table import Table
 RANGE_BYTES = 16 * 2**20
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
-_AT_ONCE = 16
 DEFAULT_OPTIONS = Options()
 
 
@@ -103,7 +102,7 @@ def _plan(
     for file, layout in zip(files, _layouts(files, format_name), strict=True):
         if isinstance(layout, Rejected):
             unreadable.append(layout)
-        elif layout.splits and _is_plain(file) and size_of(file) > 2 * RANGE_BYTES:
+        elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
                 tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
         else:
@@ -113,10 +112,8 @@ def _plan(
 
 def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
     """What each file is; several at a time where they have to be waited for."""
-    if not any(isinstance(file, Remote) for file in files):
-        return (detect(file, format_name) for file in files)
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        return iter(list(threads.map(lambda file: detect(file, format_name), files)))
+    told = partial(detect, format_name=format_name)
+    return at_once(told, files, waits=any(isinstance(file, Remote) for file in files))
 
 
 def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:

@@ -14,24 +14,22 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import msgspec
 import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import TableError
-from pairwright.places import Place, Remote, place, staged
+from pairwright.places import Place, Remote, place
 from pairwright.places.parquet import footers_of, parquet_file, remote_batches, scan_parquet
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
-from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
+from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
+from pairwright.store.marker import check_table, names_in
 from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part, reveal_part
 
-_MARKER = "table.json"
-_VERSION = 1
 _NARROW = frozenset(NARROW_NAMES)
 _NARROW_ROWS = 16 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
@@ -65,7 +63,7 @@ class Table:
         self._lock = threading.Lock()
         self._num_rows: dict[str, int] = {}  # of remote parts whose footers were read
         if only is None or not isinstance(self.path, Remote):
-            self._open(create)
+            check_table(self.path, create=create)
 
     def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
         """Add experiences; on return they survive `kill -9` and loss of power. Returns how many were added."""
@@ -212,38 +210,6 @@ class Table:
     def __repr__(self) -> str:
         return f"Table({str(self.path)!r})"
 
-    def _open(self, create: bool) -> None:
-        marker = self.path / _MARKER
-        if not marker.exists():
-            if isinstance(self.path, Remote):
-                self.path.entries()  # says so where there is not even a bucket
-            if not create:
-                raise TableError(
-                    f"{self.path}: no experience table here; make one with `pairwright import ... -o {self.path}`"
-                )
-            if self.path.is_dir() and any(not name.startswith(".") for name in self._names()):
-                raise TableError(f"{self.path}: not empty and not an experience table: choose another folder")
-            self._write_marker(msgspec.json.encode({"format": "pairwright-experience", "version": _VERSION}))
-        try:
-            found = msgspec.json.decode(marker.read_bytes(), type=dict[str, Any])
-        except (msgspec.MsgspecError, OSError) as error:
-            raise TableError(f"{marker}: cannot be read: {error}") from error
-        if found.get("version") != _VERSION:
-            raise TableError(
-                f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
-            )
-
-    def _write_marker(self, content: bytes) -> None:
-        if isinstance(self.path, Remote):
-            with staged(self.path / _MARKER) as written:
-                written.write_bytes(content)
-            return
-        self.path.mkdir(parents=True, exist_ok=True)
-        hidden = self.path / f".{new_segment_id()}.tmp"
-        hidden.write_bytes(content)
-        hidden.rename(self.path / _MARKER)
-        sync_folder(self.path)
-
     def _close_journal(self) -> None:
         if self._journal is not None:
             self._journal.close()
@@ -274,10 +240,6 @@ class Table:
             hidden.unlink()
         return num_rows
 
-    def _names(self) -> list[str]:
-        """What is in the folder, sorted."""
-        return self.path.names() if isinstance(self.path, Remote) else sorted(os.listdir(self.path))
-
     def _segments(self) -> list[Place]:
         """The parts, and the journals that are no part yet, at one moment and in order.
 
@@ -287,8 +249,8 @@ class Table:
         if isinstance(self.path, Remote) and self._only is not None:
             part = self.path / f"{self._only}.parquet"
             return [part if part.exists() else part.with_suffix(SUFFIX)]
-        names = self._names()
-        while not isinstance(self.path, Remote) and names != (again := self._names()):
+        names = names_in(self.path)
+        while not isinstance(self.path, Remote) and names != (again := names_in(self.path)):
             names = again
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         return [
