@@ -18,7 +18,8 @@ _ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Messag
 
 @dataclass
 class S3Server:
-    """`asked` has the method, the path and the range of each request; what `failing` returns a code for, fails so."""
+    """`asked` has the method, the path and the range of each request. What `failing` returns a code for, of the method
+    and the path with its query, fails so."""
 
     port: int = 0
     asked: list = field(default_factory=list)
@@ -32,7 +33,7 @@ class S3Server:
         def answer(environ, start_response):
             method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
             self.asked.append((method, path, environ.get("HTTP_RANGE")))
-            code = self.failing(method, path) if self.failing else None
+            code = self.failing(method, f"{path}?{environ['QUERY_STRING']}".rstrip("?")) if self.failing else None
             if code is None:
                 return app(environ, start_response)
             if environ.get("CONTENT_LENGTH"):

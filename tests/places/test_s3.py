@@ -1,6 +1,8 @@
 """Every stage on S3, against a real server on loopback: the bytes are those of a local run, and nothing is seen half."""
 
+import gc
 import gzip
+import io
 import json
 import random
 
@@ -252,10 +254,56 @@ def test_a_put_that_fails_leaves_nothing_to_see_and_says_where(both, s3):
     assert set(bucket.objects()) == set(before), "nothing was added, hidden folders are gone"
 
 
+class Torn(io.FileIO):
+    """A file while somebody presses Ctrl-C."""
+
+    def read(self, size=-1):
+        if self.tell():
+            raise KeyboardInterrupt
+        return super().read(size)
+
+
+def test_a_large_file_that_is_sent_in_pieces_appears_whole_or_not_at_all(bucket, s3, tmp_path, monkeypatch):
+    (tmp_path / "large").write_bytes(random.Random(1).randbytes(25 * 2**20))
+    there = place(bucket.url("folder/large"))
+    s3.failing = lambda method, path: "AccessDenied" if "partNumber=2" in path else None
+    with pytest.raises(PlaceError, match=rf"^{there}: access denied"):
+        there.put(tmp_path / "large")
+    assert bucket.objects() == []
+    s3.failing = None
+
+    monkeypatch.setattr("pairwright.places.file_systems.open", Torn, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        there.put(tmp_path / "large")
+    gc.collect()
+    assert bucket.objects() == []
+    monkeypatch.undo()
+    there.put(tmp_path / "large")
+    assert bucket.get("folder/large") == (tmp_path / "large").read_bytes()
+    there.fetch(tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == (tmp_path / "large").read_bytes()
+
+
+def test_a_table_that_was_copied_there_is_read_with_its_journals(tmp_path, bucket):
+    with Table(tmp_path / "experience") as table:
+        table.append([candidate(number, run=number) for number in range(4)])
+    table.append([candidate(number, run=number) for number in range(4, 9)])
+    assert sorted(path.suffix for path in (tmp_path / "experience").iterdir()) == [".journal", ".json", ".parquet"]
+    for path in (tmp_path / "experience").iterdir():
+        bucket.put(f"experience/{path.name}", path.read_bytes())
+    remote = Table(bucket.url("experience"), create=False)
+    assert remote.count() == table.count() == 9
+    assert list(remote.records()) == list(table.records())
+    for engine in (None, Pool(1)):
+        build_pairs([remote], place(bucket.url("pairs")), engine=engine)
+        build_pairs([table], tmp_path / "pairs")
+        assert digests(bucket.url("pairs")) == digests(tmp_path / "pairs")
+
+
 def test_what_cannot_be_fetched_is_an_error_and_no_bad_record(traces, bucket, s3):
     bucket.put("traces/a.jsonl", trace_lines())
     table = Table(bucket.url("experience"))
-    s3.failing = lambda method, path: "AccessDenied" if path.endswith("a.jsonl") else None
+    s3.failing = lambda method, path: "AccessDenied" if "a.jsonl" in path else None
     with pytest.raises(PlaceError, match=rf"^{bucket.url('traces/a.jsonl')}: access denied: credentials are taken"):
         import_files([bucket.url("traces/*.jsonl")], table)
     s3.failing = None
@@ -266,7 +314,7 @@ def test_what_cannot_be_fetched_is_an_error_and_no_bad_record(traces, bucket, s3
         lambda: table_statistics(table),
         lambda: table.count(pl.col("run") > 0),
     ):
-        s3.failing = lambda method, path: "AccessDenied" if path.endswith(".parquet") else None
+        s3.failing = lambda method, path: "AccessDenied" if ".parquet" in path else None
         with pytest.raises(PlaceError, match=rf"^{bucket.url(part)}: access denied"):
             refused()
     s3.failing = None

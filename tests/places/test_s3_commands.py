@@ -6,7 +6,9 @@ import re
 import pytest
 
 from pairwright.cli import main
+from pairwright.errors import PairwrightError
 from pairwright.places import place
+from pairwright.tokens.tokenizer import ChatTokenizer
 from places.made_traces import command, digests, trace_lines
 from train.made_runs import make_model, make_tokenizer
 
@@ -136,6 +138,23 @@ def test_a_command_that_takes_no_address_says_so_and_what_to_do(run, words, name
         rf"^pairwright: s3://bucket/\S+: an address, but `pairwright .*` takes its {name} only on this machine", err
     )
     assert "copy it to a folder here" in err
+
+
+def test_a_configuration_names_addresses_and_is_kept_without_their_credentials(run, tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "sources: {paths: ['s3://key:in-the-address@bucket/a/*.jsonl', traces/]}\n"
+        "pairs: {teachers: ['s3://key:in-the-address@bucket/t'], votes: s3://bucket/votes.csv}\n"
+    )
+    code, out, _ = run("config", "show", config)
+    assert code == 0
+    assert "s3://bucket/a/*.jsonl" in out
+    code, _, err = run("pairs", "x", "-o", "y", "--config", config)
+    assert (code, "pairs.votes: an address, but votes are read on this machine only" in err) == (3, True)
+    code, _, err = run("tokens", "show", tmp_path, "--tokenizer", "s3://bucket/x")
+    assert (code, "takes its tokenizer only on this machine" in err) == (3, True)
+    with pytest.raises(PairwrightError, match=r"^s3://bucket/x: an address, but a tokenizer is read on this machine"):
+        ChatTokenizer.from_folder("s3://key:in-the-address@bucket/x")
 
 
 @pytest.mark.slow

@@ -1,16 +1,20 @@
 """An address: `s3://bucket/key` and the like, with the operations that the stages need there.
 
-What is put appears whole or not at all: it is written here first, and one upload gives it its name. There are no locks
-and no appends. As text an address has neither what stands before its @ nor what stands behind its ?.
+What is put appears whole or not at all: it is written here first, and gets its name with the end of the upload. There
+are no locks and no appends. As text an address has neither what stands before its @ nor what stands behind its ?.
 """
 
+import contextlib
 import io
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from pairwright.errors import PlaceError
-from pairwright.places.file_systems import file_system, has_folders, told
+from pairwright.places.file_systems import file_system, has_folders, send, told
 
 READ_BYTES = 2 * 2**20  # asked for at a time where a file is read from its beginning on
 _MOST_COPIED = 5 * 2**30  # what an object store copies by itself
@@ -117,32 +121,29 @@ class Remote:
 
     def put(self, local: Path) -> None:
         """Copy a file of this machine here, in place of what is there. It appears when all of it was sent."""
-        from pyarrow.fs import LocalFileSystem, copy_files
-
         system, path = self.located()
         with self.told():
-            self._make_folder(system, path)
-            # in one call of Arrow's: a stream that Python closes early would appear with what it has
-            copy_files(str(local), path, source_filesystem=LocalFileSystem(), destination_filesystem=system)
+            if not has_folders(system):
+                send(system, path, local)
+            else:  # there a file can be seen while it is written, but renamed at once
+                hidden = self.parent / f".{self.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+                hidden._send_and_move(path, local)
             if self._info().size != local.stat().st_size:
                 raise PlaceError(f"{self}: what arrived is not what was sent: try again")
 
     def fetch(self, local: Path) -> None:
         """Copy the file to this machine."""
-        from pyarrow.fs import LocalFileSystem, copy_files
-
-        system, path = self.located()
-        with self.told():
-            copy_files(path, str(local), source_filesystem=system, destination_filesystem=LocalFileSystem())
+        with self.told(), self.open() as source, open(local, "wb") as target:
+            shutil.copyfileobj(source, target, READ_BYTES)
 
     def rename(self, target: "Remote") -> None:
         """Give a file of this file system another name; for a moment it has both."""
-        from pyarrow.fs import copy_files
-
         system, path = self.located()
         with self.told():
             if self._info().size > _MOST_COPIED:
-                copy_files(path, target.located()[1], source_filesystem=system, destination_filesystem=system)
+                with tempfile.TemporaryDirectory(prefix="pairwright-") as folder:
+                    self.fetch(Path(folder, "file"))
+                    target.put(Path(folder, "file"))
             else:
                 system.copy_file(path, target.located()[1])
             system.delete_file(path)
@@ -184,9 +185,17 @@ class Remote:
         with self.told():
             return str(self._info().type.name)
 
-    def _make_folder(self, system: Any, path: str) -> None:
-        if has_folders(system) and "/" in path.strip("/"):
+    def _send_and_move(self, target: str, local: Path) -> None:
+        system, path = self.located()
+        if "/" in path.strip("/"):
             system.create_dir(path.rpartition("/")[0], recursive=True)
+        try:
+            send(system, path, local)
+            system.move(path, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                system.delete_file(path)
+            raise
 
 
 class _Raw(io.RawIOBase):

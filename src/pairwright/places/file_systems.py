@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from pairwright.errors import PairwrightError, PlaceError
@@ -18,6 +19,8 @@ _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
 _NO_FOLDERS = frozenset({"s3", "gcs"})  # by Arrow's names: folders there are only a part of names
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _MOST_SAID = 300
+_PIECE_BYTES = 8 * 2**20
+_abandoned: list[Any] = []
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation: (.*)", re.S)
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
@@ -45,6 +48,20 @@ def file_system(scheme: str, authority: str, login: str, query: str) -> tuple[An
 def has_folders(found: Any) -> bool:
     """Whether a file needs its folder to be made first."""
     return found.type_name not in _NO_FOLDERS
+
+
+def send(system: Any, path: str, local: Path) -> None:
+    """Copy a file of this machine. A stream that is closed early would appear with what it has, also if it is only
+    forgotten: one that fails, or is interrupted, is kept open for as long as the process lives."""
+    stream = system.open_output_stream(path)
+    try:
+        with open(local, "rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                stream.write(piece)
+        stream.close()
+    except BaseException:
+        _abandoned.append(stream)
+        raise
 
 
 @contextmanager
