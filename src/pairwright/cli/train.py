@@ -13,6 +13,17 @@ from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError
 
 _SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
+Pairs = Annotated[
+    str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
+]
+Runs = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table (grpo, sdpo, sft); also s3://...", show_default=False),
+]
+Held = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False),
+]
 
 
 def train_model(
@@ -21,20 +32,9 @@ def train_model(
         Path | None,
         typer.Option("-o", "--output", help="Folder of the run; its model is in model/.", show_default=False),
     ] = None,
-    pairs: Annotated[
-        str | None,
-        typer.Option(metavar=PLACE, help="Folder of a pairs table (dpo, sft); also s3://...", show_default=False),
-    ] = None,
-    experience: Annotated[
-        str | None,
-        typer.Option(metavar=PLACE, help="Folder of an experience table (grpo, sdpo, sft).", show_default=False),
-    ] = None,
-    validation: Annotated[
-        str | None,
-        typer.Option(
-            metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False
-        ),
-    ] = None,
+    pairs: Pairs = None,
+    experience: Runs = None,
+    validation: Held = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the train section, e.g. dpo.loss=ipo; repeat.")
