@@ -306,6 +306,10 @@ def test_what_cannot_be_fetched_is_an_error_and_no_bad_record(traces, bucket, s3
     s3.failing = lambda method, path: "AccessDenied" if "a.jsonl" in path else None
     with pytest.raises(PlaceError, match=rf"^{bucket.url('traces/a.jsonl')}: access denied: credentials are taken"):
         import_files([bucket.url("traces/*.jsonl")], table)
+    s3.failing = lambda method, path: "AccessDenied" if method == "GET" and "/traces/a.jsonl" in path else None
+    with pytest.raises(PlaceError, match=rf"^{bucket.url('traces/a.jsonl')}: access denied"):
+        import_files([bucket.url("traces/*.jsonl")], table)
+    assert table.count() == 0
     s3.failing = None
     import_files([bucket.url("traces/a.jsonl")], table)
     (part,) = [key for key in bucket.objects("experience") if key.endswith(".parquet")]
