@@ -51,8 +51,11 @@ def _remote_folder(output: Remote) -> Iterator[Remote]:
     folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
     try:
         yield folder
-    finally:
-        folder.remove_tree()
+    except BaseException:
+        with contextlib.suppress(PairwrightError):  # what went wrong before is what has to be told
+            folder.remove_tree()
+        raise
+    folder.remove_tree()
 
 
 class Spill(Generic[Rows]):

@@ -137,10 +137,13 @@ class Remote:
             shutil.copyfileobj(source, target, READ_BYTES)
 
     def rename(self, target: "Remote") -> None:
-        """Give a file of this file system another name; for a moment it has both."""
+        """Give a file of this file system another name; where there are no folders it has both for a moment."""
         system, path = self.located()
         with self.told():
-            if self._info().size > _MOST_COPIED:
+            if has_folders(system):
+                system.move(path, target.located()[1])
+                return
+            if self.size() > _MOST_COPIED:
                 with tempfile.TemporaryDirectory(prefix="pairwright-") as folder:
                     self.fetch(Path(folder, "file"))
                     target.put(Path(folder, "file"))

@@ -16,12 +16,12 @@ from typing import Any
 from pairwright.errors import PairwrightError, PlaceError
 
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
-_NO_FOLDERS = frozenset({"s3", "gcs"})  # by Arrow's names: folders there are only a part of names
+_NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # by Arrow's names: folders there are only a part of names
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _MOST_SAID = 300
 _PIECE_BYTES = 8 * 2**20
 _abandoned: list[Any] = []
-_SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation: (.*)", re.S)
+_SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
     "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",
@@ -89,7 +89,7 @@ def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
         return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
     code, operation, said = found.groups()
     said = re.sub(r" \(Request ID: [^)]*\)", "", said)
-    return f"{_HINTS.get(code, said)} ({code}, {operation})"
+    return f"{_HINTS.get(code, said.strip() or 'refused')} ({code}, {operation})"
 
 
 def _with_region(scheme: str, query: str) -> str:
