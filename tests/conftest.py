@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from engines.ray_cluster import cluster, ray_engine, two_nodes
+from places.s3_server import bucket, s3, s3_server
 
-__all__ = ["cluster", "ray_engine", "two_nodes"]
+__all__ = ["bucket", "cluster", "ray_engine", "s3", "s3_server", "two_nodes"]
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -12,7 +12,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # Folder order is data order: a module imports what stands before it here, or its own package.
 ORDER = [
-    "errors", "jsontext", "arrays", "checks", "messages", "canonical", "records", "grouping", "gather", "config",
+    "errors", "places", "jsontext", "arrays", "checks", "messages", "canonical", "records", "grouping", "gather", "config",
     "engines", "sources", "store", "generate", "collect", "pairs", "tokens", "losses", "train", "evaluate", "backends", "service",
     "serve", "report", "flow", "cli",
 ]  # fmt: skip

@@ -9,6 +9,7 @@
     │   └── UnsafeBytes        a foreign payload that asks for code to be run
     ├── TableError             an experience table that cannot be opened, read or written
     ├── SourceError            an input file that cannot be read at all
+    ├── PlaceError             an address (s3://...) that cannot be reached, read or written
     └── ConfigError            bad configuration or usage
 
 A message says what, where, what was expected and, where there is one, the way out. `exit_code` is what the
@@ -55,6 +56,10 @@ class TableError(PairwrightError):
 
 
 class SourceError(PairwrightError):
+    pass
+
+
+class PlaceError(PairwrightError):
     pass
 
 

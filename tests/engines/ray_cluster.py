@@ -15,8 +15,8 @@ def two_nodes():
     """A cluster of two nodes of one core each: its address, and that for clients from outside."""
     pytest.importorskip("ray")
     tests = Path(__file__).resolve().parents[1]
-    # workers find the functions of the tests, and the code that these run, where another is installed
-    path = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # workers find the functions of the tests, and the code that this process runs
+    path = os.pathsep.join(filter(None, [str(tests), os.environ.get("PYTHONPATH")]))
     settings = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)

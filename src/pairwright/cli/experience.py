@@ -1,20 +1,22 @@
 """`pairwright experience stats|head|export DIR`."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pairwright.cli.output import print_json, print_json_line, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from pairwright.places import Place
+
 app = typer.Typer(help="Look at an experience table and write it elsewhere.", no_args_is_help=True)
 
-Dir = Annotated[Path, typer.Argument(help="The folder of an experience table.", show_default=False)]
+Dir = Annotated[str, typer.Argument(help="The folder of an experience table; also s3://...", show_default=False)]
 Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL expression holds, e.g. 'reward > 0.5'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -32,7 +34,8 @@ def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     from pairwright.store.statistics import table_statistics
     from pairwright.store.table import Table
 
-    found = table_statistics(Table(folder, create=False), _condition(where))
+    table = Table(folder, create=False)
+    found = table_statistics(table, _condition(where))
     if as_json:
         print_json(found)
         return
@@ -40,8 +43,8 @@ def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     for name, counts in found.items():
         if isinstance(counts, dict):
             rows += [(f"{name}: {key}", value) for key, value in counts.items()]
-    print_table(str(folder), ("what", "value"), rows)
-    say(f"{found['experiences']:,} experiences in {folder}. Next: pairwright experience head {folder}")
+    print_table(str(table.path), ("what", "value"), rows)
+    say(f"{found['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
 
 
 @app.command()
@@ -55,7 +58,8 @@ def head(
     from pairwright.store.jsonform import experience_to_json
     from pairwright.store.table import Table
 
-    found = Table(folder, create=False).head(num, _condition(where))
+    table = Table(folder, create=False)
+    found = table.head(num, _condition(where))
     for exp in found:
         if as_json:
             print_json_line(experience_to_json(exp))
@@ -70,30 +74,33 @@ def head(
             for message in side.messages if side else ():
                 _print_message(f"  {name[:6]:6}", message)
         print()
-    say(f"{len(found)} shown of {folder}. Whole records: --json")
+    say(f"{len(found)} shown of {table.path}. Whole records: --json")
 
 
 @app.command()
 def export(
     folder: Dir,
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; for hf a folder.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.")
+    ],
     to: Annotated[Target | None, typer.Option(help="Format; by default told by the file's ending.")] = None,
     where: Where = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a table as JSON lines, one Parquet file, an HF dataset on disk, or pairwright bytes."""
+    from pairwright.places import place
     from pairwright.store.export import EXPORTERS
     from pairwright.store.table import Table
 
-    table = Table(folder, create=False)
-    if output.exists() and not overwrite:
-        raise PairwrightError(f"{output} exists: replace it with --overwrite, or choose another name")
-    target = to or _target_of(output)
-    num_rows = EXPORTERS[target.value](table, output, _condition(where))
-    say(f"{num_rows:,} experiences written to {output} ({target.value})")
+    table, file = Table(folder, create=False), place(output)
+    if file.exists() and not overwrite:
+        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
+    target = to or _target_of(file)
+    num_rows = EXPORTERS[target.value](table, file, _condition(where))
+    say(f"{num_rows:,} experiences written to {file} ({target.value})")
 
 
-def _target_of(output: Path) -> Target:
+def _target_of(output: "Place") -> Target:
     endings = {".jsonl": Target.jsonl, ".parquet": Target.parquet, ".pwxp": Target.bytes, "": Target.hf}
     if output.suffix not in endings:
         raise ConfigError(f"{output}: unknown ending {output.suffix!r}; say --to {'|'.join(Target)}")

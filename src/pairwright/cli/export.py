@@ -1,22 +1,31 @@
 """`pairwright export PAIRS --to FORMAT -o FILE`."""
 
 import difflib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.pairs.exporters import ExportSummary
+    from pairwright.places import Place
 
 
 def export_pairs(
-    pairs: Annotated[Path, typer.Argument(help="The folder of a pairs table, or its file.", show_default=False)],
+    pairs: Annotated[
+        str,
+        typer.Argument(help="The folder of a pairs table, or its file; also s3://...", show_default=False),
+    ],
     to: Annotated[str, typer.Option("--to", help="Target, such as trl. See docs/exports.md.", show_default=False)],
-    output: Annotated[Path, typer.Option("-o", "--output", help="File to write; for hf a folder.", show_default=False)],
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.", show_default=False
+        ),
+    ],
     split: Annotated[str, typer.Option(help="Which pairs: train, validation or all.")] = "all",
     history: Annotated[
         bool, typer.Option("--history", help="customizer: messages with the full history as prompt.")
@@ -29,19 +38,21 @@ def export_pairs(
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
     from pairwright.pairs.exporters import EXPORTERS, ExportOptions
+    from pairwright.places import place
 
     if to not in EXPORTERS:
         near = difflib.get_close_matches(to, EXPORTERS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
         raise ConfigError(f"--to {to!r}: {hint}")
     options = ExportOptions(split=split, history=history, arguments=arguments)  # type: ignore[arg-type]
-    if output.exists() and not overwrite:
-        raise PairwrightError(f"{output} exists: replace it with --overwrite, or choose another name")
-    summary = EXPORTERS[to](pairs, output, options)
-    _report(summary, output, as_json=as_json)
+    file = place(output)
+    if file.exists() and not overwrite:
+        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
+    summary = EXPORTERS[to](place(pairs), file, options)
+    _report(summary, file, as_json=as_json)
 
 
-def _report(summary: "ExportSummary", output: Path, *, as_json: bool) -> None:
+def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None:
     if as_json:
         print_json({name: getattr(summary, name) for name in summary.__struct_fields__} | {"output": str(output)})
     else:

@@ -7,10 +7,12 @@ import typer
 
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
+    from pairwright.places import Place
     from pairwright.store.importing import ImportSummary
 
 _COLUMNS = (
@@ -19,9 +21,12 @@ _COLUMNS = (
 
 
 def import_files(
-    paths: Annotated[list[str] | None, typer.Argument(help="Files, folders or globs.", show_default=False)] = None,
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files, folders or globs; also s3://...", show_default=False)
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the experience table.", show_default=False)
+        str | None,
+        typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
     ] = None,
     format_name: Annotated[
         str | None, typer.Option("--format", help="A format's name; by default told by content. See docs/sources.md.")
@@ -43,6 +48,7 @@ def import_files(
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
     from pairwright.config import Config, load_config
+    from pairwright.places import place
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files as run_import
     from pairwright.store.table import Table
@@ -50,14 +56,14 @@ def import_files(
     settings = Config() if config is None else load_config(config)
     paths = paths or list(settings.sources.paths)
     if output is None and config is not None:
-        output = Path("runs") / settings.name / "experience"
+        output = str(Path("runs") / settings.name / "experience")
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
-    where = engine_settings(settings.engine, engine, address, workers)
+    where, folder = engine_settings(settings.engine, engine, address, workers), place(output)
     with Progress("reading", "MB") as progress, opened_engine(where) as opened:
         summary = run_import(
             paths,
-            Table(output),
+            Table(folder),
             format_name=format_name or settings.sources.format,
             options=Options(reward=reward or settings.sources.reward, step_name=step_name),
             redact=redact or settings.sources.redact,
@@ -66,12 +72,12 @@ def import_files(
             engine=opened,
             progress=progress.show,
         )
-    _report(summary, output, as_json=as_json)
+    _report(summary, folder, as_json=as_json)
     if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
 
-def _report(summary: "ImportSummary", output: Path, *, as_json: bool) -> None:
+def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None:
     if as_json:
         print_json(_as_json(summary))
     else:

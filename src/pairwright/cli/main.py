@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
 from pairwright import __version__
 from pairwright.cli import config, evaluate, experience, jobs, pairs, serve, tokens
@@ -18,6 +19,7 @@ from pairwright.cli.doctor import doctor
 from pairwright.cli.export import export_pairs
 from pairwright.cli.import_files import import_files
 from pairwright.cli.overrides import WithOverrides
+from pairwright.cli.places import refuse_addresses
 from pairwright.cli.record import record
 from pairwright.cli.report import report
 from pairwright.cli.run import run_flow
@@ -59,7 +61,9 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 def main() -> None:
     """Run the command line; one line on stderr for every error a user can act on."""
     try:
-        code = app(standalone_mode=False)
+        command = get_command(app)
+        refuse_addresses(command)
+        code = command(standalone_mode=False)
     except PairwrightError as error:
         sys.exit(_fail(str(error), error.exit_code))
     except TyperException as error:

@@ -9,18 +9,20 @@ import typer
 from pairwright.cli.engine import AddressOption, EngineName, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
     from pairwright.pairs.options import PairOptions
+    from pairwright.places import Place
 
 app = typer.Typer(
     cls=GroupWithBuild, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
 )
 
-Folder = Annotated[Path, typer.Argument(help="The folder of a pairs table.", show_default=False)]
+Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -65,10 +67,12 @@ class TeacherChoice(StrEnum):
 def build(
     ctx: typer.Context,
     experience: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of experience tables.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Experience tables; also s3://...", show_default=False),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder for the pairs.", show_default=False)
+        str | None,
+        typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False),
     ] = None,
     strategy: Annotated[Strategy, typer.Option(help="Which candidates are paired.")] = Strategy.all,
     min_gap: Annotated[float, typer.Option(help="Least difference of rewards.")] = 0.0,
@@ -88,7 +92,9 @@ def build(
     environment_divergence: Annotated[
         bool, typer.Option("--environment-divergence", help="divergence: also where a user or tool differed; marked.")
     ] = False,
-    teachers: Annotated[list[Path] | None, typer.Option(help="teachers: table of a teacher's answers; repeat.")] = None,
+    teachers: Annotated[
+        list[str] | None, typer.Option(metavar=PLACE, help="teachers: table of a teacher's answers; repeat.")
+    ] = None,
     min_teachers: Annotated[int | None, typer.Option(help="teachers: how many must agree; more than half.")] = None,
     teacher_choice: Annotated[
         TeacherChoice, typer.Option(help="teachers: the answer of most, or the best-scored.")
@@ -122,8 +128,10 @@ def build(
 def stats(folder: Folder, as_json: AsJson = False) -> None:
     """Measure a pairs table: gaps, lengths, duplicates, splits, reward scales."""
     from pairwright.pairs.stats import pair_statistics
+    from pairwright.places import place
 
-    found = pair_statistics(folder)
+    there = place(folder)
+    found = pair_statistics(there)
     if as_json:
         print_json(found)
         return
@@ -131,8 +139,8 @@ def stats(folder: Folder, as_json: AsJson = False) -> None:
     for name, counts in found.items():
         if isinstance(counts, dict):
             rows += [(f"{name}: {key}", value) for key, value in counts.items()]
-    print_table(str(folder), ("what", "value"), rows)
-    say(f"{found['pairs']:,} pairs in {folder}. Next: pairwright pairs lint {folder}")
+    print_table(str(there), ("what", "value"), rows)
+    say(f"{found['pairs']:,} pairs in {there}. Next: pairwright pairs lint {there}")
 
 
 @app.command()
@@ -144,16 +152,18 @@ def lint(
 ) -> None:
     """Check a pairs table before training on it; exit code 2 with the reasons if it should not be."""
     from pairwright.pairs.stats import lint_pairs
+    from pairwright.places import place
 
-    found = lint_pairs(folder, max_length_effect=max_length_effect, max_near=max_near_duplicates)
+    there = place(folder)
+    found = lint_pairs(there, max_length_effect=max_length_effect, max_near=max_near_duplicates)
     if as_json:
         print_json([{"name": finding.name, "message": finding.message} for finding in found])
     elif found:
-        print_table(str(folder), ("finding", "what"), [(finding.name, finding.message) for finding in found])
+        print_table(str(there), ("finding", "what"), [(finding.name, finding.message) for finding in found])
     if found:
-        say(f"{folder}: {len(found)} findings: {'; '.join(finding.message for finding in found)}")
+        say(f"{there}: {len(found)} findings: {'; '.join(finding.message for finding in found)}")
         raise typer.Exit(2)
-    say(f"{folder}: nothing found. Next: pairwright export {folder} --to trl -o FILE")
+    say(f"{there}: nothing found. Next: pairwright export {there} --to trl -o FILE")
 
 
 @app.command()
@@ -164,8 +174,9 @@ def explain(
 ) -> None:
     """Say where one experience went and why, or where a pair came from."""
     from pairwright.pairs.outcomes import explain as explained
+    from pairwright.places import place
 
-    found = explained(folder, identity)
+    found = explained(place(folder), identity)
     if as_json:
         print_json(found)
         return
@@ -180,21 +191,22 @@ def explain(
 
 
 def _build(
-    ctx: typer.Context, experience: list[Path] | None, output: Path | None, *,
+    ctx: typer.Context, experience: list[str] | None, output: str | None, *,
     engine: EngineName | None, address: str | None, config: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     from pairwright.config import Config, load_config
+    from pairwright.places import place
 
     settings = Config() if config is None else load_config(config)
     if config is not None:
-        experience = experience or [Path("runs") / settings.name / "experience"]
-        output = output or Path("runs") / settings.name / "pairs"
+        experience = experience or [str(Path("runs") / settings.name / "experience")]
+        output = output or str(Path("runs") / settings.name / "pairs")
     if not experience or output is None:
         raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
-    where = engine_settings(settings.engine, engine, address)
+    where, folder = engine_settings(settings.engine, engine, address), place(output)
     with Progress("building pairs:", "pieces") as progress, opened_engine(where) as opened:
-        summary = _built(experience, output, _options(ctx, settings), engine=opened, progress=progress.show)
-    _report(summary, output, as_json=as_json)
+        summary = _built(experience, folder, _options(ctx, settings), engine=opened, progress=progress.show)
+    _report(summary, folder, as_json=as_json)
 
 
 def _options(ctx: typer.Context, settings: "Config") -> "PairOptions":
@@ -203,13 +215,14 @@ def _options(ctx: typer.Context, settings: "Config") -> "PairOptions":
 
     from pairwright.pairs.from_config import pair_options
     from pairwright.pairs.options import PairOptions, Threshold
+    from pairwright.places import place
 
     told = {name: value for name, value in ctx.params.items() if _is_told(ctx, name)}
     told = {name: value.value if isinstance(value, StrEnum) else value for name, value in told.items()}
     if "memory" in told:
         told["memory_megabytes"] = _megabytes(told["memory"])
     if "teachers" in told:
-        told["teachers"] = tuple(told["teachers"])
+        told["teachers"] = tuple(map(place, told["teachers"]))
     for name in ("high", "low"):
         if name in told:
             told[name] = Threshold.parse(told[name], f"--{name}")
@@ -222,14 +235,14 @@ def _is_told(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _built(experience: list[Path], output: Path, options: "PairOptions", **run: Any) -> dict[str, Any]:
+def _built(experience: list[str], output: "Place", options: "PairOptions", **run: Any) -> dict[str, Any]:
     from pairwright.pairs.build import build_pairs
     from pairwright.store.table import Table
 
     return build_pairs([Table(folder, create=False) for folder in experience], output, options, **run)
 
 
-def _report(summary: dict[str, Any], output: Path, *, as_json: bool) -> None:
+def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
     from pairwright.pairs.funnel import funnel_rows
 
     if as_json:

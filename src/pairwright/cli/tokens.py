@@ -3,15 +3,19 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pairwright.places import Place
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
@@ -44,13 +48,15 @@ class Verify(StrEnum):
 @app.command()
 def build(
     source: Annotated[
-        Path | None, typer.Argument(help="An experience table, or a folder of pairs.", show_default=False)
+        str | None,
+        typer.Argument(help="An experience table, or a folder of pairs; also s3://...", show_default=False),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A model's folder, with tokenizer.json.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Folder of the cached sequences.", show_default=False)
+        str | None,
+        typer.Option("-o", "--output", metavar=PLACE, help="Folder of the cached sequences.", show_default=False),
     ] = None,
     max_length: Annotated[int | None, typer.Option(min=1, help="Cut longer sequences.")] = None,
     max_pair_length: Annotated[int | None, typer.Option(min=1, help="Cut longer pairs; by default as above.")] = None,
@@ -65,7 +71,7 @@ def build(
     ] = None,
     verify: Annotated[Verify | None, typer.Option(help="Prompts to compare: of four turns, or of all.")] = None,
     experience: Annotated[
-        list[Path] | None, typer.Option(help="Table whose recorded token ids pairs use; repeat.")
+        list[str] | None, typer.Option(metavar=PLACE, help="Table whose recorded token ids pairs use; repeat.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
     engine: EngineOption = None,
@@ -82,10 +88,10 @@ def build(
 @app.command()
 def show(
     path: Annotated[
-        Path,
+        str,
         typer.Argument(
             metavar="PATH",
-            help="Cached sequences, an experience table, pairs, or a file of conversations (.json, .jsonl).",
+            help="Cached sequences, an experience table, pairs, or a file of conversations (.json, .jsonl); also s3://...",
             show_default=False,
         ),
     ],
@@ -99,12 +105,14 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    from pairwright.places import local_folder, place
     from pairwright.tokens.preview import preview
     from pairwright.tokens.show import html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
-    found = preview(path, ready, name=name, num=num, hints=hints)
+    with local_folder(place(path)) as here:  # sequences are mapped into memory
+        found = preview(here, ready, name=name, num=num, hints=hints)
     if html is not None:
         html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")
@@ -147,9 +155,10 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
 
 
 def _build(
-    given: dict[str, Any], *, source: Path | None, output: Path | None, config: Path | None, as_json: bool
+    given: dict[str, Any], *, source: str | None, output: str | None, config: Path | None, as_json: bool
 ) -> None:
     from pairwright.config import Config, load_config
+    from pairwright.places import place
     from pairwright.tokens.stage import EncodeOptions, encode_source
 
     settings = Config() if config is None else load_config(config)
@@ -159,20 +168,20 @@ def _build(
     told |= {name: given[name] for name in ("require_stop", "keep_first") if given[name] is not None}
     told["experience"] = tuple(map(str, told["experience"]))
     if config is not None:
-        source = source or Path("runs") / settings.name / "pairs"
-        output = output or Path("runs") / settings.name / "tokens"
+        source = source or str(Path("runs") / settings.name / "pairs")
+        output = output or str(Path("runs") / settings.name / "tokens")
     if source is None or output is None or told["tokenizer"] is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
     tokenizer, workers = str(told.pop("tokenizer")), told.pop("workers")
     where = engine_settings(settings.engine, name, address, workers)
     with Progress("encoding", "items") as progress, opened_engine(where) as engine:
-        options = EncodeOptions(tokenizer, **told)
-        manifest = encode_source(source, output, options, engine=engine, progress=progress.show)
-    _report(manifest, output, tokenizer, as_json=as_json)
+        options, folder = EncodeOptions(tokenizer, **told), place(output)
+        manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
+    _report(manifest, folder, tokenizer, as_json=as_json)
 
 
-def _report(manifest: dict[str, Any], output: Path, tokenizer: str, *, as_json: bool) -> None:
+def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
     if as_json:
         print_json(manifest)
     else:

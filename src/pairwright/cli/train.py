@@ -1,6 +1,7 @@
 """`pairwright train --pairs DIR --model DIR -o RUN`."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,9 +9,21 @@ import typer
 
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError
 
 _SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
+Pairs = Annotated[
+    str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
+]
+Runs = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table (grpo, sdpo, sft); also s3://...", show_default=False),
+]
+Held = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False),
+]
 
 
 def train_model(
@@ -19,14 +32,9 @@ def train_model(
         Path | None,
         typer.Option("-o", "--output", help="Folder of the run; its model is in model/.", show_default=False),
     ] = None,
-    pairs: Annotated[Path | None, typer.Option(help="Folder of a pairs table (dpo, sft).", show_default=False)] = None,
-    experience: Annotated[
-        Path | None, typer.Option(help="Folder of an experience table (grpo, sdpo, sft).", show_default=False)
-    ] = None,
-    validation: Annotated[
-        Path | None,
-        typer.Option(help="An experience table to validate sft on; pairs have a split.", show_default=False),
-    ] = None,
+    pairs: Pairs = None,
+    experience: Runs = None,
+    validation: Held = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the train section, e.g. dpo.loss=ipo; repeat.")
@@ -64,8 +72,23 @@ def train_model(
         raise ConfigError(
             "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
         )
-    _run(found, model=model, output=output, pairs=pairs, experience=experience, validation=validation, resume=resume,
-         as_json=as_json)  # fmt: skip
+    named_tables = {"pairs": pairs, "experience": experience, "validation": validation}
+    with ExitStack() as stack:
+        tables = {name: _fetched(text, output, found, stack) for name, text in named_tables.items()}
+        _run(found, model=model, output=output, resume=resume, as_json=as_json, **tables)
+
+
+def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
+    """A table to train on, on this machine: the loop maps its tokens into memory. Where workers of a cluster train, the
+    copy of one at an address is in the run's folder, which they see."""
+    from pairwright.places import Remote, local_folder, place
+
+    if text is None:
+        return None
+    there = place(text)
+    if isinstance(there, Remote):
+        say(f"fetching {there} to this machine")
+    return stack.enter_context(local_folder(there, output if config.engine.name == "ray" else None))
 
 
 def _override(text: str) -> tuple[str, str]:

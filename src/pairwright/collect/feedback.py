@@ -50,7 +50,7 @@ class FeedbackLog:
     """The feedback of a table that is being recorded."""
 
     def __init__(self, table: Table) -> None:
-        self._table, self._path = table, table.path / FILE
+        self._table, self._path = table, table.folder / FILE
         self._lock = threading.Lock()
         self._lines = _read(self._path)
         self._by_response: dict[str, list[Feedback]] = {}

@@ -137,7 +137,7 @@ class Collection:
         if problem is not None:
             raise problem
         errors = [entry for entry in self._entries() if entry.state == "failed"]
-        return Collected(self.status, self._table.path, self.status.seconds, errors)
+        return Collected(self.status, self._table.folder, self.status.seconds, errors)
 
     async def _play_all(self) -> None:
         todo = self._todo()

@@ -22,8 +22,10 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.tree import Config
 from pairwright.errors import ConfigError
+from pairwright.places import is_address, place
 
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
+_PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -45,10 +47,13 @@ def shown_config(
     overrides: Sequence[tuple[str, str]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The resolved configuration for people to read: values from the environment stand as `${VAR}`."""
+    """The resolved configuration for people to read: values from the environment stand as `${VAR}`, and addresses
+    without the credentials that may be in them."""
     environment = os.environ if environment is None else environment
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
     shown: dict[str, Any] = _with_references(resolved, merged_tree(path, overrides=overrides, environment=environment))
+    for section, key in _PLACES:
+        shown[section][key] = [str(place(text)) if is_address(text) else text for text in shown[section][key]]
     return shown
 
 

@@ -1,8 +1,8 @@
 """The engine for more than one machine: plain tasks of a Ray cluster.
 
-Tasks and results go through Ray's object store; files are on storage that all nodes see under the same path. Every
-worker has to run the very versions that this command runs, since another one might write other bytes: it says so and
-refuses otherwise. A worker that dies, or the whole node under it, costs only the piece that it had.
+Tasks and results go through Ray's object store; files are on storage that all nodes see, at an address or under the
+same path. Every worker has to run the very versions that this command runs, since another one might write other bytes:
+it says so and refuses otherwise. A worker that dies, or the whole node under it, costs only the piece that it had.
 """
 
 import contextlib

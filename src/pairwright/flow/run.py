@@ -30,6 +30,7 @@ from pairwright.flow.stages import (
     train_stage,
 )
 from pairwright.messages import Json
+from pairwright.places import is_address, place, stamp_of
 
 
 class GateClosed(PairwrightError):
@@ -215,6 +216,8 @@ class Flow:
         name = config.model or (config.policy.model if config.policy.base_url is None else None)
         if name is None:
             raise ConfigError("model: expected the folder of the model that is trained")
+        if is_address(name):
+            raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
         path = Path(name)
         if self.base is not None and not path.exists() and (self.base / name).exists():
             path = self.base / name
@@ -258,10 +261,10 @@ class Flow:
         from pairwright.sources.files import expand_paths
 
         paths = [
-            path if self.base is None or Path(path).is_absolute() else str(self.base / path)
+            path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
             for path in self.config.sources.paths
         ]
-        return [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in expand_paths(paths)]
+        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)]
 
     def _take_up(self, number: int) -> None:
         """The last round's evaluation is the run's."""

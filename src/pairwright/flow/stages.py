@@ -40,12 +40,16 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Read what `sources` names into an experience table."""
+    from pairwright.places import is_address
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files
     from pairwright.store.table import Table
 
     sources = config.sources
-    paths = [path if base is None or Path(path).is_absolute() else str(base / path) for path in sources.paths]
+    paths = [
+        path if base is None or is_address(path) or Path(path).is_absolute() else str(base / path)
+        for path in sources.paths
+    ]
     with opened(config.engine) as engine:
         summary = import_files(
             paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),

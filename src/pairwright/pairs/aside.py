@@ -3,9 +3,10 @@
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
+
+from pairwright.places import Place, Remote, at_once, staged
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -14,16 +15,16 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 class Aside:
     """A file of record batches, and the number of each."""
 
-    path: str
+    path: Place
     numbers: tuple[int, ...]
 
 
-def write_aside(folder: Path, name: str, rows: Iterable[tuple[int, pa.Table]]) -> Aside | None:
+def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) -> Aside | None:
     """Put rows aside under a name of their own, so that the same work done twice does not meet; None without rows."""
     path = folder / f"{name}.{os.urandom(6).hex()}.arrow"
     numbers: list[int] = []
     writer = None
-    with pa.OSFile(str(path), "wb") as file:
+    with staged(path) as written, pa.OSFile(str(written), "wb") as file:
         for number, table in rows:
             if writer is None:
                 writer = pa.ipc.new_file(file, table.schema, options=_OPTIONS)
@@ -32,15 +33,22 @@ def write_aside(folder: Path, name: str, rows: Iterable[tuple[int, pa.Table]]) -
                 numbers.append(number)
         if writer is not None:
             writer.close()
-    return Aside(str(path), tuple(numbers)) if numbers else None
+    return Aside(path, tuple(numbers)) if numbers else None
 
 
 def read_aside(files: Sequence[Aside], number: int) -> pa.Table | None:
     """All rows with this number, file by file and in the order in which they were put aside."""
-    batches = []
-    for aside in files:
-        wanted = [place for place, own in enumerate(aside.numbers) if own == number]
-        if wanted:
-            with pa.OSFile(aside.path) as file, pa.ipc.open_file(file) as reader:
-                batches += [reader.get_batch(place) for place in wanted]
+    wanted = [(aside.path, [place for place, own in enumerate(aside.numbers) if own == number]) for aside in files]
+    wanted = [(path, places) for path, places in wanted if places]
+    waits = any(isinstance(path, Remote) for path, _ in wanted)
+    batches = [batch for found in at_once(_batches, wanted, waits=waits) for batch in found]
     return pa.Table.from_batches(batches) if batches else None
+
+
+def _batches(task: tuple[Place, list[int]]) -> list[pa.RecordBatch]:
+    path, wanted = task
+    if isinstance(path, Remote):
+        with path.told(), path.open_input() as file, pa.ipc.open_file(file) as reader:
+            return [reader.get_batch(place) for place in wanted]
+    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+        return [reader.get_batch(place) for place in wanted]

@@ -8,7 +8,6 @@ nothing but memory. Few rows are one bucket, which never leaves memory; a bucket
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -17,6 +16,7 @@ from pairwright.pairs.options import PairOptions
 from pairwright.pairs.rows import no_rows, read_rows, row_batches
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.strategies import IN_GROUPS
+from pairwright.places import Place
 from pairwright.store.table import Table
 
 BYTES_PER_ROW = 2_000  # of a row while its bucket is planned, with everything that is made of it on the way
@@ -39,7 +39,7 @@ class Buckets:
     `number` says into how many rows are parted at first; `fits` whether they are one piece after all.
     """
 
-    def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Path | None) -> None:
+    def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Place | None) -> None:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)

@@ -12,7 +12,6 @@ buckets and slices the work was done.
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -38,13 +37,14 @@ from pairwright.pairs.strategies import IN_GROUPS
 from pairwright.pairs.table import write_pairs
 from pairwright.pairs.texts import PairTexts, num_slices
 from pairwright.pairs.work import pair_examples
+from pairwright.places import Place, Remote, staged
 from pairwright.store.journal import sync_folder
 from pairwright.store.table import Table
 
 
 def build_pairs(
     tables: Sequence[Table],
-    output: Path,
+    output: Place,
     options: PairOptions | None = None,
     *,
     engine: Engine | None = None,
@@ -55,7 +55,7 @@ def build_pairs(
     With an engine its workers do what can be done in pieces, and `progress` is told how many of them are done.
     """
     options = options or PairOptions()
-    with plain_memory(), build_folder(output) as folder:
+    with plain_memory(), build_folder(output, shared=engine is not None) as folder:
         plan = plan_pairs(tables, options, folder, engine=engine, progress=progress)
         num_kept = int((plan.selection.reasons == 0).sum())
         memory = options.memory_megabytes if engine is None else min(PIECE_MEGABYTES, options.memory_megabytes)
@@ -153,7 +153,11 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
     return summary
 
 
-def _write_json(path: Path, value: Any) -> None:
+def _write_json(path: Place, value: Any) -> None:
+    if isinstance(path, Remote):
+        with staged(path) as written:
+            written.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        return
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(hidden, "wb") as file:

@@ -7,12 +7,12 @@ what goes in is what comes out plus what was dropped; `close` says so or fails. 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pairwright.errors import TableError
+from pairwright.places import Place
 
 FILE_NAME = "funnel.json"
 NUM_EXAMPLES = 5
@@ -139,7 +139,7 @@ class Funnel:
         }
 
 
-def read_funnel(folder: Path) -> dict[str, Any]:
+def read_funnel(folder: Place) -> dict[str, Any]:
     """The funnel of a pairs folder."""
     path = folder / FILE_NAME
     try:

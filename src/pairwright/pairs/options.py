@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import ConfigError
+from pairwright.places import Place
 
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
 _CHOICES = {
@@ -91,7 +92,7 @@ class PairOptions:
     """Divergence only: compare sibling branches by the mean reward below them, not runs one by one."""
     environment_divergence: bool = False
     """Divergence only: also pair runs whose first difference the model did not write; such pairs are marked."""
-    teachers: tuple[Path, ...] = ()
+    teachers: tuple[Place, ...] = ()
     min_teachers: int | None = None
     """How many teachers must agree; by default more than half of those that answered."""
     teacher_choice: str = "majority"

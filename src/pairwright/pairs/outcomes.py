@@ -13,6 +13,8 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.row_groups import row_groups
 from pairwright.pairs.table import FILE_NAME as PAIRS_NAME
+from pairwright.places import Place, Remote, staged
+from pairwright.places.parquet import scan_parquet
 
 FILE_NAME = "outcomes.parquet"
 _SCHEMA = pa.schema(
@@ -42,13 +44,15 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
     )
 
 
-def write_outcomes(folder: Path, frames: Iterable[pl.DataFrame]) -> None:
+def write_outcomes(folder: Place, frames: Iterable[pl.DataFrame]) -> None:
     """Write `folder/outcomes.parquet`; it takes its name when it is complete."""
+    if isinstance(folder, Remote):
+        with staged(folder / FILE_NAME) as written:
+            _write(written, frames)
+        return
     hidden = folder / f".{FILE_NAME}.{os.getpid()}.tmp"
     try:
-        with pq.ParquetWriter(hidden, _SCHEMA, compression="zstd", use_dictionary=["reason"]) as writer:
-            for group in row_groups(_batches(frames), _SCHEMA):
-                writer.write_table(group, row_group_size=group.num_rows)
+        _write(hidden, frames)
         with open(hidden, "rb") as file:
             os.fsync(file.fileno())
         hidden.replace(folder / FILE_NAME)
@@ -58,14 +62,14 @@ def write_outcomes(folder: Path, frames: Iterable[pl.DataFrame]) -> None:
         hidden.unlink(missing_ok=True)
 
 
-def explain(folder: Path, identity: str) -> dict[str, Any]:
+def explain(folder: Place, identity: str) -> dict[str, Any]:
     """Where an experience went, or where a pair came from. Ids may be shortened to what is unique."""
     if not (folder / FILE_NAME).exists():
         raise TableError(
             f"{folder / FILE_NAME}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
         )
-    rows = pl.scan_parquet(folder / FILE_NAME)
-    pairs = pl.scan_parquet(folder / PAIRS_NAME).select(
+    rows = scan_parquet(folder / FILE_NAME)
+    pairs = scan_parquet(folder / PAIRS_NAME).select(
         "id", "split", "gap", "chosen_reward", "rejected_reward", "chosen_uid", "rejected_uid", "strategy", "weight"
     )
     found = rows.filter(pl.col("uid").str.contains(identity, literal=True)).head(6).collect()
@@ -82,6 +86,12 @@ def explain(folder: Path, identity: str) -> dict[str, Any]:
         what = "no experience and no pair with that id" if not matching.height else "part of several pair ids"
         raise PairwrightError(f"{identity!r}: {what} in {folder}")
     return {"pair": matching["id"][0], **matching.to_dicts()[0]}
+
+
+def _write(path: Path, frames: Iterable[pl.DataFrame]) -> None:
+    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=["reason"]) as writer:
+        for group in row_groups(_batches(frames), _SCHEMA):
+            writer.write_table(group, row_group_size=group.num_rows)
 
 
 def _batches(frames: Iterable[pl.DataFrame]) -> Iterable[pa.RecordBatch]:

@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +34,7 @@ from pairwright.pairs.rows import PLACE_BITS, row_batches
 from pairwright.pairs.selection import narrow_columns
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetched
+from pairwright.places import Place
 from pairwright.store.table import Table
 
 Progress = Callable[[int, int], None]
@@ -48,7 +48,7 @@ _BUCKETS_PER_WORKER = 4  # so that one with much to do keeps the others waiting 
 class Segment:
     """One part of a table; `first` is the number of its first row."""
 
-    folder: str
+    folder: Place
     name: str
     first: int
     num_rows: int
@@ -64,8 +64,8 @@ class BucketPlan:
     plan: PartitionPlan
     narrow: pl.DataFrame
     num_drafts: int
-    drafts: Path
-    experiences: Path
+    drafts: Place
+    experiences: Place
 
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
@@ -74,7 +74,7 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
         for name in table.segments():
-            segment = Segment(str(table.path), name, first, Table(table.path, create=False, only=name).count())
+            segment = Segment(table.path, name, first, table.part(name).count())
             found.append(segment)
             first += segment.num_rows
     return found
@@ -84,7 +84,7 @@ class SpreadRows:
     """The rows of tables in buckets that workers have filled, and will plan."""
 
     def __init__(
-        self, tables: Sequence[Table], options: PairOptions, folder: Path, engine: Engine, progress: Progress
+        self, tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
     ) -> None:
         self._folder, self._engine, self._progress = folder, engine, progress
         self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
@@ -106,7 +106,7 @@ class SpreadRows:
 
 
 def spread_rows(
-    texts: PairTexts, tables: Sequence[Table], folder: Path, engine: Engine, progress: Progress
+    texts: PairTexts, tables: Sequence[Table], folder: Place, engine: Engine, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
     """What `texts.rows` gives, made by workers."""
     wanted = texts.take_wanted()
@@ -124,7 +124,7 @@ def spread_rows(
         yield from batches
 
 
-def part_rows(segment: Segment, *, number: int, folder: Path) -> Aside | None:
+def part_rows(segment: Segment, *, number: int, folder: Place) -> Aside | None:
     """The narrow rows of a segment, parted into so many buckets."""
     with plain_memory():
         return write_aside(folder, "rows", _by_bucket(segment, number))
@@ -142,7 +142,7 @@ def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:
     return np.concatenate([candidate_rewards(rows, options) for rows in _partitions(task, options)])
 
 
-def plan_bucket(task: Numbered, *, options: PairOptions, folder: Path) -> list[BucketPlan]:
+def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[BucketPlan]:
     """The plans of a bucket, whose rows are in these files."""
     found = []
     with plain_memory():
@@ -160,7 +160,7 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Path) -> list[B
     return found
 
 
-def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Path) -> Aside:
+def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Place) -> Aside:
     """The texts of a segment that pairs need, by the slices that need them."""
     segment, wanted = task
     with plain_memory():
@@ -169,7 +169,7 @@ def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], fold
     return found
 
 
-def make_rows(task: Numbered, *, folder: Path) -> list[pa.RecordBatch]:
+def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
     """The rows of a slice."""
     number, files = task
     with plain_memory():
@@ -194,7 +194,7 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
     return sorted(found.items())
 
 
-def _put(folder: Path, rows: pl.DataFrame) -> Path:
+def _put(folder: Place, rows: pl.DataFrame) -> Place:
     """Rows in a file that a Spill can take over."""
     name = f"put-{os.urandom(6).hex()}"
     spill = Spill(folder, name, kind=pl.DataFrame)

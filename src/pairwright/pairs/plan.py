@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -20,6 +19,7 @@ from pairwright.pairs.selection import Selection, narrow_columns, selected
 from pairwright.pairs.spill import Spill
 from pairwright.pairs.stratified import with_thresholds
 from pairwright.pairs.votes import Votes, read_votes, with_ratings
+from pairwright.places import Place
 from pairwright.store.table import Table
 
 
@@ -93,7 +93,7 @@ class _Gathered:
 def plan_pairs(
     tables: Sequence[Table],
     options: PairOptions,
-    folder: Path | None = None,
+    folder: Place | None = None,
     *,
     engine: Engine | None = None,
     progress: Progress = lambda done, total: None,
@@ -121,7 +121,7 @@ def plan_pairs(
 
 
 def _planned_here(
-    tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Path | None
+    tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place | None
 ) -> tuple[_Gathered, PairOptions, Votes | None]:
     number = 1 if folder is None else num_buckets(tables, options)
     buckets = Buckets(tables, options, number, folder)

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.near import Signature, near_duplicates, signature
 from pairwright.pairs.table import NARROW_PAIR_TYPES, pair_batches
+from pairwright.places import Place
 
 NEAR = 0.8
 MAX_SIGNED = 20_000
@@ -41,7 +41,7 @@ class Finding:
     message: str
 
 
-def pair_statistics(folder: Path) -> dict[str, Any]:
+def pair_statistics(folder: Place) -> dict[str, Any]:
     """Counts, gaps, lengths, duplicates and splits of a pairs table."""
     frame = _narrow(folder)
     content = _read_content(folder)
@@ -85,7 +85,7 @@ def pair_statistics(folder: Path) -> dict[str, Any]:
     return found
 
 
-def lint_pairs(folder: Path, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
+def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
     """What is wrong with a pairs table; empty where nothing is."""
     found = pair_statistics(folder)
     num = max(1, found["pairs"])
@@ -117,12 +117,12 @@ def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:
     return len(spans) > 1 and max(spans) > 10 * min(spans)
 
 
-def _narrow(folder: Path) -> pl.DataFrame:
+def _narrow(folder: Place) -> pl.DataFrame:
     empty = pa.schema(list(NARROW_PAIR_TYPES.items())).empty_table()
     return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
 
 
-def _read_content(folder: Path) -> _Content:
+def _read_content(folder: Place) -> _Content:
     content = _Content()
     for batch in pair_batches(folder, ["prompt_hash", *_CONTENT]):
         for prompt_hash, _, chosen_text, rejected_text in pl.DataFrame(batch).iter_rows():

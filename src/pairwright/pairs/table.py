@@ -22,6 +22,8 @@ from pairwright.jsontext import encode, from_json
 from pairwright.messages import Json, Message
 from pairwright.pairs.identity import pair_key
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
+from pairwright.places import Place, Remote, staged
+from pairwright.places.parquet import parquet_file
 from pairwright.records import EID, Pair
 from pairwright.store.journal import sync_folder
 
@@ -65,12 +67,15 @@ def pair_id(
     return pair_key(prompt_hash(prompt, tools), *sides)
 
 
-def write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> int:
+def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
     """Write `folder/pairs.parquet`, replacing the one that is there; returns the number of pairs.
 
     Memory is bounded by one row group. The file takes its name when it is complete and synced; if anything fails,
     the one before stays and nothing is left behind.
     """
+    if isinstance(folder, Remote):
+        with staged(folder / FILE_NAME) as written:
+            return _write(written, batches)
     folder.mkdir(parents=True, exist_ok=True)
     hidden = folder / f".{FILE_NAME}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
@@ -87,7 +92,7 @@ def write_pairs(folder: Path, batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def pair_batches(
-    folder: Path, columns: Sequence[str] | None = None, *, dictionaries: bool = False
+    folder: Place, columns: Sequence[str] | None = None, *, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a pairs table, a row group at a time; only `columns` are read where they are named.
 
@@ -101,7 +106,7 @@ def pair_batches(
             yield from (rows if dictionaries else rows.cast(schema)).combine_chunks().to_batches()
 
 
-def has_tools(folder: Path) -> bool:
+def has_tools(folder: Place) -> bool:
     """Whether any pair may have tools; certainly where one does. Nothing but the foot of the file is read."""
     with _opened(folder) as file:
         column = file.schema_arrow.names.index("tools")
@@ -110,12 +115,12 @@ def has_tools(folder: Path) -> bool:
         return any(known is None or not known.has_null_count or known.null_count < rows for rows, known in found)
 
 
-def count_pairs(folder: Path) -> int:
+def count_pairs(folder: Place) -> int:
     with _opened(folder) as file:
         return int(file.metadata.num_rows)
 
 
-def read_pairs(folder: Path) -> Iterator[Pair]:
+def read_pairs(folder: Place) -> Iterator[Pair]:
     """The pairs of a table, streamed."""
     for batch in pair_batches(folder):
         yield from pairs_of_batch(batch)
@@ -196,8 +201,12 @@ def _json_or_null(value: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+def _opened(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """The Parquet file of a pairs table, given as its folder or as the file itself."""
+    if isinstance(folder, Remote):
+        with _opened_remote(folder, read_dictionary) as remote:
+            yield remote
+        return
     path = folder / FILE_NAME if folder.is_dir() else folder
     try:
         file = pq.ParquetFile(path, read_dictionary=list(read_dictionary))
@@ -208,10 +217,24 @@ def _opened(folder: Path, read_dictionary: Sequence[str] = ()) -> Iterator[pq.Pa
     except (OSError, pa.ArrowException) as error:
         raise TableError(f"{path}: not a pairs table: {error}") from error
     with file:
-        missing = [name for name in PAIR_SCHEMA.names if name not in file.schema_arrow.names]
-        if missing:
-            raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
+        _check(file, path)
         yield file
+
+
+@contextlib.contextmanager
+def _opened_remote(folder: Remote, read_dictionary: Sequence[str]) -> Iterator[pq.ParquetFile]:
+    path = folder if folder.is_file() else folder / FILE_NAME
+    if not path.exists():
+        raise TableError(f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}")
+    with parquet_file(path, read_dictionary) as file:
+        _check(file, path)
+        yield file
+
+
+def _check(file: pq.ParquetFile, path: Place) -> None:
+    missing = [name for name in PAIR_SCHEMA.names if name not in file.schema_arrow.names]
+    if missing:
+        raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
 
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:

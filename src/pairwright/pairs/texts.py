@@ -6,13 +6,11 @@ what a run of pairs needs, and pairs are written slice by slice.
 """
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices, distinct
@@ -21,6 +19,8 @@ from pairwright.pairs.rewriting import with_messages
 from pairwright.pairs.row_groups import Filling, int64_array
 from pairwright.pairs.rows import PLACE_BITS
 from pairwright.pairs.spill import Spill
+from pairwright.places import Place
+from pairwright.places.parquet import footers_of
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024
@@ -34,7 +34,7 @@ WANTED_BITS = 11  # of a wanted row: the slice that needs it, and in the last bi
 class PairTexts:
     """Drafts that are kept, on their way to becoming rows: first all of them are added, then the rows are read."""
 
-    def __init__(self, num_drafts: int, num_slices: int, folder: Path | None) -> None:
+    def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
         folder = None if num_slices == 1 else folder
         self.drafts = Spill(folder, "drafts", kind=pl.DataFrame)
         self._texts = Spill(folder, "texts", kind=pa.Table)
@@ -139,8 +139,7 @@ def _taken(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordB
 def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
     """In how many slices the texts of so many rows of the tables are written."""
     size = total = 0
-    for part in (part for table in tables for part in table.path.glob("*.parquet")):
-        found = pq.read_metadata(part)
+    for found in footers_of([part for table in tables for part in table.parts()]):
         columns = [found.schema.names.index(name) for name in (*_CONTENT, *SIDES)]
         groups = [found.row_group(number) for number in range(found.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)

@@ -22,6 +22,8 @@ import zstandard
 
 from pairwright.arrays import Array
 from pairwright.errors import SourceError
+from pairwright.places import Place, Remote, is_address, opened, place, size_of
+from pairwright.places.finding import remote_files
 from pairwright.sources.format import Origin, Rejected
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -34,25 +36,30 @@ _decode = msgspec.json.decode
 Unit = tuple[Origin, Any]
 
 
-def expand_paths(paths: list[str]) -> list[Path]:
+def expand_paths(paths: list[str]) -> list[Place]:
     """The files that paths, folders and globs name, each once, in a stable order. A path with no file is an error."""
-    found: dict[Path, None] = {}
+    found: dict[Place, None] = {}
     for path in paths:
-        matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
-        files = [file for match in matches for file in _files_below(Path(match))]
+        there = place(path) if is_address(path) else None
+        if isinstance(there, Remote):
+            files: list[Place] = [*remote_files(there, skipped=_SKIPPED_NAMES)]
+        else:
+            path = path if there is None else str(there)
+            matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
+            files = [file for match in matches for file in _files_below(Path(match))]
         if not files:
-            raise SourceError(f"{path}: no file there")
+            raise SourceError(f"{there or path}: no file there")
         found |= dict.fromkeys(files)
-    unique: dict[Path, Path] = {}
+    unique: dict[Place, Place] = {}
     for file in found:
-        unique.setdefault(file.resolve(), file)
+        unique.setdefault(file if isinstance(file, Remote) else file.resolve(), file)
     return list(unique.values())
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+def open_bytes(path: Place) -> Iterator[IO[bytes]]:
     """A file as bytes, decompressed by what its first bytes say; the name does not matter."""
-    with open(path, "rb", buffering=_BUFFER) as file:
+    with opened(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
         if magic[:2] == b"\x1f\x8b":
@@ -66,7 +73,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_lines(
-    path: Path, *, start: int = 0, stop: int | None = None, line: int = 1
+    path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> Iterator[tuple[int, bytes | int]]:
     """The non-empty lines that begin in [start, stop), each with its number; an overlong line only as its length."""
     with open_bytes(path) as file:
@@ -100,7 +107,7 @@ def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
     return b"".join(pieces), num_bytes
 
 
-def _decoded_line(path: Path, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
+def _decoded_line(path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
     """The value of a line, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
@@ -113,7 +120,7 @@ def _decoded_line(path: Path, number: int, text: bytes | int, decode: Callable[[
 
 
 def line_units(
-    path: Path,
+    path: Place,
     *,
     start: int = 0,
     stop: int | None = None,
@@ -125,7 +132,7 @@ def line_units(
 
 
 def decoded_units(
-    path: Path, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode
+    path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode
 ) -> Iterator[Unit | Rejected]:
     """Lines that were read from a file, as units."""
     file = str(path)
@@ -134,7 +141,7 @@ def decoded_units(
         yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1), value)
 
 
-def document(path: Path) -> Any:
+def document(path: Place) -> Any:
     """The value of a whole JSON file, or Rejected with the reason."""
     with open_bytes(path) as file:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
@@ -146,7 +153,7 @@ def document(path: Path) -> Any:
         return _second_look(path, None, data, error)
 
 
-def is_json_lines(path: Path) -> bool:
+def is_json_lines(path: Place) -> bool:
     """True if the first non-empty line is a JSON value of its own and another line follows, or the file is one line."""
     with open_bytes(path) as file:
         pieces = [file.read(_CHUNK).lstrip()]
@@ -170,12 +177,12 @@ def is_json_lines(path: Path) -> bool:
     )
 
 
-def ranges(path: Path, size: int) -> list[tuple[int, int, int]]:
+def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     """An uncompressed JSON lines file cut into (start, stop, first line number), each of about `size` bytes."""
-    total, cuts, line, position = path.stat().st_size, [(0, 1)], 1, 0
+    total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
     newlines = np.frombuffer(buffer, np.uint8)
-    with open(path, "rb", buffering=0) as file:
+    with cast(io.RawIOBase, opened(path, 0)) as file:
         while num_bytes := file.readinto(buffer):
             # a cut is the byte after the first newline that is at least `size` behind the cut before
             while (
@@ -203,7 +210,7 @@ def _files_below(path: Path) -> Iterator[Path]:
                 yield Path(folder, name)
 
 
-def _second_look(path: Path, number: int | None, data: bytes, error: Exception) -> Any:
+def _second_look(path: Place, number: int | None, data: bytes, error: Exception) -> Any:
     """Python's own JSON has NaN and infinities, which the fast decoder does not; anything else is rejected."""
     raw = data[:2000].decode("utf-8", "replace")
     if isinstance(error, RecursionError):

@@ -6,13 +6,13 @@ units. Reading is a stream; a record that cannot be used never stops it.
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.jsontext import encode
+from pairwright.places import Place, local_copy
 from pairwright.records import Experience
 from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.fields import BadRecord
@@ -40,7 +40,7 @@ class Layout(msgspec.Struct, frozen=True):
         return self.shape == "lines" and self.reader.unit == "record"
 
 
-def detect(path: Path, format_name: str = "auto") -> Layout | Rejected:
+def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
     """The layout of a file, or Rejected with the reason. With a format's name only that format is considered."""
     if format_name != "auto" and format_name not in READERS:
         raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
@@ -57,7 +57,7 @@ def detect(path: Path, format_name: str = "auto") -> Layout | Rejected:
         return Rejected(str(path), None, f"cannot be read: {error}")
 
 
-def read_file(path: Path, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
+def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
     """All experiences of a file, and what had to be left out."""
     units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout)
     yield from read_units(units, layout, options)
@@ -79,7 +79,7 @@ def read_units(
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
 
 
-def file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
+def file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
     """The units of a JSON or JSON lines file, as its reader wants them."""
     try:
         yield from _file_units(path, layout)
@@ -87,7 +87,7 @@ def file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
+def _file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
     file = str(path)
     if layout.splits:
         yield from line_units(path, decode=layout.reader.decode)
@@ -110,7 +110,7 @@ def _file_units(path: Path, layout: Layout) -> Iterator[Unit | Rejected]:
             yield Origin(file, None, 0), value
 
 
-def _detect_json(path: Path, format_name: str) -> Layout | Rejected:
+def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
     shape: Literal["lines", "document"] = "lines" if is_json_lines(path) else "document"
     if shape == "lines":
         whole: Any = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
@@ -131,15 +131,17 @@ def _detect_json(path: Path, format_name: str) -> Layout | Rejected:
     return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
 
 
-def binary_units(path: Path, layout: Layout) -> Iterator[Unit | Experience | Rejected]:
+def binary_units(path: Place, layout: Layout) -> Iterator[Unit | Experience | Rejected]:
     """The units of a file that is not text, or its experiences where the format holds them itself."""
     _, units_of = BINARY_READERS[layout.format]
+    file = path
     try:
-        for number, value in enumerate(units_of(path)):
-            is_done = isinstance(value, Experience | Rejected)
-            yield value if is_done else (Origin(str(path), None, number), value)
+        with local_copy(path) as file:
+            for number, value in enumerate(units_of(file)):
+                is_done = isinstance(value, Experience | Rejected)
+                yield value if is_done else (Origin(str(path), None, number), value)
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
-        yield Rejected(str(path), None, str(error), layout.format)
+        yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
 
 
 def _raw(value: Any) -> str | None:

@@ -10,8 +10,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pairwright.errors import PairwrightError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jsontext import encode
+from pairwright.places import Place, Remote, staged
 from pairwright.store.arrow import from_batch
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
@@ -19,7 +20,7 @@ from pairwright.store.jsonform import experience_to_json
 from pairwright.store.table import Table
 
 
-def export_jsonl(table: Table, output: Path, where: pl.Expr | None) -> int:
+def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
     """One JSON object a line."""
     num_rows = 0
     with _written(output) as hidden, open(hidden, "wb") as file:
@@ -29,7 +30,7 @@ def export_jsonl(table: Table, output: Path, where: pl.Expr | None) -> int:
     return num_rows
 
 
-def export_parquet(table: Table, output: Path, where: pl.Expr | None) -> int:
+def export_parquet(table: Table, output: Place, where: pl.Expr | None) -> int:
     """One Parquet file with the table's columns."""
     num_rows = 0
     with _written(output) as hidden, pq.ParquetWriter(hidden, SCHEMA, compression="zstd") as writer:
@@ -39,7 +40,7 @@ def export_parquet(table: Table, output: Path, where: pl.Expr | None) -> int:
     return num_rows
 
 
-def export_bytes(table: Table, output: Path, where: pl.Expr | None) -> int:
+def export_bytes(table: Table, output: Place, where: pl.Expr | None) -> int:
     """One payload for each few thousand experiences, one after another."""
     num_rows = 0
     with _written(output) as hidden, open(hidden, "wb") as file:
@@ -49,10 +50,12 @@ def export_bytes(table: Table, output: Path, where: pl.Expr | None) -> int:
     return num_rows
 
 
-def export_hf(table: Table, output: Path, where: pl.Expr | None) -> int:
+def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
     """A folder that `datasets.load_from_disk` opens."""
     from pairwright.store.arrow import import_datasets
 
+    if isinstance(output, Remote):
+        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
     datasets = import_datasets()
     with _written(output) as hidden:
         rows = pa.Table.from_batches(table.scan(where), schema=SCHEMA)
@@ -61,7 +64,7 @@ def export_hf(table: Table, output: Path, where: pl.Expr | None) -> int:
     return int(rows.num_rows)
 
 
-EXPORTERS: dict[str, Callable[[Table, Path, pl.Expr | None], int]] = {
+EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
     "jsonl": export_jsonl,
     "parquet": export_parquet,
     "hf": export_hf,
@@ -70,8 +73,13 @@ EXPORTERS: dict[str, Callable[[Table, Path, pl.Expr | None], int]] = {
 
 
 @contextmanager
-def _written(output: Path) -> Iterator[Path]:
-    """A hidden path beside the output that takes its place only when everything was written."""
+def _written(output: Place) -> Iterator[Path]:
+    """A hidden path beside the output that takes its place only when everything was written; for an address one on this
+    machine, which is put there then."""
+    if isinstance(output, Remote):
+        with staged(output) as hidden:
+            yield hidden
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     hidden = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:

@@ -7,7 +7,6 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,6 +15,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
 from pairwright.jsontext import encode
+from pairwright.places import Place, Remote, scratch
 from pairwright.records import Experience, Kind
 from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
 from pairwright.sources.format import Options, Rejected
@@ -44,9 +44,9 @@ Write = Callable[[bytes], object]
 class ImportTask(msgspec.Struct, frozen=True):
     """What to read: a whole file, or the lines that begin in [start, stop), the first of them numbered `line`."""
 
-    path: Path
+    path: Place
     layout: Layout
-    folder: Path
+    folder: Place
     options: Options
     reward: str | None = None  # an expression; a plain name is in the options, for the reader
     redact: bool = False
@@ -60,8 +60,8 @@ class ImportTask(msgspec.Struct, frozen=True):
 class ImportResult(msgspec.Struct):
     """What came of a task: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
 
-    part: Path | None
-    quarantine: Path | None
+    part: Place | None
+    quarantine: Place | None
     digests: bytes  # of the ids of its rows, in their order: 16 bytes each
     uids: list[str]  # only if the task asks for them
     counts: Counter[str]
@@ -72,6 +72,8 @@ class ImportResult(msgspec.Struct):
 
 def run_task(task: ImportTask) -> ImportResult:
     """Read a task's records into a hidden part of the table's folder; nothing is in the table yet."""
+    if isinstance(task.folder, Remote):
+        return _run_for(task, task.folder)
     result = ImportResult(None, None, b"", [], Counter(), Counter(), [], set())
     part, quarantine = hidden_part(task.folder), hidden_part(task.folder)
     collects = gc.isenabled()
@@ -96,6 +98,19 @@ def run_task(task: ImportTask) -> ImportResult:
         if collects:
             gc.enable()
     return result
+
+
+def _run_for(task: ImportTask, folder: Remote) -> ImportResult:
+    """The same for a table at an address: written here, then put there, still under hidden names."""
+    with scratch() as here:
+        result = run_task(replace(task, folder=here))
+        for name in ("part", "quarantine"):
+            written = getattr(result, name)
+            if written is not None:
+                hidden = hidden_part(folder)
+                hidden.put(written)
+                setattr(result, name, hidden)
+        return result
 
 
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:

@@ -7,23 +7,26 @@ same command goes on.
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import numpy as np
 import polars as pl
-import pyarrow.parquet as pq
 from xxhash import xxh3_128_digest
 
 from pairwright.arrays import Array
 from pairwright.engines import Engine, Pool
+from pairwright.places import Place, Remote, at_once, opened, scratch, size_of
+from pairwright.places.parquet import read_parquet
 from pairwright.sources.files import expand_paths, ranges
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import parse_reward, read_scores
 from pairwright.store.import_task import ImportResult, ImportTask, run_task
-from pairwright.store.parts import hidden_part, write_hidden_part
+from pairwright.store.parts import hidden_part, put_hidden_part
 from pairwright.store.table import Table
 
 RANGE_BYTES = 16 * 2**20
@@ -74,7 +77,7 @@ def import_files(
     ingest = _Ingest(table)
     for rejected in unreadable:
         ingest.reject(rejected)
-    total = done = sum(file.stat().st_size for file in files)
+    total = done = sum(map(size_of, files))
     done -= sum(_size(task) for task in tasks)
     engine = engine or _pool(tasks, num_workers)
     for task, result in zip(tasks, engine.map(run_task, tasks), strict=True):
@@ -93,19 +96,24 @@ def import_files(
 
 
 def _plan(
-    files: list[Path], folder: Path, format_name: str, options: Options
+    files: list[Place], folder: Place, format_name: str, options: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     tasks, unreadable = [], []
-    for file in files:
-        layout = detect(file, format_name)
+    for file, layout in zip(files, _layouts(files, format_name), strict=True):
         if isinstance(layout, Rejected):
             unreadable.append(layout)
-        elif layout.splits and _is_plain(file) and file.stat().st_size > 2 * RANGE_BYTES:
+        elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
                 tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
         else:
             tasks.append(ImportTask(file, layout, folder, options))
     return tasks, unreadable
+
+
+def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
+    """What each file is; several at a time where they have to be waited for."""
+    told = partial(detect, format_name=format_name)
+    return at_once(told, files, waits=any(isinstance(file, Remote) for file in files))
 
 
 def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
@@ -124,7 +132,7 @@ class _Ingest:
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
-        self._rejections: list[bytes | Path] = []
+        self._rejections: list[bytes | Place] = []
         there = (uid.encode() for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist())
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
@@ -153,7 +161,7 @@ class _Ingest:
         self._reasons[rejected.reason.split(":")[0]] += 1
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
-    def _reveal(self, part: Path, digests: Array) -> int:
+    def _reveal(self, part: Place, digests: Array) -> int:
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
@@ -165,10 +173,9 @@ class _Ingest:
         num_old = int((~is_new).sum())
         if num_old < len(digests):
             if num_old:
-                rows = pq.read_table(part).filter(is_new)
+                rows = read_parquet(part).filter(is_new)
                 part.unlink()
-                part = hidden_part(self.table.path)
-                write_hidden_part(part, rows.to_batches())
+                part, _ = put_hidden_part(self.table.path, rows.to_batches())
             self.table.add_hidden_part(part)
         else:
             part.unlink()
@@ -177,23 +184,40 @@ class _Ingest:
     def write_quarantine(self, files: set[str]) -> None:
         """Put this import's rejections in place of the earlier ones of the same files."""
         target = self.table.path / QUARANTINE
-        hidden = hidden_part(self.table.path)
+        if isinstance(target, Remote):
+            self._put_quarantine(target, files)
+            return
+        hidden = hidden_part(self.table.folder)
         with open(hidden, "wb") as file:
-            if target.exists():
-                with open(target, "rb") as before:
-                    file.writelines(line for line in before if _file_of(line) not in files)
-            for rejection in self._rejections:
-                if isinstance(rejection, Path):
-                    with open(rejection, "rb") as pieces:
-                        file.writelines(pieces)
-                    rejection.unlink()
-                else:
-                    file.write(rejection)
+            self._write_rejections(file, target, files)
         if hidden.stat().st_size:
             hidden.replace(target)
         else:
             hidden.unlink()
             target.unlink(missing_ok=True)
+
+    def _put_quarantine(self, target: Remote, files: set[str]) -> None:
+        if not self._rejections and not target.exists():
+            return
+        with scratch() as folder:
+            with open(folder / QUARANTINE, "wb") as file:
+                self._write_rejections(file, target, files)
+            if (folder / QUARANTINE).stat().st_size:
+                target.put(folder / QUARANTINE)
+            else:
+                target.unlink(missing_ok=True)
+
+    def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
+        if target.exists():
+            with opened(target) as before:
+                file.writelines(line for line in before if _file_of(line) not in files)
+        for rejection in self._rejections:
+            if isinstance(rejection, bytes):
+                file.write(rejection)
+            else:
+                with opened(rejection) as pieces:
+                    file.writelines(pieces)
+                rejection.unlink()
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
@@ -215,13 +239,13 @@ def _file_of(line: bytes) -> str | None:
         return None
 
 
-def _is_plain(file: Path) -> bool:
-    with open(file, "rb") as opened:
-        return opened.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
+def _is_plain(file: Place) -> bool:
+    with opened(file) as begin:
+        return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
 
 
 def _size(task: ImportTask) -> int:
-    return (task.path.stat().st_size if task.stop is None else task.stop) - task.start
+    return (size_of(task.path) if task.stop is None else task.stop) - task.start
 
 
 __all__ = ["ImportSummary", "Layout", "import_files"]

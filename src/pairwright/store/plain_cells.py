@@ -6,7 +6,6 @@ row; columns that it does not name are constant or null for such lines. tests/st
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from pairwright.canonical import buffered_hash
 from pairwright.jsontext import encode, to_json
+from pairwright.places import Place
 from pairwright.sources.format import suffix_of
 from pairwright.sources.nemo_gym import NAME, batch_of
 from pairwright.sources.nemo_gym_plain import PlainRollouts
@@ -34,7 +34,7 @@ Cells = tuple[Any, ...]
 class PlainCells:
     """Reads the plain lines of one file into cells."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.file = str(path)
         self._batch = batch_of(self.file)
         self._name = self.file.rpartition("/")[2]

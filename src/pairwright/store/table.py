@@ -14,23 +14,22 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import msgspec
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
+from pairwright.places import Place, Remote, place
+from pairwright.places.parquet import footers_of, parquet_file, remote_batches, scan_parquet
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
-from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, sync_folder, try_lock
-from pairwright.store.parts import ROWS_PER_GROUP, hidden_part, reveal_part, write_hidden_part
+from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
+from pairwright.store.marker import check_table, names_in
+from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part, reveal_part
 
-_MARKER = "table.json"
-_VERSION = 1
 _NARROW = frozenset(NARROW_NAMES)
 _NARROW_ROWS = 16 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
@@ -51,18 +50,20 @@ class Table:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Remote,
         *,
         create: bool = True,
         journal_bytes: int = 64 * 2**20,
         only: str | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path: Place = place(path)
         self._only = only
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
-        self._open(create)
+        self._num_rows: dict[str, int] = {}  # of remote parts whose footers were read
+        if only is None or not isinstance(self.path, Remote):
+            check_table(self.path, create=create)
 
     def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
         """Add experiences; on return they survive `kill -9` and loss of power. Returns how many were added."""
@@ -74,7 +75,7 @@ class Table:
             if self._journal is not None and self._journal.pid != os.getpid():
                 self._close_journal()  # a forked child writes a journal of its own; the parent keeps its lock
             if self._journal is None:
-                self._journal = JournalWriter(self.path)
+                self._journal = JournalWriter(self.folder)
             self._journal.write(pieces, durable=durable)
             if self._journal.size >= self._journal_bytes:
                 self._close_journal()  # the next append begins another; `close` turns them into parts
@@ -84,8 +85,8 @@ class Table:
         """Add rows in bulk as one new part, which appears whole or not at all. Returns how many were added."""
         return self._write_part(new_segment_id(), batches)
 
-    def add_hidden_part(self, hidden: Path) -> None:
-        """Add a part that was written with `write_hidden_part` in this folder, by this process or another."""
+    def add_hidden_part(self, hidden: Place) -> None:
+        """Add a part that was written under a hidden name in this folder, by this process or another."""
         reveal_part(hidden, self.path / f"{new_segment_id()}.parquet")
 
     def records(self, where: pl.Expr | None = None) -> Iterator[Experience]:
@@ -99,7 +100,7 @@ class Table:
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
-        if _NARROW.issuperset(wanted):  # small columns: Polars reads them on all cores
+        if _NARROW.issuperset(wanted) and not isinstance(self.path, Remote):  # small columns: Polars, on all cores
             frame = self.lazy() if where is None else self.lazy().filter(where)
             schema = pa.schema([SCHEMA.field(name) for name in wanted])
             for found in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
@@ -118,7 +119,7 @@ class Table:
         frames = [empty.lazy()]
         for segment in self._segments():
             if segment.suffix == ".parquet":
-                frames.append(pl.scan_parquet(segment, glob=False))
+                frames.append(scan_parquet(segment, SCHEMA))
             elif batches := list(self._journal_batches(segment, SCHEMA.names)):
                 frames.append(pl.DataFrame(pa.Table.from_batches(batches)).lazy())
         return pl.concat(frames)
@@ -129,8 +130,20 @@ class Table:
 
     def count(self, where: pl.Expr | None = None) -> int:
         """How many rows there are, or how many of them `where` holds for."""
+        if where is None and isinstance(self.path, Remote):
+            return self._count_parts(self._segments())
         frame = self.lazy() if where is None else self.lazy().filter(where)
         return int(frame.select(pl.len()).collect().item())
+
+    def part(self, name: str) -> "Table":
+        """One of the segments as a table."""
+        found = Table(self.path, create=False, only=name)
+        found._num_rows = self._num_rows
+        return found
+
+    def parts(self) -> list[Place]:
+        """The Parquet files."""
+        return [segment for segment in self._segments() if segment.suffix == ".parquet"]
 
     def head(self, num_rows: int = 5, where: pl.Expr | None = None) -> list[Experience]:
         """The first experiences."""
@@ -156,9 +169,9 @@ class Table:
         """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
         self.compact()
         removed = 0
-        for part in self._segments():
-            before = pq.read_metadata(part).num_rows
-            kept = pl.scan_parquet(part, glob=False).filter(where.not_() | where.is_null()).collect().to_arrow()
+        for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
+            before = footer.num_rows
+            kept = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
             if kept.num_rows < before:
                 self._write_part(part.stem, kept.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
                 removed += before - kept.num_rows
@@ -168,11 +181,23 @@ class Table:
         """Turn journals whose writer is gone, and this table's own, into parts. Returns how many were."""
         with self._lock:
             self._close_journal()
+        if isinstance(self.path, Remote):  # nobody appends there
+            return 0
         return sum(self._compact(path) for path in sorted(self.path.glob(f"*{SUFFIX}")))
 
     def close(self) -> None:
         """Finish: what was appended becomes parts. Without it nothing is lost, but scans of journals are slower."""
         self.compact()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of a table of this machine, the only kind that can be appended to."""
+        if isinstance(self.path, Remote):
+            raise TableError(
+                f"{self.path}: appends go to a journal, which an address cannot have: append to a local folder and "
+                "copy its files there, or bring them in with `pairwright import`"
+            )
+        return self.path
 
     def __enter__(self) -> Self:
         return self
@@ -184,30 +209,6 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({str(self.path)!r})"
-
-    def _open(self, create: bool) -> None:
-        marker = self.path / _MARKER
-        if not marker.exists():
-            if not create:
-                raise TableError(
-                    f"{self.path}: no experience table here; make one with `pairwright import ... -o {self.path}`"
-                )
-            if self.path.is_dir() and any(not name.startswith(".") for name in os.listdir(self.path)):
-                raise TableError(f"{self.path}: not empty and not an experience table: choose another folder")
-            self.path.mkdir(parents=True, exist_ok=True)
-            content = msgspec.json.encode({"format": "pairwright-experience", "version": _VERSION})
-            hidden = self.path / f".{new_segment_id()}.tmp"
-            hidden.write_bytes(content)
-            hidden.rename(marker)
-            sync_folder(self.path)
-        try:
-            found = msgspec.json.decode(marker.read_bytes(), type=dict[str, Any])
-        except (msgspec.MsgspecError, OSError) as error:
-            raise TableError(f"{marker}: cannot be read: {error}") from error
-        if found.get("version") != _VERSION:
-            raise TableError(
-                f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
-            )
 
     def _close_journal(self) -> None:
         if self._journal is not None:
@@ -230,22 +231,26 @@ class Table:
             os.close(fd)
 
     def _write_part(self, segment_id: str, batches: Iterable[pa.RecordBatch]) -> int:
-        hidden, part = hidden_part(self.path), self.path / f"{segment_id}.parquet"
-        num_rows = write_hidden_part(hidden, batches)
+        part = self.path / f"{segment_id}.parquet"
+        hidden, num_rows = put_hidden_part(self.path, batches)
         if num_rows or part.exists():
             reveal_part(hidden, part)
+            self._num_rows.pop(part.name, None)
         else:
             hidden.unlink()
         return num_rows
 
-    def _segments(self) -> list[Path]:
+    def _segments(self) -> list[Place]:
         """The parts, and the journals that are no part yet, at one moment and in order.
 
         A journal that is compacted while the folder is being listed could be missed in both forms, but then a second
         listing shows the part: list until two listings agree.
         """
-        names = sorted(os.listdir(self.path))
-        while names != (again := sorted(os.listdir(self.path))):
+        if isinstance(self.path, Remote) and self._only is not None:
+            part = self.path / f"{self._only}.parquet"
+            return [part if part.exists() else part.with_suffix(SUFFIX)]
+        names = names_in(self.path)
+        while not isinstance(self.path, Remote) and names != (again := names_in(self.path)):
             names = again
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         return [
@@ -255,19 +260,31 @@ class Table:
             if self._only is None or Path(name).stem == self._only
         ]
 
+    def _count_parts(self, segments: list[Place]) -> int:
+        """The rows of remote segments; the footers of parts are read once, several at a time."""
+        unknown = [part for part in segments if part.suffix == ".parquet" and part.name not in self._num_rows]
+        for part, footer in zip(unknown, footers_of(unknown), strict=True):
+            self._num_rows[part.name] = int(footer.num_rows)
+        journals = [segment for segment in segments if segment.suffix == SUFFIX]
+        appended = sum(int(batch.num_rows) for journal in journals for batch in self._journal_batches(journal, ["uid"]))
+        return appended + sum(self._num_rows[part.name] for part in segments if part not in journals)
+
     def _batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         for segment in self._segments():
             read = self._journal_batches if segment.suffix == SUFFIX else self._part_batches
             yield from read(segment, columns)
 
-    def _part_batches(self, part: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _part_batches(self, part: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        if isinstance(part, Remote):
+            yield from remote_batches(part, columns)
+            return
         try:
-            with pq.ParquetFile(part, pre_buffer=False) as file:  # neither read ahead nor on threads: half the memory
+            with parquet_file(part) as file:  # neither read ahead nor on threads: half the memory
                 yield from file.iter_batches(ROWS_PER_GROUP, columns=columns, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise TableError(f"{part}: damaged or no part of this table: {error}") from error
 
-    def _journal_batches(self, journal: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def _journal_batches(self, journal: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
             data = journal.read_bytes()
         except FileNotFoundError:  # it has become a part since the folder was listed

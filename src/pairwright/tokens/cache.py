@@ -11,6 +11,8 @@ does not grow with the number of pairs.
 
 import os
 from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ import xxhash
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError, TableError
 from pairwright.messages import Json
+from pairwright.places import Place, Remote, staged
+from pairwright.places.parquet import scan_parquet
 from pairwright.store.journal import new_segment_id
 from pairwright.tokens.pairs import EncodedPair
 from pairwright.tokens.sequence import Report, Sequence
 
 ITEMS = "items.parquet"
+_PARTS = "sequences-*.parquet"
 SCHEMA = pa.schema(
     [
         ("key", pa.string()),
@@ -53,21 +58,21 @@ _MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAY
 _decode_report = msgspec.json.Decoder(Report).decode
 
 
-def write_part(output: Path, rows: list[Json]) -> None:
+def write_part(output: Place, rows: list[Json]) -> None:
     """One more Parquet file; it takes its name when it is complete and synced."""
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMA]
     _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
 
 
-def write_items(output: Path, keys: list[str]) -> None:
+def write_items(output: Place, keys: list[str]) -> None:
     """Say which items the cache was last made for, in the order of their source."""
     _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
 
 
-def scan_cache(output: Path) -> pl.LazyFrame:
+def scan_cache(output: Place) -> pl.LazyFrame:
     """Every row there is, whatever it was encoded for."""
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
-    return pl.concat([empty, *(pl.scan_parquet(part, glob=False) for part in _parts(output))])
+    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _parts(output))])
 
 
 def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
@@ -209,11 +214,17 @@ def _write_mapped(path: Path, output: Path) -> None:
                 writer.write_batch(batch)
 
 
-def _parts(output: Path) -> list[Path]:
-    return sorted(output.glob("sequences-*.parquet"))
+def _parts(output: Place) -> Items[Place]:
+    if isinstance(output, Remote):
+        return [output / name for name in output.names() if fnmatchcase(name, _PARTS)]
+    return sorted(output.glob(_PARTS))
 
 
-def _write_parquet(path: Path, table: pa.Table) -> None:
+def _write_parquet(path: Place, table: pa.Table) -> None:
+    if isinstance(path, Remote):
+        with staged(path) as written:
+            pq.write_table(table, written, compression="zstd", compression_level=1)
+        return
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(table, hidden, compression="zstd", compression_level=1)

@@ -5,7 +5,6 @@ is recognised without reading its text. Pairs get the experiences of their sides
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,6 +15,7 @@ from pairwright.canonical import content_hash
 from pairwright.errors import TableError
 from pairwright.messages import Json, Message
 from pairwright.pairs.table import FILE_NAME, pair_batches
+from pairwright.places import Place
 from pairwright.records import Experience, Kind, Side
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
@@ -42,7 +42,7 @@ class Item(msgspec.Struct, frozen=True):
 class Source:
     """An experience table or a folder of pairs. `experience` are tables whose recorded ids the pairs may use."""
 
-    def __init__(self, path: Path, *, salt: str, experience: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Place, *, salt: str, experience: tuple[str, ...] = ()) -> None:
         self.path = path
         self.is_pairs = (path / FILE_NAME).exists()
         if not self.is_pairs and not (path / "table.json").exists():

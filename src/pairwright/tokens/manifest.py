@@ -1,16 +1,16 @@
 """The manifest of encoded sequences: every count of the items of one source, from the cache."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
 
+from pairwright.places import Place
 from pairwright.tokens.cache import scan_cache
 
 
-def count_items(output: Path, keys: list[str], num_cached: int) -> dict[str, Any]:
+def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, Any]:
     """Exact and refused items, why, lengths, what the template dropped, the share of trained tokens."""
     names = ["key", "side", "number", "num_tokens", "num_trained", "report", "refusal"]
     wanted = pl.DataFrame({"key": keys}, schema={"key": pl.String}).unique()

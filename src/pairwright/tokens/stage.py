@@ -21,6 +21,7 @@ import xxhash
 from pairwright.canonical import content_hash
 from pairwright.engines import Engine, Pool
 from pairwright.messages import Json
+from pairwright.places import Place, Remote, staged
 from pairwright.records import Experience
 from pairwright.store.journal import sync_folder
 from pairwright.tokens.cache import scan_cache, write_items, write_part
@@ -61,8 +62,8 @@ class EncodeOptions(msgspec.Struct, frozen=True):
 
 
 def encode_source(
-    source: Path,
-    output: Path,
+    source: Place,
+    output: Place,
     options: EncodeOptions,
     *,
     num_workers: int | None = None,
@@ -78,7 +79,8 @@ def encode_source(
     tokenizer_hash = folder_hash(Path(options.tokenizer))
     told = {name: value for name, value in msgspec.to_builtins(options).items() if name not in _NO_CONTENT}
     read = Source(source, salt=content_hash(_VERSION, tokenizer_hash, told), experience=options.experience)
-    output.mkdir(parents=True, exist_ok=True)
+    if isinstance(output, Path):
+        output.mkdir(parents=True, exist_ok=True)
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
     done = num_cached = len(known.intersection(keys))
@@ -93,11 +95,19 @@ def encode_source(
         "tokenizer": tokenizer_hash,
         "options": told,
     }
+    _write_manifest(output, msgspec.json.format(msgspec.json.encode(found)))
+    return found
+
+
+def _write_manifest(output: Place, content: bytes) -> None:
+    if isinstance(output, Remote):
+        with staged(output / "manifest.json") as written:
+            written.write_bytes(content)
+        return
     hidden = output / f".manifest.{os.getpid()}.tmp"
-    hidden.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    hidden.write_bytes(content)
     hidden.replace(output / "manifest.json")
     sync_folder(output)
-    return found
 
 
 def folder_hash(folder: Path) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from pairwright.messages import Json
+from pairwright.places import is_address, place
 from pairwright.tokens.environment import Clock
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.offsets import TokenBytes
@@ -97,6 +98,10 @@ class ChatTokenizer:
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
         """Read a model's folder; `template` is a template or the name of one to use instead of the default."""
+        if is_address(folder):
+            raise TokensError(
+                f"{place(folder)}: an address, but a tokenizer is read on this machine: copy its folder here"
+            )
         folder = Path(folder)
         if not (folder / "tokenizer.json").is_file():
             raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.table import has_tools, pair_batches
+from pairwright.places import Place, Remote, staged
 from pairwright.store.journal import sync_folder
 
 Flags = npt.NDArray[np.bool_]
@@ -119,13 +120,13 @@ class Pieces(NamedTuple):
 
 
 Columns = Callable[[pa.RecordBatch, Context], Pieces]
-Exporter = Callable[[Path, Path, ExportOptions], ExportSummary]
+Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
 
 
 def jsonl_exporter(target: str, lines: Lines, columns: Columns | None = None, *, rows_per_pair: int = 1) -> Exporter:
     """An exporter that writes what `lines` makes of each pair; where `columns` makes it too, that is taken."""
 
-    def export(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+    def export(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
         writer = _Writer(ExportSummary(target=target), lines, columns, rows_per_pair)
         return writer.write(pairs, output, options)
 
@@ -134,7 +135,7 @@ def jsonl_exporter(target: str, lines: Lines, columns: Columns | None = None, *,
 
 
 def split_batches(
-    pairs: Path, split: str, columns: list[str] | None = None, *, dictionaries: bool = False
+    pairs: Place, split: str, columns: list[str] | None = None, *, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of one split, or of all."""
     if split == "all":
@@ -147,8 +148,13 @@ def split_batches(
 
 
 @contextmanager
-def written(output: Path) -> Iterator[Path]:
-    """A hidden path beside the output that takes its place only when everything was written and synced."""
+def written(output: Place) -> Iterator[Path]:
+    """A hidden path beside the output that takes its place only when everything was written and synced; for an address
+    one on this machine, which is put there then."""
+    if isinstance(output, Remote):
+        with staged(output) as hidden:
+            yield hidden
+        return
     output.parent.mkdir(parents=True, exist_ok=True)
     hidden = output.with_name(f".{output.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:
@@ -177,7 +183,7 @@ class _Writer:
         self._rows_per_pair = rows_per_pair
         self._notes: set[str] = set()
 
-    def write(self, pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+    def write(self, pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
         context = Context(options, _has_tools(pairs, options.split), self._notes.add)
         with plain_memory(), written(output) as hidden, open(hidden, "wb", buffering=2**16) as file:
             for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
@@ -248,7 +254,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
     return map(PairRow._make, zip(*(column.to_pylist() for column in columns), strict=True))
 
 
-def _has_tools(pairs: Path, split: str) -> bool:
+def _has_tools(pairs: Place, split: str) -> bool:
     if not has_tools(pairs):
         return False
     batches = split_batches(pairs, split, ["tools"], dictionaries=True)

@@ -3,17 +3,17 @@
 Nothing is refused or left out. Messages, tools and info are JSON text, so that Arrow never unifies shapes across rows.
 """
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pairwright.errors import ConfigError
 from pairwright.pairs.exporters.stream import ExportOptions, ExportSummary, split_batches, written
 from pairwright.pairs.table import PAIR_SCHEMA
+from pairwright.places import Place, Remote
 from pairwright.store.arrow import import_datasets
 
 
-def export_parquet(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
     """One Parquet file that `pairwright` commands read like the pairs table itself."""
     num_rows = 0
     with written(output) as hidden, pq.ParquetWriter(hidden, PAIR_SCHEMA, compression="zstd") as writer:
@@ -23,8 +23,10 @@ def export_parquet(pairs: Path, output: Path, options: ExportOptions) -> ExportS
     return ExportSummary(target="parquet", pairs=num_rows, written=num_rows, rows=num_rows)
 
 
-def export_hf(pairs: Path, output: Path, options: ExportOptions) -> ExportSummary:
+def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
     """A folder that `datasets.load_from_disk` opens. The rows go through a file that is mapped, not through memory."""
+    if isinstance(output, Remote):
+        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
     datasets = import_datasets()
     num_rows = 0
     with written(output) as hidden:

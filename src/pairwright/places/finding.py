@@ -1,0 +1,64 @@
+"""The files that an address names: a file, all files of a folder, or a glob, in the order that a local folder has.
+
+`*`, `?` and `[...]` stand for a part of one name and never for a leading dot; `**` for any folders. Hidden files, and
+those in hidden folders, are found only by name.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
+
+from pairwright.places.address import Remote
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
+    """The files that an address names; in folders those of the skipped names are left out."""
+    parts = there.key.split("/") if there.key else []
+    plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    start = there.at("/".join(parts[:plain]))
+    if plain < len(parts):
+        matches = sorted(_matching(start, parts[plain:]), key=lambda match: match[0].key)
+    else:
+        matches = [(there, there.is_dir())]
+    found = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
+    if not found:
+        start.entries()  # says so where there is not even a bucket
+    return found
+
+
+def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Iterator[Remote]:
+    if not is_folder:
+        if there.known_size is not None or there.is_file():
+            yield there
+        return
+    below = [child for child, is_inner in there.entries(recursive=True) if not is_inner]
+    names = {child: child.key.removeprefix(there.key).strip("/").split("/") for child in below}
+    kept = [child for child in below if not any(name.startswith(".") for name in names[child])]
+    # as os.walk goes: the files of a folder, then its folders
+    kept.sort(key=lambda child: [*((1, name) for name in names[child][:-1]), (0, names[child][-1])])
+    yield from (child for child in kept if child.name not in skipped)
+
+
+def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]:
+    """What matches the parts of a pattern below a folder, and whether it is a folder."""
+    first, rest = parts[0], parts[1:]
+    entries = folder.entries()
+    if first == "**":
+        yield from _matching(folder, rest) if rest else iter([(folder, True)])
+        for child, is_folder in entries:
+            if child.name.startswith("."):
+                continue
+            if is_folder:
+                yield from _matching(child, parts)
+            elif not rest:
+                yield child, False
+        return
+    for child, is_folder in entries:
+        is_shown = not child.name.startswith(".") or first.startswith(".")
+        if is_shown and fnmatchcase(child.name, first):
+            if not rest:
+                yield child, is_folder
+            elif is_folder:
+                yield from _matching(child, rest)

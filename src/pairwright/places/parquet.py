@@ -1,0 +1,87 @@
+"""Parquet files of any place: opened, their footers, and as lazy frames. Only the columns that are asked for are read.
+
+A local file is read as the libraries read one. At an address a row group is read at a time, with the byte ranges of
+its columns asked for together.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.places.address import Remote
+from pairwright.places.place import Place
+from pairwright.places.waiting import at_once
+
+if TYPE_CHECKING:  # the workers of an import need none of it
+    import polars as pl
+
+
+@contextmanager
+def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to be read. At an address, whatever cannot be read is told as an error of the place."""
+    names = list(read_dictionary)
+    if not isinstance(there, Remote):
+        with pq.ParquetFile(there, read_dictionary=names, pre_buffer=False) as file:
+            yield file
+        return
+    with (
+        there.told(),
+        there.open_input() as source,
+        pq.ParquetFile(source, read_dictionary=names, pre_buffer=True) as file,
+    ):
+        yield file
+
+
+def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
+    """The footers of files; several at a time where they have to be waited for."""
+    return at_once(parquet_metadata, files, waits=any(isinstance(there, Remote) for there in files))
+
+
+def parquet_metadata(there: Place) -> pq.FileMetaData:
+    """The footer of a file."""
+    if not isinstance(there, Remote):
+        return pq.read_metadata(there)
+    with parquet_file(there) as file:
+        return file.metadata
+
+
+def remote_batches(there: Remote, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    """The rows of a remote file, a row group at a time. What was read ahead of one is given up with it."""
+    with parquet_file(there) as file:
+        for number in range(file.num_row_groups):
+            yield from file.read_row_group(number, columns=columns).combine_chunks().to_batches()
+
+
+def read_parquet(there: Place, columns: list[str] | None = None) -> pa.Table:
+    """All rows of a file."""
+    with parquet_file(there) as file:
+        return file.read(columns=columns)
+
+
+def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame":
+    """A file as a lazy frame. At an address its footer is read for the schema, unless that is known."""
+    import polars as pl
+
+    if not isinstance(there, Remote):
+        return pl.scan_parquet(there, glob=False)
+    from polars.io.plugins import register_io_source
+
+    remote = there
+    known = parquet_metadata(remote).schema.to_arrow_schema() if schema is None else schema
+
+    def read(
+        columns: list[str] | None, where: "pl.Expr | None", num_rows: int | None, _: int | None
+    ) -> Iterator["pl.DataFrame"]:
+        left = num_rows
+        for batch in remote_batches(remote, columns):
+            frame: Any = pl.from_arrow(batch)
+            frame = frame if left is None else frame.head(left)
+            left = None if left is None else left - frame.height
+            yield frame if where is None else frame.filter(where)
+            if left == 0:
+                return
+
+    return register_io_source(read, schema=pl.DataFrame(pa.Table.from_batches([], schema=known)).schema)

@@ -1,0 +1,51 @@
+"""The marker `table.json`: it says that a folder is an experience table, and of which version."""
+
+import os
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import TableError
+from pairwright.places import Place, Remote, staged
+from pairwright.store.journal import new_segment_id, sync_folder
+
+MARKER = "table.json"
+_VERSION = 1
+
+
+def check_table(folder: Place, *, create: bool) -> None:
+    """See that a folder is a table of this version; with `create` one that is empty or not there becomes one."""
+    marker = folder / MARKER
+    if not marker.exists():
+        if isinstance(folder, Remote):
+            folder.entries()  # says so where there is not even a bucket
+        if not create:
+            raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
+        if folder.is_dir() and any(not name.startswith(".") for name in names_in(folder)):
+            raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
+        _write(folder, msgspec.json.encode({"format": "pairwright-experience", "version": _VERSION}))
+    try:
+        found = msgspec.json.decode(marker.read_bytes(), type=dict[str, Any])
+    except (msgspec.MsgspecError, OSError) as error:
+        raise TableError(f"{marker}: cannot be read: {error}") from error
+    if found.get("version") != _VERSION:
+        raise TableError(
+            f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
+        )
+
+
+def names_in(folder: Place) -> list[str]:
+    """What is in a folder, sorted."""
+    return folder.names() if isinstance(folder, Remote) else sorted(os.listdir(folder))
+
+
+def _write(folder: Place, content: bytes) -> None:
+    if isinstance(folder, Remote):
+        with staged(folder / MARKER) as written:
+            written.write_bytes(content)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    hidden = folder / f".{new_segment_id()}.tmp"
+    hidden.write_bytes(content)
+    hidden.rename(folder / MARKER)
+    sync_folder(folder)
