@@ -9,6 +9,8 @@ Names and values are those of the whole model. Every pass is a collective, so al
 same order: `Ranks.in_step` sees to it.
 """
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +24,7 @@ from pairwright.train.ranks import Ranks
 from pairwright.train.shards import whole
 
 T = TypeVar("T")
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 18  # glibc's number of the option, and the smallest block to give back
 
 
 class Root(torch.nn.Module):  # type: ignore[misc]
@@ -54,6 +57,8 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
     device = default_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        _give_back_freed_memory()
     source = None
     if ranks.is_first:
         source = load_model(folder, settings, device=torch.device("cpu"), is_trained=is_trained)
@@ -89,20 +94,27 @@ def gathered_model(folder: Path, settings: TrainConfig, weights: dict[str, Any],
     return model
 
 
+def _give_back_freed_memory() -> None:
+    """Have glibc return what a unit took as soon as it is freed. By itself it keeps blocks of up to 32 MB for later,
+    and gathering unit after unit leaves a process on the CPU with more than the whole model would take."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+
+
 class _Filling:
     """Gives tensors that have no memory yet the values that the first process has read."""
 
     def __init__(self, source: Any, device: torch.device) -> None:
         self.source, self.device = source, device
-        self._made: dict[int, Any] = {}  # tied weights are one tensor, before and after
-        self._kept: list[Any] = []  # so that no other tensor gets the id of one that is gone
 
     def fill(self, module: Any, prefix: str) -> None:
-        for name, holder, key, empty in _without_memory(module, prefix):
-            if id(empty) not in self._made:
-                self._kept.append(empty)
-                self._made[id(empty)] = self._received(name, key, empty)
-            holder[key] = self._made[id(empty)]
+        """A unit: what is in it is whole until it is sharded, so nothing here may hold on to it."""
+        made: dict[int, tuple[Any, Any]] = {}  # by the tensor before: tied weights are one, before and after
+        for name, holder, key, empty in list(_without_memory(module, prefix)):
+            if id(empty) not in made:
+                made[id(empty)] = (empty, self._received(name, key, empty))
+            holder[key] = made[id(empty)][1]
 
     def _received(self, name: str, key: str, empty: Any) -> Any:
         value = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
