@@ -1,6 +1,6 @@
 """Memory of a process that trains with others: with the whole model in each, and in shards.
 
-    python -m bench.sharding [--processes 2] [--layers 12] [--width 512]
+    python -m bench.sharding [--processes 2] [--layers 12] [--width 512] [--pairs 1]
 
 A Llama-style model with AdamW, all weights, on this machine's processor: two processes of torchrun, the same pairs. The
 peak of the updates is the largest resident memory from the second update to the last one; that of the run has loading,
@@ -81,7 +81,7 @@ def megabytes(key: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
 
 
-def work(folder: Path, sharding: str) -> None:
+def work(folder: Path, sharding: str, pairs: int) -> None:
     """One process of a run: trains, and writes down its peaks."""
     import torch
     import transformers  # noqa: F401
@@ -103,7 +103,7 @@ def work(folder: Path, sharding: str) -> None:
         peaks["speed"] = max(peaks["speed"], event["tokens_per_second"])
 
     settings = {
-        "batch_size": BATCH, "learning_rate": 1e-5, "threads": 1, "micro_batch_size": 1, "save_every": 10**6,
+        "batch_size": BATCH, "learning_rate": 1e-5, "threads": 1, "micro_batch_size": pairs, "save_every": 10**6,
         "sharding": sharding,
     }  # fmt: skip
     train(
@@ -118,12 +118,12 @@ def work(folder: Path, sharding: str) -> None:
     (folder / f"{sharding}-{rank}.json").write_text(json.dumps(found))
 
 
-def run(folder: Path, sharding: str, processes: int) -> list[dict[str, float]]:
+def run(folder: Path, sharding: str, processes: int, pairs: int) -> list[dict[str, float]]:
     quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
              "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}  # fmt: skip
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-        "-m", "bench.sharding", "--work", str(folder), sharding,
+        "-m", "bench.sharding", "--work", str(folder), sharding, str(pairs),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **quiet})
     if done.returncode:
@@ -144,10 +144,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--work", nargs=2)
+    parser.add_argument("--pairs", type=int, default=1, help="of a part, in each process")
+    parser.add_argument("--work", nargs=3)
     options = parser.parse_args()
     if options.work:
-        work(Path(options.work[0]), options.work[1])
+        work(Path(options.work[0]), options.work[1], int(options.work[2]))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -156,7 +157,7 @@ def main() -> None:
         print(f"{num / 1e6:.1f} M parameters, {4 * num / 2**20:.0f} MB; {options.processes} processes; peak MB\n")
         print("| sharding | process | before | start to first update | updates | run | tokens/s |\n" + "|---" * 7 + "|")
         for sharding in ("none", "full"):
-            for rank, found in enumerate(run(folder, sharding, options.processes)):
+            for rank, found in enumerate(run(folder, sharding, options.processes, options.pairs)):
                 columns = (found[key] for key in ("before", "loading", "updates", "run", "speed"))
                 print(f"| {sharding} | {rank} | " + " | ".join(f"{value:.0f}" for value in columns) + " |", flush=True)
         print(f"\nweights apart: {apart(folder):.1e}")

@@ -29,8 +29,9 @@ CASES = {
     "tied": {},
     "experts": {},
     "capped": {},
+    "gpt2": {"dropout": True, "max_steps": 1},  # at random: only that it runs, and shares prompts, can be compared
 }
-MODELS = {"tied", "experts", "capped"}  # cases with a model of that name
+MODELS = {"tied", "experts", "capped", "gpt2"}  # cases with a model of that name
 
 
 def main(folder: Path, name: str, sharding: str) -> None:

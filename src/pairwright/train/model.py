@@ -81,7 +81,7 @@ def _outline(folder: Path) -> Any:
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     model.tie_weights()
     model.config.use_cache = False
-    return model
+    return model.eval()
 
 
 def default_device() -> torch.device:
