@@ -4,8 +4,7 @@
 
 A Llama-style model with AdamW, all weights, on this machine's processor: two processes of torchrun, the same pairs. The
 peak of the updates is the largest resident memory from the second update to the last one; that of the run has loading,
-the reference, checkpoint and result as well. What a process holds before it has a model is given beside them. Both have
-the setting of the C library's allocator that sharding makes on a CPU, so that it is not part of the difference.
+the reference, checkpoint and result as well. What a process holds before it has a model is given beside them.
 """
 
 import argparse
@@ -119,8 +118,7 @@ def work(folder: Path, sharding: str, pairs: int) -> None:
 
 
 def run(folder: Path, sharding: str, processes: int, pairs: int) -> list[dict[str, float]]:
-    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1",
-             "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}  # fmt: skip
+    quiet = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1"}
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
         "-m", "bench.sharding", "--work", str(folder), sharding, str(pairs),

@@ -24,7 +24,7 @@ from pairwright.train.ranks import Ranks
 from pairwright.train.shards import whole
 
 T = TypeVar("T")
-_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 18  # glibc's number of the option, and the smallest block to give back
+_M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 20  # glibc's number of the option, and the smallest block to give back
 
 
 class Root(torch.nn.Module):  # type: ignore[misc]
