@@ -15,9 +15,9 @@ def two_nodes():
     """A cluster of two nodes of one core each: its address, and that for clients from outside."""
     pytest.importorskip("ray")
     tests = Path(__file__).resolve().parents[1]
-    # workers find the functions of the tests, and the code that this process runs
-    path = os.pathsep.join(filter(None, [str(tests), os.environ.get("PYTHONPATH")]))
-    settings = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": path}
+    # workers find the functions of the tests, and the very sources that are tested
+    paths = os.pathsep.join([str(tests), str(tests.parent / "src"), os.environ.get("PYTHONPATH", "")])
+    settings = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": paths.rstrip(os.pathsep)}
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     from ray.cluster_utils import Cluster

@@ -5,9 +5,20 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
-from pairwright.messages import Message
+from pairwright.messages import ErrorSite, Message
 from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
 from pairwright.records import EID, Experience, Pair
 from pairwright.store.table import Table
@@ -68,6 +79,12 @@ def make_model(folder: Path, kind: str = "llama", *, width: int = 32, layers: in
         model = LlamaForCausalLM(LlamaConfig(**shape))
     elif kind == "qwen2":
         model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    elif kind == "tied":
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True))
+    elif kind == "experts":
+        model = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4))
+    elif kind == "capped":
+        model = Gemma2ForCausalLM(Gemma2Config(**shape, head_dim=width // 4))
     else:
         model = GPT2LMHeadModel(
             GPT2Config(vocab_size=size, n_embd=width, n_layer=layers, n_head=4, n_positions=512, bos_token_id=5,
@@ -107,6 +124,24 @@ def make_runs(folder: Path, num_tasks: int = 4, num_runs: int = 3) -> Path:
             Experience(
                 eid=EID(batch=0, task=task, run=run), kind="single_turn", prompt=[Message("user", f"{task} say {colours[task % 3]}")],
                 completion=[Message("assistant", f"it is {colours[(task + run) % 3]}")], reward=float(run == 0),
+            )
+            for task in range(num_tasks) for run in range(num_runs)
+        ])  # fmt: skip
+    return folder
+
+
+def make_failed_runs(folder: Path, num_tasks: int = 6, num_runs: int = 2) -> Path:
+    """Runs in which a tool failed and the model then wrote something; the first one of a task is the better."""
+    with Table(folder) as table:
+        table.append([
+            Experience(
+                eid=EID(batch=0, task=task, run=run), kind="multi_turn",
+                prompt=[Message("user", f"count {task}" + " more" * task)],
+                completion=[
+                    Message("assistant", "go left"), Message("tool", "no such file", tool_call_id=None),
+                    Message("assistant", f"it is {task} {run}"),
+                ],
+                reward=float(run == 0), errors=[ErrorSite(2, "file_not_found", "no such file")],
             )
             for task in range(num_tasks) for run in range(num_runs)
         ])  # fmt: skip

@@ -199,6 +199,8 @@ class TrainConfig(Named):
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"
     """nf4: base weights in 4 bits under an adapter (QLoRA); needs bitsandbytes and a GPU."""
+    sharding: Literal["none", "full"] = "none"
+    """full: each process holds its piece of weights, gradients and optimizer, not all of them (FSDP)."""
     lora: LoraConfig = LoraConfig()
     reference: str = "initial"
     """initial: the weights before training. none. Or a model's folder."""
@@ -247,6 +249,10 @@ class TrainConfig(Named):
             raise ValueError("gradient_accumulation_steps and micro_batch_size: give one of them")
         if self.quantization != "none" and self.finetuning_type == "all_weights":
             raise ValueError("quantization: 4-bit weights cannot be trained: set finetuning_type to lora")
+        if self.sharding != "none" and self.quantization != "none":
+            raise ValueError("sharding: 4-bit weights cannot be sharded: leave out quantization or sharding")
+        if self.sharding != "none" and self.optimizer != "adamw":
+            raise ValueError(f"sharding: the state of {self.optimizer} cannot be sharded: set optimizer to adamw")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError("min_learning_rate: more than learning_rate")
         return self

@@ -23,13 +23,13 @@ from pairwright.train.data import (
     load_pairs,
     load_policy_data,
 )
-from pairwright.train.distillation import DistillChannel
+from pairwright.train.distillation import DistillChannel, open_teacher
 from pairwright.train.layout import Tree
 from pairwright.train.likelihood import LikelihoodChannel, Likely
 from pairwright.train.metrics import Sums
-from pairwright.train.model import model_hash, read_weights
+from pairwright.train.model import model_hash
 from pairwright.train.order import Order
-from pairwright.train.policy import Policy
+from pairwright.train.policy import Policy, open_policy
 from pairwright.train.policy_gradient import PolicyChannel
 from pairwright.train.preference import PreferenceChannel
 from pairwright.train.ranks import Ranks
@@ -123,9 +123,12 @@ def load_channels(
         source = _given(experience, "sdpo", "--experience")
         found = load_distill_data(source, model, settings, show)
         order = _order(config, np.arange(len(found.items)))
-        channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits, policy, model))
+        channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:
         ranks.wait()
+    for channel in channels:
+        if isinstance(channel, DistillChannel):
+            channel.teacher = open_teacher(settings, policy, model, ranks)
     _check_vocabulary(channels, policy, model)
     _compute_references(channels, policy, initial, output, settings, ranks, progress)
     return channels
@@ -150,9 +153,7 @@ def _compute_references(
     ranks.wait()  # nobody adds anything until all know what is lacking, so that the shares are shares of one list
     show = _shown(progress, "reference")
     if lacking:
-        scorer = policy if place is None else Policy(
-            read_weights(place).to(policy.device), prefix_sharing=settings.prefix_sharing, precision=settings.precision
-        )  # fmt: skip
+        scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
         scorer.model.eval()
         mine = ranks.share(lacking)
         done = 0
@@ -162,7 +163,9 @@ def _compute_references(
             done += more
             show(done, len(mine))
 
-        known.add(scorer, _batches(mine, settings.micro_batch_tokens), shown)
+        batches = _batches(mine, settings.micro_batch_tokens)
+        known.add(scorer, batches, ranks, lambda: [lacking[0]()], shown)
+        scorer.settle()
         ranks.wait()
         known.refresh()
     for channel in wanting:

@@ -5,7 +5,8 @@
                                  state.json              step, counts, best metric, fingerprint, checksums
 
 Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
-the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON.
+the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON. Tensors are whole: a run in
+shards and one without, or with another number of processes, go on from each other's.
 """
 
 import os
@@ -16,12 +17,12 @@ from typing import Any
 import msgspec
 import torch
 import xxhash
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
 
 from pairwright.errors import PairwrightError
 from pairwright.store.journal import sync_folder
 from pairwright.train.model import replace_folder
+from pairwright.train.shards import like, put, write_tensors
 
 
 class CheckpointError(PairwrightError):
@@ -41,6 +42,12 @@ class State(msgspec.Struct, kw_only=True):
     checksums: dict[str, str] = {}
 
 
+def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
+    """What the processes that do not write do while `save_checkpoint` runs in the first: hand over their shards."""
+    write_tensors(Path(), weights, is_writer=False)
+    write_tensors(Path(), _flat(optimizer.state_dict())[0], is_writer=False)
+
+
 def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
     """Write the checkpoint of a step; returns its folder."""
     place = folder / f"step-{state.step:08}"
@@ -48,20 +55,18 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
     shutil.rmtree(hidden, ignore_errors=True)
     try:
         hidden.mkdir(parents=True)
-        save_file(
-            {name: tensor.detach().contiguous().cpu() for name, tensor in weights.items()},
-            hidden / "weights.safetensors",
-        )
+        write_tensors(hidden / "weights.safetensors", weights)
         tensors, others = _flat(optimizer.state_dict())
         tensors |= {f"random.{name}": value for name, value in _random_state().items()}
-        save_file(tensors, hidden / "optimizer.safetensors", metadata={"others": msgspec.json.encode(others).decode()})
+        metadata = {"others": msgspec.json.encode(others).decode()}
+        write_tensors(hidden / "optimizer.safetensors", tensors, metadata=metadata)
         sums = {path.name: _checksum(path) for path in sorted(hidden.iterdir())}
         saved = msgspec.structs.replace(state, checksums=sums)
         (hidden / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
         replace_folder(hidden, place)
         sync_folder(folder)
-    except (OSError, SafetensorError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
         raise CheckpointError(
             f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
             "Make room, then go on with --resume"
@@ -90,27 +95,27 @@ def read_state(place: Path) -> State:
 
 def load_weights(place: Path, weights: dict[str, Any]) -> None:
     """Copy a checkpoint's weights into the tensors of the same names."""
-    saved = load_file(place / "weights.safetensors")
-    if saved.keys() != weights.keys():
-        raise CheckpointError(f"{place}: holds {len(saved)} weights that are not those of this model")
-    with torch.no_grad():
+    with safe_open(place / "weights.safetensors", framework="pt") as file:
+        names = set(file.keys())
+        if names != weights.keys():
+            raise CheckpointError(f"{place}: holds {len(names)} weights that are not those of this model")
         for name, tensor in weights.items():
-            tensor.copy_(saved[name])
+            put(file.get_tensor(name), tensor)
 
 
 def load_optimizer(place: Path, optimizer: Any) -> None:
     """Restore the optimizer and the random state."""
-    from safetensors import safe_open
-
     with safe_open(place / "optimizer.safetensors", framework="pt") as file:
         others = msgspec.json.decode(file.metadata()["others"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     torch.set_rng_state(tensors.pop("random.cpu"))
     for name in [name for name in tensors if name.startswith("random.cuda.")]:
         torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*tensors.items(), *others["state"].items()]:
         number, key = name.split(".", 1)
+        value = like(value, parameters[int(number)]) if isinstance(value, torch.Tensor) else value
         state.setdefault(int(number), {})[key] = value
     optimizer.load_state_dict({"state": state, "param_groups": others["param_groups"]})
 
@@ -129,7 +134,7 @@ def _flat(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     for number, values in state["state"].items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{number}.{name}"] = value.detach().contiguous().cpu()
+                tensors[f"{number}.{name}"] = value
             else:
                 others[f"{number}.{name}"] = value
     return tensors, {"state": others, "param_groups": state["param_groups"]}

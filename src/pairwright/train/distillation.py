@@ -6,7 +6,6 @@ Student and teacher stand on different contexts and the same completion; rows ar
 Logits are made at those rows only, a few hundred at a time, and made again in the backward pass.
 """
 
-import copy
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pairwright.arrays import Array
-from pairwright.config.train import DistillConfig
+from pairwright.config.train import DistillConfig, TrainConfig
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss
 from pairwright.tokens.distill import Distillation
 from pairwright.train.data import DistillData
 from pairwright.train.layout import Tree, tree_of
 from pairwright.train.metrics import Sums
-from pairwright.train.model import read_weights
 from pairwright.train.order import Order, micro_batches
-from pairwright.train.policy import Policy
+from pairwright.train.policy import Policy, open_policy
 from pairwright.train.ranks import Ranks
 
 ROWS_AT_ONCE = 256
@@ -36,10 +34,7 @@ class DistillChannel:
     has_validation = False
     needs_reference = False
 
-    def __init__(
-        self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Any, policy: Policy,
-        model: Path,
-    ) -> None:  # fmt: skip
+    def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Any) -> None:
         values = {
             name: getattr(options, name) for name in DistillOptions.__dataclass_fields__ if hasattr(options, name)
         }
@@ -49,7 +44,7 @@ class DistillChannel:
         self.reference = None
         self.counts, self.notes = data.counts, [f"sdpo: {len(data.items)} hinted turns"]
         self._kind = options.teacher
-        self._teacher = _teacher(options.teacher, policy, model)
+        self.teacher: Policy | None = None  # a second model, where `open_teacher` has one
 
     @property
     def fingerprint(self) -> str:
@@ -73,17 +68,17 @@ class DistillChannel:
         chosen = [self.data.items[item] for item in items]
         students, teachers = [_student(item) for item in chosen], [_taught(item) for item in chosen]
         student_KH, target_K, _, _ = policy.hidden(students)
-        teacher = policy if self._teacher is None else self._teacher
+        teacher = policy if self.teacher is None else self.teacher
 
         def bare() -> Any:
-            is_adapter_off = self._kind == "initial" and self._teacher is None
+            is_adapter_off = self._kind == "initial" and self.teacher is None
             return policy.without_adapter() if is_adapter_off else nullcontext()
 
         with torch.no_grad(), bare():
             teacher_KH, _, _, _ = teacher.hidden(teachers)
         recorded_K = torch.from_numpy(np.concatenate([_recorded(item) for item in chosen])).to(policy.device)
         sums = dict.fromkeys(("loss", "divergence", "clipped"), torch.zeros((), device=policy.device))
-        for start in range(0, len(target_K), ROWS_AT_ONCE):
+        for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
@@ -103,12 +98,10 @@ class DistillChannel:
         return sums["loss"] / max(total, 1e-12), measured
 
     def after_update(self, policy: Policy) -> None:
-        if self._kind != "ema" or self._teacher is None:
-            return
-        with torch.no_grad():
-            pairs = zip(self._teacher.model.parameters(), policy.model.parameters(), strict=True)
-            for slow, fast in pairs:
-                slow.lerp_(fast, self._ema_rate)
+        if self.teacher is not None:
+            self.teacher.settle()
+        if self._kind == "ema" and self.teacher is not None:
+            _follow(self.teacher, policy, self._ema_rate)
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student(self.data.items[item]) for item in items]
@@ -121,13 +114,22 @@ class DistillChannel:
         )
 
 
-def _teacher(kind: str, policy: Policy, model: Path) -> Policy | None:
+def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Ranks) -> Policy | None:
     """A second model where the teacher is not the policy's own weights: none where the adapter can be switched off."""
-    is_adapter = policy.model is not policy.plain
+    kind, is_adapter = settings.sdpo.teacher, policy.model is not policy.plain
     if kind == "same" or (kind == "initial" and is_adapter):
         return None
-    copied = copy.deepcopy(policy.model) if kind == "ema" else read_weights(model).to(policy.device)
-    return Policy(copied.eval(), prefix_sharing=policy.can_share, precision=policy.precision)
+    teacher = open_policy(model, settings, ranks, is_trained=kind == "ema")
+    teacher.model.eval()
+    if kind == "ema":
+        _follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
+    return teacher
+
+
+@torch.no_grad()
+def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
+    for slow, fast in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
+        slow.lerp_(fast, rate)
 
 
 def _student(item: Distillation) -> Tree:

@@ -15,12 +15,13 @@ import torch
 
 from pairwright.canonical import content_hash
 from pairwright.config import Config
-from pairwright.config.train import TrainConfig
 from pairwright.errors import PairwrightError
+from pairwright.train.best import best_steps, judge, validation_interval
 from pairwright.train.channels import Channel, load_channels
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
+    join_checkpoint,
     load_optimizer,
     load_weights,
     read_state,
@@ -30,16 +31,19 @@ from pairwright.train.checkpoint import (
 from pairwright.train.folder import RunFolder
 from pairwright.train.log import Log, Progress
 from pairwright.train.metrics import Sums, add, means, open_reporters
-from pairwright.train.model import load_model, model_hash, save_model, trainable
-from pairwright.train.optimizer import learning_rate, make_optimizer, set_learning_rate
-from pairwright.train.policy import Policy
+from pairwright.train.model import model_hash, save_model, trainable
+from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from pairwright.train.order import even_parts
+from pairwright.train.policy import open_policy
 from pairwright.train.ranks import Ranks
+from pairwright.train.sharding import gathered_model
 from pairwright.train.stopping import Stop, Stopped
 
 # what may change between a run and its resumption: it does not change the update
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
+    "sharding",
 }  # fmt: skip
 
 
@@ -73,7 +77,7 @@ def train(
     `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder of
     sequences of the pairs, where there is one already; what is not in it is encoded into it.
     """
-    ranks = Ranks.here()
+    ranks = Ranks.here(sharding=config.train.sharding == "full")
     folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
     try:
         with Stop() as stop:
@@ -101,8 +105,7 @@ class Training:
         folder.write_status(state="running", epochs=settings.epochs)
 
         # the model, the data, and the reference while the weights are still the initial ones
-        model = load_model(base, settings)
-        self.policy = Policy(model, prefix_sharing=settings.prefix_sharing, precision=settings.precision)
+        self.policy = open_policy(base, settings, ranks)
         initial = model_hash(base)
         self.channels: list[Channel] = load_channels(
             config, self.policy, base, initial, folder.path, ranks, progress=progress, **data
@@ -125,7 +128,7 @@ class Training:
             open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
         )
         log = Log(self.folder, reporters, state, self.per_epoch, self.progress, self.num_steps)
-        every = _validation_interval(settings, self.per_epoch)
+        every = validation_interval(settings, self.per_epoch)
         can_validate = any(channel.has_validation for channel in self.channels)
         last: dict[str, float] = {}
         while state.step < self.num_steps:
@@ -138,7 +141,7 @@ class Training:
             is_better = False
             if can_validate and (is_last or state.step % every == 0):
                 last |= log.write_validation(self.validate())
-                is_better = _judge(state, last, settings)
+                is_better = judge(state, last, settings)
             is_asked = self.ranks.any(stop.signal_number is not None)
             if is_last or is_asked or is_better or state.step % (settings.save_every or every) == 0:
                 self.save()
@@ -165,15 +168,16 @@ class Training:
             items = channel.order.batch(step)
             total = channel.total(items)
             channel.prepare(policy, items, self.ranks)
-            for part in channel.parts(self.ranks.share(items), len(items)):
+            for part, is_mine in even_parts(channel, items, self.ranks):
                 loss, found = channel.loss(policy, part, total)
                 if loss.requires_grad:
-                    (channel.weight * loss).backward()
-                add(sums, {**found, "loss": (channel.weight * float(loss.detach()), 0.0)})
+                    ((channel.weight if is_mine else 0.0) * loss).backward()
+                if is_mine:
+                    add(sums, {**found, "loss": (channel.weight * float(loss.detach()), 0.0)})
         self.ranks.sum_gradients(weights)
         sums = self.ranks.sum_values(sums)
         loss_value = sums["loss"][0]
-        norm = float(torch.nn.utils.clip_grad_norm_(weights, self.settings.max_grad_norm or float("inf")))
+        norm = clip_gradients(weights, self.settings.max_grad_norm)
         if not (loss_value <= self.settings.max_loss and norm < float("inf")):
             raise BadLoss(
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
@@ -196,12 +200,14 @@ class Training:
             total = channel.total(items)
             channel.prepare(self.policy, items, self.ranks)
             found: Sums = {"loss": (0.0, 0.0)}
-            for part in channel.parts(self.ranks.share(items), len(items)):
+            for part, is_mine in even_parts(channel, items, self.ranks):
                 value, measured = channel.loss(self.policy, part, total)
-                add(found, {**measured, "loss": (float(value), 0.0)})
+                if is_mine:
+                    add(found, {**measured, "loss": (float(value), 0.0)})
             found = self.ranks.sum_values(found)
             loss += channel.weight * found.pop("loss")[0]
             add(sums, found)
+        self.policy.settle()
         self.policy.model.train()
         sums.pop("num_tokens", None)
         return means({"loss": (loss, 1.0), **sums}, "eval_")
@@ -210,7 +216,9 @@ class Training:
         state, place = self.state, self.folder.path / "checkpoints"
         if self.ranks.is_first:
             save_checkpoint(place, state, self.weights, self.optimizer)
-            remove_old(place, keep=_best_steps(state, self.settings))
+            remove_old(place, keep=best_steps(state, self.settings))
+        elif self.ranks.is_sharded:
+            join_checkpoint(self.weights, self.optimizer)
         self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric)
         self.ranks.wait()
 
@@ -221,9 +229,12 @@ class Training:
         if state.best_step not in (None, state.step) and best.exists():
             load_weights(best, self.weights)
         name = "adapter" if settings.finetuning_type == "lora" else "model"
+        self.policy.restore_attention()
+        model = self.policy.model
+        if self.ranks.is_sharded:
+            model = gathered_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
-            self.policy.restore_attention()
-            name = save_model(self.policy.model, folder.path, base=self.base, settings=settings)
+            name = save_model(model, folder.path, base=self.base, settings=settings)
         self.ranks.wait()
         folder.write_status(state="completed", model=name, step=state.step, best_step=state.best_step)
         return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
@@ -237,6 +248,8 @@ class Training:
     def _tell(self) -> None:
         """What a user should know before the first update, in train.json and to whoever watches."""
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
+        if self.settings.sharding != "none" and not self.ranks.is_sharded:
+            notes.append("sharding: this is the only process, so it has all of the model")
         notes += [note for channel in self.channels for note in channel.notes]
         self.folder.write_status(
             num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
@@ -257,33 +270,6 @@ def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer
     load_optimizer(place, optimizer)
     folder.cut_metrics(state.step)
     return state
-
-
-def _judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
-    """Take note of a validation; whether it is the best so far."""
-    if settings.metric not in values:
-        raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
-    value = values[settings.metric]
-    state.metrics = {**state.metrics, state.step: value}
-    sign = -1 if settings.metric.endswith("loss") else 1
-    if state.best_metric is None or sign * value > sign * state.best_metric:
-        state.best_metric, state.best_step, state.num_bad_validations = value, state.step, 0
-        return True
-    state.num_bad_validations += 1
-    return False
-
-
-def _best_steps(state: State, settings: TrainConfig) -> set[int]:
-    sign = -1 if settings.metric.endswith("loss") else 1
-    ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))
-    return set(ranked[: settings.keep_top_k]) | ({state.best_step} if state.best_step is not None else set())
-
-
-def _validation_interval(settings: TrainConfig, per_epoch: int) -> int:
-    every = settings.val_check_interval
-    if every is None:
-        return per_epoch
-    return max(1, round(every * per_epoch) if every < 1 else round(every))
 
 
 def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:

@@ -24,17 +24,21 @@ class ModelError(PairwrightError):
     """A model that cannot be loaded, trained or saved."""
 
 
-def load_model(folder: Path, settings: TrainConfig, *, device: Any = None) -> Any:
-    """The model of a folder, ready to train: its adapter attached, its dropout off unless it is wanted."""
-    model = read_weights(folder, quantization=settings.quantization)
-    if settings.finetuning_type != "all_weights":
+def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_trained: bool = True) -> Any:
+    """The model of a folder, ready to train: its adapter attached, its dropout off unless it is wanted.
+
+    One that is not trained has no adapter. On the device `meta` it has names and shapes, and nothing is read.
+    """
+    device = device or default_device()
+    model = _outline(folder) if device.type == "meta" else read_weights(folder, quantization=settings.quantization)
+    if is_trained and settings.finetuning_type != "all_weights":
         model = _with_adapter(model, settings)
     if not settings.dropout:
         _disable_dropout(model)
-    if settings.gradient_checkpointing:
+    if is_trained and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
         model.enable_input_require_grads()
-    return model.to(device or default_device())
+    return model.to(device)
 
 
 def read_weights(folder: Path, *, quantization: str = "none") -> Any:
@@ -62,6 +66,22 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
     model.config.use_cache = False
     return model
+
+
+def _outline(folder: Path) -> Any:
+    """The model without its weights, as `read_weights` would make it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # whatever a broken folder makes transformers raise
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
+    model.tie_weights()
+    model.config.use_cache = False
+    return model.eval()
 
 
 def default_device() -> torch.device:

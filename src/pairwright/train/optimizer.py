@@ -1,12 +1,14 @@
-"""Optimizers by name, and the learning rate as a pure function of the step."""
+"""Optimizers by name, the norm of the gradient, and the learning rate as a pure function of the step."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from pairwright.config.train import TrainConfig
 from pairwright.train.model import ModelError
+from pairwright.train.shards import whole
 
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
@@ -28,6 +30,14 @@ def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
     except ImportError:
         raise ModelError("optimizer adamw_8bit needs bitsandbytes: pip install bitsandbytes") from None
     return AdamW8bit(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)
+
+
+def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
+    """Scale the gradients down to a norm, 0 for none; returns the norm they had, over all pieces of each."""
+    tensors = list(parameters)
+    norm = whole(torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))
+    torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
+    return float(norm)
 
 
 def learning_rate(step: int, num_steps: int, settings: TrainConfig) -> float:

@@ -1,11 +1,13 @@
 """Which items an update takes: a pure function of the step, so that a resumed run needs no iterator's state."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from pairwright.arrays import Array
+from pairwright.train.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,15 @@ def micro_batches(items: Array, sizes: Sequence[int], *, max_items: int | None, 
         parts[-1].append(int(items[place]))
         room -= sizes[place]
     return [np.array(part) for part in parts]
+
+
+class Parted(Protocol):
+    """What cuts items into parts that fit into memory, the smallest items first; `num_all` are in the whole batch."""
+
+    def parts(self, items: Array, num_all: int) -> list[Array]: ...
+
+
+def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Array, bool]]:
+    """This process's parts of a batch, and whether each counts: the smallest item of all fills up where it has to."""
+    mine = channel.parts(ranks.share(items), len(items))
+    return ranks.in_step(mine, lambda: channel.parts(items, len(items))[0][:1])

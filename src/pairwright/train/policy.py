@@ -5,21 +5,28 @@
 The backbone runs on one row of trees (or on padded rows, for models that cannot share), and the head only at the
 positions that predict a trained token, in chunks. How a model scales its logits is read from its configuration and
 then *checked*: at the start both ways are compared on a small example, and what does not agree is not used.
+
+A model in shards (sharding.py) runs below its root. Its head stays gathered after a pass, until the backward pass ends
+or `settle` is called.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pairwright.config.train import TrainConfig
 from pairwright.losses.logps import masked_logps
 from pairwright.train.attention import NAME, CannotShare, Plan, register
 from pairwright.train.layout import Tree, lay_out, pad
-from pairwright.train.model import ModelError, plain_model
+from pairwright.train.model import ModelError, load_model, plain_model
+from pairwright.train.ranks import Ranks
+from pairwright.train.sharding import Root, load_sharded
 
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
 
@@ -34,11 +41,22 @@ class Scored:
     num_branches: int
 
 
+def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> "Policy":
+    """The model of a folder as a policy, in shards where that is wanted; one that is not trained has no adapter."""
+    root = load_sharded(folder, settings, ranks, is_trained=is_trained) if ranks.is_sharded else None
+    model = load_model(folder, settings, is_trained=is_trained) if root is None else root.model
+    if not is_trained:
+        model.eval()
+    return Policy(model, root=root, prefix_sharing=settings.prefix_sharing, precision=settings.precision)
+
+
 class Policy:
     """`can_share` says whether prompts are computed once; `why_not` says why, where they are not."""
 
-    def __init__(self, model: Any, *, prefix_sharing: bool = True, precision: str = "fp32") -> None:
-        self.model = model
+    def __init__(
+        self, model: Any, *, root: Root | None = None, prefix_sharing: bool = True, precision: str = "fp32"
+    ) -> None:
+        self.model, self.root = model, root
         self.precision = "fp32"  # until the checks below are done
         self.plain = plain_model(model)
         self.device = next(model.parameters()).device
@@ -55,6 +73,7 @@ class Policy:
         self._check_head()
         if prefix_sharing:
             self.can_share, self.why_not = self._try_sharing()
+        self.settle()
         self.precision = precision
 
     def score(self, trees: Sequence[Tree]) -> Scored:
@@ -104,6 +123,11 @@ class Policy:
         with self.model.disable_adapter():
             yield
 
+    def settle(self) -> None:
+        """After passes without a backward pass: give back what they left gathered, so that weights can be written."""
+        if self.root is not None:
+            self.root.settle()
+
     def restore_attention(self) -> None:
         """Give the model back the attention it came with, before it is saved or used elsewhere."""
         if self.can_share:
@@ -112,7 +136,11 @@ class Policy:
     def _backbone(self, **inputs: Any) -> Tensor:
         backbone = self.plain.base_model
         with self._autocast():
-            return backbone(**inputs, use_cache=False).last_hidden_state
+            return self._run(lambda: backbone(**inputs, use_cache=False).last_hidden_state)
+
+    def _run(self, work: Any) -> Tensor:
+        found: Tensor = work() if self.root is None else self.root(work)
+        return found
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
@@ -127,7 +155,7 @@ class Policy:
     def _check_head(self) -> None:
         """Our logits at the last position are the model's own."""
         ids = torch.tensor([_example(self.num_embeddings)[:8]], device=self.device)
-        theirs_V = self.plain(input_ids=ids, use_cache=False).logits[0, -1].float()
+        theirs_V = self._run(lambda: self.plain(input_ids=ids, use_cache=False).logits[0, -1].float())
         ours_V = self.logits(self._backbone(input_ids=ids)[0, -1:])[0]
         if not torch.allclose(ours_V, theirs_V, atol=1e-2, rtol=1e-2):
             raise ModelError(
@@ -148,6 +176,7 @@ class Policy:
             self.can_share = True
             found_N = self.score(trees).logps_N
         except Exception as error:  # a model may fail in its own way on a row of trees
+            self.settle()
             self._use(self._own_attention)
             reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
             return False, f"{type(self.plain).__name__}: {reason}"

@@ -18,7 +18,7 @@ from pairwright.losses.unpaired import mismatch_sums, reference_point
 from pairwright.train.data import PairData
 from pairwright.train.layout import Tree
 from pairwright.train.metrics import Sums
-from pairwright.train.order import Order, micro_batches
+from pairwright.train.order import Order, even_parts, micro_batches
 from pairwright.train.policy import Policy, Scored
 from pairwright.train.ranks import Ranks
 from pairwright.train.reference import ReferenceLogps
@@ -77,13 +77,14 @@ class PreferenceChannel:
             return
         total = count = 0.0
         with torch.no_grad():
-            for part in self.parts(ranks.share(items), len(items)):
+            for part, is_mine in even_parts(self, items, ranks):
                 trees = [self._mismatched(item) for item in part]
                 scored = policy.score(trees)
                 sums_S, _ = _sums(scored)
                 known_S, _ = _sums_of(self._reference_of(trees, policy), scored)
                 found = mismatch_sums(sums_S, known_S)
-                total, count = total + float(found[0]), count + float(found[1])
+                if is_mine:
+                    total, count = total + float(found[0]), count + float(found[1])
         summed = ranks.sum_values({"z0": (total, count)})["z0"]
         self._point = reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
 

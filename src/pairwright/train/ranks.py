@@ -2,24 +2,30 @@
 
 Every process computes sums, and every normaliser is of the whole batch, so that adding up gradients gives the update
 that one process would make. A process alone is rank 0 of 1, and nothing here costs it anything.
+
+Where the model is in shards (sharding.py), a pass through it is made by all processes at once: `in_step` has those that
+are done go along until all are.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ranks:
     rank: int = 0
     size: int = 1
+    is_sharded: bool = False
 
     @classmethod
-    def here(cls) -> "Ranks":
+    def here(cls, *, sharding: bool = False) -> "Ranks":
         """Of the process group that is up; one is started where torchrun or accelerate launched this process."""
         if not dist.is_available():
             return cls()
@@ -27,7 +33,10 @@ class Ranks:
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        return cls(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else cls()
+        if not dist.is_initialized():
+            return cls()
+        size = dist.get_world_size()
+        return cls(dist.get_rank(), size, is_sharded=sharding and size > 1)
 
     @property
     def is_first(self) -> bool:
@@ -37,9 +46,22 @@ class Ranks:
         """The items of this process: every size-th one."""
         return items[self.rank :: self.size]
 
+    def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
+        """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
+        which do not count."""
+        for part in parts:
+            if self.is_sharded:
+                self.any(True)
+            yield part, True
+        while self.is_sharded and self.any(False):
+            yield spare(), False
+
     def sum_gradients(self, parameters: Iterable[Any]) -> None:
-        """Add up the gradients of all processes, in place; a process without one adds zero."""
-        if self.size == 1:
+        """Add up the gradients of all processes, in place; a process without one adds zero.
+
+        Those of a model in shards were added up in the backward pass.
+        """
+        if self.size == 1 or self.is_sharded:
             return
         tensors = list(parameters)
         for tensor in tensors:

@@ -21,6 +21,7 @@ from pairwright.errors import PairwrightError
 from pairwright.store.journal import new_segment_id
 from pairwright.train.layout import Tree
 from pairwright.train.policy import Policy
+from pairwright.train.ranks import Ranks
 
 ROWS_PER_PART = 8192
 _SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
@@ -58,11 +59,17 @@ class ReferenceLogps:
     def lacks(self, tree: Tree) -> bool:
         return any(key not in self._found for key in branch_keys(tree))
 
-    def add(self, policy: Policy, batches: Iterable[Sequence[Tree]], progress: Callable[[int], None]) -> None:
-        """Score trees with the reference and keep the values, a part at a time."""
+    def add(
+        self, policy: Policy, batches: Iterable[list[Tree]], ranks: Ranks, spare: Callable[[], list[Tree]],
+        progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`."""
         rows: list[tuple[bytes, Array]] = []
-        for trees in batches:
-            rows += list(_scored(policy, trees))
+        for trees, is_mine in ranks.in_step(batches, spare):
+            found = list(_scored(policy, trees))
+            if not is_mine:
+                continue
+            rows += found
             progress(len(trees))
             if len(rows) >= ROWS_PER_PART:
                 self._write(rows)
