@@ -89,7 +89,7 @@ def explain(folder: Place, identity: str) -> dict[str, Any]:
 
 
 def _write(path: Path, frames: Iterable[pl.DataFrame]) -> None:
-    with pq.ParquetWriter(path, _SCHEMA, compression="zstd", use_dictionary=["reason"]) as writer:
+    with pq.ParquetWriter(path, _SCHEMA, compression="lz4", use_dictionary=["reason"]) as writer:
         for group in row_groups(_batches(frames), _SCHEMA):
             writer.write_table(group, row_group_size=group.num_rows)
 
