@@ -1,6 +1,6 @@
 """Checkpoints: everything that a run needs to go on as if it had not stopped.
 
-    checkpoints/step-00000040/   weights.safetensors     what is trained
+    checkpoints/step-00000040/   weights.safetensors     what is trained, and a teacher that follows it
                                  optimizer.safetensors   the optimizer's tensors, and the random state
                                  state.json              step, counts, best metric, fingerprint, checksums
 

@@ -22,6 +22,7 @@ from pairwright.tokens.distill import Distillation
 from pairwright.train.data import DistillData
 from pairwright.train.layout import Tree, tree_of
 from pairwright.train.metrics import Sums
+from pairwright.train.model import trainable
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy, open_policy
 from pairwright.train.ranks import Ranks
@@ -102,6 +103,12 @@ class DistillChannel:
             self.teacher.settle()
         if self._kind == "ema" and self.teacher is not None:
             _follow(self.teacher, policy, self._ema_rate)
+
+    def followers(self) -> dict[str, Any]:
+        """The weights of a teacher that follows the policy."""
+        if self._kind != "ema" or self.teacher is None:
+            return {}
+        return {f"teacher.{name}": tensor for name, tensor in trainable(self.teacher.model).items()}
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student(self.data.items[item]) for item in items]

@@ -113,10 +113,11 @@ class Training:
         self.per_epoch = self.channels[0].order.steps_per_epoch
         self.num_steps = min(settings.max_steps or 1 << 62, settings.epochs * self.per_epoch)
         self.weights = trainable(self.policy.model)
+        self.saved = self.weights | {name: tensor for one in self.channels for name, tensor in one.followers().items()}
         self.optimizer = make_optimizer(self.weights, settings)
         self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
         if folder.checkpoints:
-            self.state = _resumed(folder, self.state, self.weights, self.optimizer)
+            self.state = _resumed(folder, self.state, self.saved, self.optimizer)
         else:
             folder.cut_metrics(0)  # of a run that ended before its first checkpoint
         self._tell()
@@ -215,10 +216,10 @@ class Training:
     def save(self) -> None:
         state, place = self.state, self.folder.path / "checkpoints"
         if self.ranks.is_first:
-            save_checkpoint(place, state, self.weights, self.optimizer)
+            save_checkpoint(place, state, self.saved, self.optimizer)
             remove_old(place, keep=best_steps(state, self.settings))
         elif self.ranks.is_sharded:
-            join_checkpoint(self.weights, self.optimizer)
+            join_checkpoint(self.saved, self.optimizer)
         self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric)
         self.ranks.wait()
 
@@ -227,7 +228,7 @@ class Training:
         state, settings, folder = self.state, self.settings, self.folder
         best = folder.path / "checkpoints" / f"step-{state.best_step or state.step:08}"
         if state.best_step not in (None, state.step) and best.exists():
-            load_weights(best, self.weights)
+            load_weights(best, self.saved)
         name = "adapter" if settings.finetuning_type == "lora" else "model"
         self.policy.restore_attention()
         model = self.policy.model

@@ -119,6 +119,9 @@ class PreferenceChannel:
     def after_update(self, policy: Policy) -> None:
         pass
 
+    def followers(self) -> dict[str, Any]:
+        return {}
+
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]
 
