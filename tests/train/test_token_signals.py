@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from pairwright.config import Config
-from pairwright.errors import PairwrightError
 from pairwright.messages import Message
 from pairwright.records import EID, Experience
 from pairwright.store.table import Table
@@ -93,10 +92,10 @@ def test_a_group_of_which_one_run_has_no_rewards_of_tokens_is_compared_by_its_ru
     run(model, runs, tmp_path / "run", epochs=1)
     counts = read_status(tmp_path / "run").counts["grpo"]
     assert "runs_by_token" not in counts
-    assert counts["flat_groups"] == 0
+    assert (counts["flat_groups"], counts["token_rewards_unused"]) == (0, 1)
 
 
-def test_an_unscored_run_with_rewards_of_tokens_is_trained_and_one_without_is_counted(model, tmp_path):
+def test_unscored_runs_are_trained_by_the_rewards_of_their_tokens(model, tmp_path):
     rewards = [np.array(row, np.float32) for row in ([1, 0, 0, 2], [3, 0, 0, 0])]
     runs = table_of(tmp_path / "runs", [(ANSWER, {"token_level_reward": row}) for row in rewards] + [(ANSWER, {})])
     rows = run(model, runs, tmp_path / "run", epochs=1)
@@ -105,8 +104,21 @@ def test_an_unscored_run_with_rewards_of_tokens_is_trained_and_one_without_is_co
     assert (counts["runs_by_token"], counts["unscored"]) == (2, 1)
 
 
+def test_an_unscored_run_whose_rewards_of_tokens_cannot_be_compared_is_counted(model, tmp_path):
+    rewards = np.array([1, 0, 0, 2], np.float32)
+    scored = [(ANSWER, {"reward": value}) for value in (0.0, 1.0)]
+    runs = table_of(tmp_path / "runs", [(ANSWER, {"token_level_reward": rewards}), *scored])
+    run(model, runs, tmp_path / "run", epochs=1)
+    counts = read_status(tmp_path / "run").counts["grpo"]
+    assert (counts["token_rewards_unused"], counts["unscored"]) == (1, 1)
+    assert "runs_by_token" not in counts
+
+
 def test_values_of_tokens_that_were_cut_off_are_not_used_and_counted(model, tmp_path):
     rewards = [np.array(row, np.float32) for row in ([1, 0, 0, 0], [0, 0, 0, 2])]
-    runs = table_of(tmp_path / "runs", [(ANSWER, {"token_level_reward": row, "reward": 1.0}) for row in rewards])
-    with pytest.raises(PairwrightError, match="in none do the rewards differ"):
-        run(model, runs, tmp_path / "run", epochs=1, max_length=7, truncation="keep_end")
+    scored = [{"token_level_reward": row, "reward": float(number)} for number, row in enumerate(rewards)]
+    runs = table_of(tmp_path / "runs", [(ANSWER, fields) for fields in scored])
+    run(model, runs, tmp_path / "run", epochs=1, max_length=7, truncation="keep_end")
+    counts = read_status(tmp_path / "run").counts["grpo"]
+    assert counts["token_rewards_unused"] == 2
+    assert "runs_by_token" not in counts

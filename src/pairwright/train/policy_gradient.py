@@ -56,6 +56,11 @@ class PolicyChannel:
         self.counts = {**data.counts, "flat_groups": found.num_flat_groups, "groups": found.num_groups}
         if self._by_token:
             self.counts["runs_by_token"] = len(self._by_token)
+        left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
+        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for the rewards of their tokens, which do not count
+        for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
+            if num:
+                self.counts[name] = self.counts.get(name, 0) + num
         missing = sum(data.sequences[item].logprobs is None for item in active)
         note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
         self.notes = [note] if missing else []
