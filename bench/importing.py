@@ -33,8 +33,10 @@ print(json.dumps({"lines": num_lines, "cpu": time.process_time() - start}))
 """
 IMPORT = """
 import json, multiprocessing.forkserver, resource, sys, time
-from pairwright import Table
-from pairwright.store.importing import import_files
+from pairwright.engines.threads import without_blas_threads
+with without_blas_threads():  # as the command does
+    from pairwright import Table
+    from pairwright.store.importing import import_files
 
 if __name__ == "__main__":
     start = time.perf_counter()

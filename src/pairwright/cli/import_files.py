@@ -47,11 +47,14 @@ def import_files(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
-    from pairwright.config import Config, load_config
-    from pairwright.places import place
-    from pairwright.sources.format import Options
-    from pairwright.store.importing import import_files as run_import
-    from pairwright.store.table import Table
+    from pairwright.engines.threads import without_blas_threads
+
+    with without_blas_threads():
+        from pairwright.config import Config, load_config
+        from pairwright.places import place
+        from pairwright.sources.format import Options
+        from pairwright.store.importing import import_files as run_import
+        from pairwright.store.table import Table
 
     settings = Config() if config is None else load_config(config)
     paths = paths or list(settings.sources.paths)

@@ -8,11 +8,12 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Generic
 
 from pairwright.engines.engine import Engine, EngineError, R, T
+from pairwright.engines.threads import without_blas_threads
 
 if TYPE_CHECKING:  # the configuration loads pydantic, which a worker does not need
     from pairwright.config.engine import EngineConfig
@@ -99,4 +100,6 @@ def _context(module: str) -> BaseContext:
         return get_context("spawn")
     context = get_context("forkserver")
     context.set_forkserver_preload([module])
+    with without_blas_threads():
+        forkserver.ensure_running()
     return context

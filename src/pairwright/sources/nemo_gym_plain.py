@@ -1,9 +1,11 @@
-"""Plain NeMo Gym rollouts, decoded by type: the usual lines of a large file, in a fraction of the time.
+"""Plain NeMo Gym rollouts: the usual lines of a large file, in a fraction of the time.
 
 A line is plain if its items are calls, results, reasoning and assistant texts of the usual shape, nothing in it failed,
 and its prompt, tools and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which
 alone says what a rollout means. A plain line says exactly what that reader says of it (tests/store/test_plain_lane.py).
-No value of a line stays undecoded, so that what is not valid JSON or UTF-8 is never plain.
+No value of a line stays unchecked, so that what is not valid JSON or UTF-8 is never plain.
+
+Lines are read by the C module of native/, where it was built; what that leaves, or all, is decoded by type here.
 """
 
 from typing import Any
@@ -24,6 +26,14 @@ from pairwright.sources.leftover import small_fields
 from pairwright.sources.nemo_gym import PARAMS, READ, agent_name, prompt_of
 from pairwright.sources.nemo_gym_shapes import NULL, Response, Row
 from pairwright.sources.plain_answer import Answer, answer_of
+from pairwright.sources.result_text import text_error_kind
+
+try:
+    from pairwright.sources.plain_rollout import read_rollout
+
+    IS_NATIVE = True
+except ImportError:  # installed without a C compiler
+    IS_NATIVE = False
 
 _SHARED_BYTES = 8 * 2**20
 _NO_FIELDS: frozenset[str] = frozenset()
@@ -37,12 +47,13 @@ class _Tools(Struct, gc=False, frozen=True):
     text: bytes
     packed: Raw  # stands for the tools in what is hashed
     names: tuple[str, ...]
+    encoded_names: tuple[bytes, ...]
 
 
 class Given(Struct, gc=False):
     """What the rollouts of one task share, made once from their `responses_create_params`."""
 
-    raw: Raw
+    raw: bytes
     messages: tuple[Message, ...]
     tools: _Tools
     has_instructions: bool
@@ -64,6 +75,10 @@ class Rollout(Struct, gc=False):
     info: Json
 
 
+# What a row says beside that: reward, task index and rollout index as they stand there, the agent as JSON, the model,
+# and the fields that not every rollout has.
+Said = tuple[Any, Any, Any, bytes, str | None, Json | None]
+
 _decode_row = msgspec.json.Decoder(Row).decode
 _decode_response = msgspec.json.Decoder(Response).decode
 _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -78,44 +93,62 @@ class PlainRollouts:
         self._tools: dict[bytes, _Tools] = {}
         self._num_bytes = 0
         self._last: Given | None = None
-        self._last_task: tuple[int | str | None, Raw, str] = (None, NULL, "")
+        self._last_task: tuple[int | str | None, bytes, str] = (None, b"", "")
 
-    def read(self, line: Any) -> Rollout | None:
+    def read(self, line: bytes) -> Rollout | None:
         """A plain line, or None. What is wrong with a line is for the general reader to say."""
         try:
+            if IS_NATIVE and (found := self._read_natively(line)) is not None:
+                return found
             if self._is_bare:
                 try:
-                    return self._rollout(_decode_row(line))
+                    return self._from_row(_decode_row(line))
                 except msgspec.ValidationError:
                     pass  # other fields, or a row that is not plain
-            return self._rollout(*self._row(line))
+            return self._from_row(*self._row(line))
         except _NO_ROLLOUT:
             return None
 
-    def _rollout(self, row: Row, more: Json | None = None) -> Rollout | None:
-        given, response = self._last, row.response
-        if given is None or given.raw != row.responses_create_params:
-            given = self._given_of(row.responses_create_params)
-        if response.incomplete_details or (
-            (response.tools or response.instructions) and _adds_to_request(response, given)
-        ):
+    def _read_natively(self, line: bytes) -> Rollout | None:
+        given = self._last
+        known, names = (b"", ()) if given is None else (given.raw, given.tools.encoded_names)
+        found = read_rollout(line, known, names, decode, packed, text_error_kind)
+        if isinstance(found, bytes):  # it was given something else
+            given = self._given_of(found)
+            found = read_rollout(line, given.raw, given.tools.encoded_names, decode, packed, text_error_kind)
+        if found is None or isinstance(found, bytes) or given is None:
+            return None
+        answer, said, has_tools, has_instructions = found
+        if (has_tools or has_instructions) and _adds_to_request(has_tools, has_instructions, given):
+            return None
+        return self._rollout(given, answer, said)
+
+    def _from_row(self, row: Row, more: Json | None = None) -> Rollout | None:
+        response = row.response
+        given = self._given_of(bytes(row.responses_create_params))
+        if response.incomplete_details or _adds_to_request(response.tools, response.instructions, given):
             return None
         answer = answer_of(response.output, given.tools.names)
         if answer is None:
             return None
-        reward, run, info = row.reward, row.rollout_index, given.info
+        said = (row.reward, row.task_index, row.rollout_index, bytes(row.agent_ref), response.model, more)
+        return self._rollout(given, answer, said)
+
+    def _rollout(self, given: Given, answer: Answer, said: Said) -> Rollout | None:
+        reward, number, run, agent, model, more = said
         if type(reward) is not float:
             if isinstance(reward, dict):
                 return None
             reward = score(reward)
         if type(run) is not int or not 0 <= run < 2**63:
             run = index(run)
+        info = given.info
         if more:
             info = {**small_fields(more, _NO_FIELDS), **info}
             check_json(info, "info")
-        return Rollout(given, answer, self._task(row, given), run, reward, response.model, info)
+        return Rollout(given, answer, self._task(number, agent, given), run, reward, model, info)
 
-    def _row(self, line: Any) -> tuple[Row, Json]:
+    def _row(self, line: bytes) -> tuple[Row, Json]:
         """A row with more fields than every rollout has."""
         fields = _decode_raw(line)
         more = {key: decode(value) for key, value in fields.items() if key not in READ}
@@ -131,33 +164,35 @@ class PlainRollouts:
             decode(fields.get("_ng_rollout_index", NULL)),
         ), more
 
-    def _task(self, row: Row, given: Given) -> str:
-        number: int | str | None = row.task_index if type(row.task_index) is int else identifier(row.task_index)
+    def _task(self, number: Any, agent: bytes, given: Given) -> str:
+        if type(number) is not int:
+            number = identifier(number)
         if number is None:
-            decode(row.agent_ref)
+            decode(agent)
             if given.task is None:
                 given.task = task_hash(given.messages, given.tools.tools, given.metadata)
             return given.task
         last = self._last_task
-        if number != last[0] or row.agent_ref != last[1] or type(number) is not type(last[0]):
-            task = json_text([agent_name({"agent_ref": decode(row.agent_ref)}), number])
-            last = self._last_task = (number, row.agent_ref.copy(), task)
+        if number != last[0] or agent != last[1] or type(number) is not type(last[0]):
+            task = json_text([agent_name({"agent_ref": decode(agent)}), number])
+            last = self._last_task = (number, agent, task)
         return last[2]
 
-    def _given_of(self, raw: Raw) -> Given:
-        key = bytes(raw)
-        given = self._given.get(key)
-        if given is None:
-            if self._num_bytes > _SHARED_BYTES:
-                self._given.clear()
-                self._tools.clear()
-                self._num_bytes = 0
-            given = self._given[key] = self._new_given(raw.copy())
-            self._num_bytes += len(key)
-        self._last = given
+    def _given_of(self, raw: bytes) -> Given:
+        given = self._last
+        if given is None or given.raw != raw:
+            given = self._given.get(raw)
+            if given is None:
+                if self._num_bytes > _SHARED_BYTES:
+                    self._given.clear()
+                    self._tools.clear()
+                    self._num_bytes = 0
+                given = self._given[raw] = self._new_given(raw)
+                self._num_bytes += len(raw)
+            self._last = given
         return given
 
-    def _new_given(self, raw: Raw) -> Given:
+    def _new_given(self, raw: bytes) -> Given:
         fields = _decode_raw(raw)
         text = bytes(fields.pop("tools", NULL))
         tools = self._tools.get(text)
@@ -186,9 +221,10 @@ class PlainRollouts:
 def _tools(value: Any) -> _Tools:
     tools = tuple(tools_from_chat(value, "tools")) if value else ()
     Experience(kind=Kind.SINGLE_TURN, tools=tools)  # runs the checks of a record
-    return _Tools(tools, encode(tools), Raw(packed(tools)), tool_names(list(tools)))
+    names = tool_names(list(tools))
+    return _Tools(tools, encode(tools), Raw(packed(tools)), names, tuple(name.encode() for name in names))
 
 
-def _adds_to_request(response: Response, given: Given) -> bool:
-    """Whether the response has tools or instructions that the request did not have."""
-    return bool((response.tools and not given.tools.tools) or (response.instructions and not given.has_instructions))
+def _adds_to_request(tools: Any, instructions: Any, given: Given) -> bool:
+    """Whether a response has tools or instructions that the request did not have."""
+    return bool((tools and not given.tools.tools) or (instructions and not given.has_instructions))

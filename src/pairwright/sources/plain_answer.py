@@ -9,7 +9,8 @@ from typing import Any
 
 from msgspec import UNSET, Struct
 
-from pairwright.jsontext import decode
+from pairwright.canonical import packed
+from pairwright.jsontext import decode, encode
 from pairwright.sources.nemo_gym_shapes import Item
 from pairwright.sources.responses import TEXT_PARTS
 from pairwright.sources.result_text import text_error_kind
@@ -38,13 +39,9 @@ _CLOSES = ("function_call_output", _END.type)
 _NO_CALLS: tuple[Call, ...] = ()
 
 
-class Answer(Struct, gc=False):
-    """A completion: its messages, their canonical form, and what is counted in them."""
-
-    turns: list[Turn]
-    canonical: list[Any]
-    num_characters: int
-    num_calls: int
+# A completion as the table holds it: its messages as JSON, their canonical form packed as it is hashed, and the numbers
+# of messages, characters and calls.
+Answer = tuple[bytes, bytes, int, int, int]
 
 
 def answer_of(items: list[Item], names: tuple[str, ...]) -> Answer | None:
@@ -97,7 +94,9 @@ def answer_of(items: list[Item], names: tuple[str, ...]) -> Answer | None:
             if content is None:
                 return None
             num_characters += len(content)
-    return Answer(turns, canonical, num_characters, num_calls) if turns else None
+    if not turns:
+        return None
+    return encode(turns), packed((canonical,)), len(turns), num_characters, num_calls
 
 
 def _text(item: Item, kind: str | None) -> str | None:

@@ -29,7 +29,7 @@ from pairwright.store.parts import hidden_part, write_hidden_part
 from pairwright.store.plain_cells import COMPLETION, UID, Cells, PlainCells
 
 ROWS_PER_BATCH = 256
-PLAIN_ROWS_PER_BATCH = 512
+PLAIN_ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 * 2**20
 _PREFERENCE = Kind.PREFERENCE
 _COUNTED = {
@@ -157,7 +157,7 @@ def _plain_batches(task: ImportTask, result: ImportResult, write_rejected: Write
         others: list[tuple[int, bytes | int]] = []
         num_bytes = 0
         for number, text in islice(lines, PLAIN_ROWS_PER_BATCH):
-            row = cells.row(number, text)
+            row = cells.row(number, text) if isinstance(text, bytes) else None  # an overlong line is a number
             if row is None:
                 others.append((number, text))
                 num_bytes += len(text) if isinstance(text, bytes) else 0

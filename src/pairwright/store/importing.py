@@ -14,7 +14,6 @@ from typing import IO
 
 import msgspec
 import numpy as np
-import polars as pl
 from xxhash import xxh3_128_digest
 
 from pairwright.arrays import Array
@@ -89,6 +88,8 @@ def import_files(
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
     if update:
+        import polars as pl  # not needed otherwise, and it takes a while to load
+
         read = sorted({str(task.path) for task in tasks})  # a file that cannot be read any more replaces nothing
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)

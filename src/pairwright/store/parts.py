@@ -20,7 +20,7 @@ from pairwright.places import Place, Remote, staged
 from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
 from pairwright.store.journal import sync_folder
 
-ROWS_PER_GROUP = 4096
+ROWS_PER_GROUP = 8192
 BYTES_PER_GROUP = 32 * 2**20
 _STATISTICS = ["uid", "tid", "run", "step", "reward", "source"]
 Folder = TypeVar("Folder", Path, Remote, Place)

@@ -8,10 +8,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 
-from pairwright.canonical import buffered_hash
+from pairwright.canonical import buffered_hash, digest
 from pairwright.jsontext import encode, to_json
 from pairwright.places import Place
 from pairwright.sources.format import suffix_of
@@ -26,7 +25,6 @@ VARYING = (
     "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls", "source_line",
     "prompt", "tools", "completion", "info",
 )  # fmt: skip
-_encode_into = msgspec.json.Encoder().encode_into
 UID, COMPLETION = VARYING.index("uid"), VARYING.index("completion")
 Cells = tuple[Any, ...]
 
@@ -45,26 +43,23 @@ class PlainCells:
         self._task = ""
         self._tid = ""
         self._hash = buffered_hash()
-        self._buffer = bytearray()
         self._fixed: dict[int, dict[str, pa.Array]] = {}
         self._models: dict[str | None, str | None] = {None: None}
 
-    def row(self, number: int, line: bytes | int) -> Cells | None:
+    def row(self, number: int, line: bytes) -> Cells | None:
         """The cells of a plain line; None if it is for the general reader."""
         found = self._read(line)
         if found is None:
             return None
-        given, answer, reward, info = found.given, found.answer, found.reward, found.info
+        given, reward, info = found.given, found.reward, found.info
+        completion, canonical, num_turns, num_characters, num_calls = found.answer
         if reward is not None and not math.isfinite(reward):
             return None
         if found.task != self._task:
             self._task, self._tid = found.task, encode((self._batch, found.task)).decode()
         model = self._models.get(found.model) or self._model_version(found.model)
         run = number - 1 if found.run is None else found.run
-        _encode_into(answer.turns, self._buffer)
-        completion = bytes(self._buffer)
         suffix = suffix_of(self._hash, given.hash, completion, [None, None, reward, None, info, self._name])
-        num_turns = len(answer.turns)
         return (
             f'{self._tid[:-1]},{run},0,"{suffix}"]',
             self._tid,
@@ -74,11 +69,11 @@ class PlainCells:
             reward,
             model,
             given.prompt_hash,
-            self._hash(answer.canonical),
+            digest(canonical),
             len(given.messages),
             num_turns,
-            answer.num_characters,
-            answer.num_calls,
+            num_characters,
+            num_calls,
             number,
             given.prompt if given.messages else None,
             given.tools.text if given.tools.tools else None,

@@ -14,9 +14,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
-import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import TableError
@@ -30,8 +29,11 @@ from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read
 from pairwright.store.marker import check_table, names_in
 from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part, reveal_part
 
+if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
+    import polars as pl
+
 _NARROW = frozenset(NARROW_NAMES)
-_NARROW_ROWS = 16 * ROWS_PER_GROUP
+_NARROW_ROWS = 8 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
 
 
@@ -89,17 +91,21 @@ class Table:
         """Add a part that was written under a hidden name in this folder, by this process or another."""
         reveal_part(hidden, self.path / f"{new_segment_id()}.parquet")
 
-    def records(self, where: pl.Expr | None = None) -> Iterator[Experience]:
+    def records(self, where: "pl.Expr | None" = None) -> Iterator[Experience]:
         """The experiences, streamed, a few thousand at a time."""
         for batch in self.scan(where=where):
             yield from from_batch(batch)
 
-    def scan(self, where: pl.Expr | None = None, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def scan(self, where: "pl.Expr | None" = None, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Rows as record batches, in memory bounded by a batch. `where` is a Polars expression over the columns."""
         wanted = list(SCHEMA.names if columns is None else columns)
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
+        if not self._segments():
+            return
+        import polars as pl
+
         if _NARROW.issuperset(wanted) and not isinstance(self.path, Remote):  # small columns: Polars, on all cores
             frame = self.lazy() if where is None else self.lazy().filter(where)
             schema = pa.schema([SCHEMA.field(name) for name in wanted])
@@ -113,8 +119,10 @@ class Table:
             if batch.num_rows:
                 yield batch.select(wanted)
 
-    def lazy(self) -> pl.LazyFrame:
+    def lazy(self) -> "pl.LazyFrame":
         """The table as a Polars LazyFrame, for queries on narrow columns."""
+        import polars as pl
+
         empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA))  # `empty_table` would load pandas
         frames = [empty.lazy()]
         for segment in self._segments():
@@ -128,10 +136,12 @@ class Table:
         """The ids of the parts and journals there are; their rows one after the other are the table's."""
         return [segment.stem for segment in self._segments()]
 
-    def count(self, where: pl.Expr | None = None) -> int:
+    def count(self, where: "pl.Expr | None" = None) -> int:
         """How many rows there are, or how many of them `where` holds for."""
         if where is None and isinstance(self.path, Remote):
             return self._count_parts(self._segments())
+        import polars as pl
+
         frame = self.lazy() if where is None else self.lazy().filter(where)
         return int(frame.select(pl.len()).collect().item())
 
@@ -145,7 +155,7 @@ class Table:
         """The Parquet files."""
         return [segment for segment in self._segments() if segment.suffix == ".parquet"]
 
-    def head(self, num_rows: int = 5, where: pl.Expr | None = None) -> list[Experience]:
+    def head(self, num_rows: int = 5, where: "pl.Expr | None" = None) -> list[Experience]:
         """The first experiences."""
         found: list[Experience] = []
         for batch in self.scan(where=where):
@@ -154,10 +164,12 @@ class Table:
                 break
         return found
 
-    def group_by(self, by: Literal["task", "run", "step"]) -> pl.LazyFrame:
+    def group_by(self, by: Literal["task", "run", "step"]) -> "pl.LazyFrame":
         """One row a group: its key, the ids and rewards of its experiences, and how many there are."""
         if by not in _GROUP_COLUMNS:
             raise TableError(f"group_by: got {by!r}, expected 'task', 'run' or 'step'")
+        import polars as pl
+
         return (
             self.lazy()
             .select("uid", "tid", "run", "step", "reward", "prompt_hash")
@@ -165,7 +177,7 @@ class Table:
             .agg(pl.col("uid", "reward", "prompt_hash"), num_experiences=pl.len())
         )
 
-    def delete(self, where: pl.Expr) -> int:
+    def delete(self, where: "pl.Expr") -> int:
         """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
         self.compact()
         removed = 0
