@@ -1,13 +1,14 @@
 """Builds the C module of src/pairwright/sources/native where there is a compiler.
 
-Without one, or with PAIRWRIGHT_PURE=1, the package is pure Python: everything works, and reading plain NeMo Gym rollouts
-takes longer. The module uses Python's limited API, so one build serves 3.11 and all that come after it.
+Without one, or with PAIRWRIGHT_PURE=1, the package is pure Python: all works, and large NeMo Gym files take longer. The
+module uses Python's limited API, so one build serves 3.11 and all that come after it.
 """
 
 import os
 import sys
 import sysconfig
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -48,10 +49,10 @@ def _build() -> None:
         py_limited_api=True,
     )
     build = Distribution({"ext_modules": [module], "package_dir": {"": "src"}}).get_command_obj("build_ext")
-    build.inplace = True
-    build.build_temp = "build/native"
-    build.ensure_finalized()
-    build.run()
+    with TemporaryDirectory() as folder:
+        build.inplace, build.build_temp, build.build_lib = True, folder, folder
+        build.ensure_finalized()
+        build.run()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """The plain lane of an import against the general reader: every column, id, count and rejection is the same.
 
 Each test imports the same lines twice, once with the lane and once without, and compares all that was written. The
-lines are real rollouts, made-up ones with everything that a plain line may have, and both broken in many ways.
+lines are real rollouts, made-up ones with everything that a plain line may have, and both broken in many ways. All is
+done with the C module and without.
 """
 
 import json
+import os
 import random
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -16,8 +20,9 @@ from tests.sources.test_every_reader import broken
 
 from pairwright.jsontext import encode
 from pairwright.messages import Message, ToolCall
+from pairwright.sources import nemo_gym_plain
 from pairwright.sources.format import Options
-from pairwright.sources.nemo_gym_plain import PlainRollouts
+from pairwright.sources.nemo_gym_plain import PlainRollouts, Rollout
 from pairwright.sources.plain_answer import Call, Turn
 from pairwright.sources.reading import Layout
 from pairwright.store import import_task
@@ -38,6 +43,19 @@ WORDS = [
 ODD_WORDS = ["Error: no", '{"error": "x"}', '{"detail": "timed out"}']
 
 
+@pytest.fixture(params=["native", "python"], autouse=True)
+def reading(request, monkeypatch) -> str:
+    """With the C module, or by Python alone."""
+    if request.param == "native":
+        can_be_built = shutil.which("cc") is not None and os.environ.get("PAIRWRIGHT_PURE") != "1"
+        assert nemo_gym_plain.IS_NATIVE or not can_be_built, "run make again, or pip install --editable ."
+        if not can_be_built:
+            pytest.skip("there is no C compiler")
+    else:
+        monkeypatch.setattr(nemo_gym_plain, "IS_NATIVE", False)
+    return request.param
+
+
 def lanes(folder: Path, lines: list[bytes], monkeypatch) -> int:
     """Import lines in both ways and compare; returns how many took the plain lane."""
     folder.mkdir(exist_ok=True)
@@ -52,8 +70,12 @@ def lanes(folder: Path, lines: list[bytes], monkeypatch) -> int:
     for name, values in slow.items():
         differing = [both for both in zip(quick[name], values, strict=True) if both[0] != both[1]]
         assert not differing, f"{name}: {differing[0]}"
+    return sum(rollout is not None for rollout in rollouts(lines))
+
+
+def rollouts(lines: list[bytes]) -> list[Rollout | None]:
     read = PlainRollouts().read
-    return sum(read(line) is not None for line in lines)
+    return [read(line) for line in lines]
 
 
 def outcome(task: ImportTask) -> dict[str, list[str]]:
@@ -174,6 +196,120 @@ def test_the_fixture_and_files_of_one_kind_of_line(tmp_path, monkeypatch):
     assert lanes(tmp_path, [plain] * 3, monkeypatch) == 3
     assert lanes(tmp_path, [b"", plain, b"  ", b"{", plain + b"\r"], monkeypatch) == 2
     assert lanes(tmp_path, [b"{}"], monkeypatch) == 0
+
+
+def read_natively(lines: list[bytes]) -> list[Rollout | None]:
+    """What the C module alone says of each line."""
+    reader = PlainRollouts()
+
+    def read(line: bytes) -> Rollout | None:
+        try:
+            return reader._read_natively(line)
+        except nemo_gym_plain._NO_ROLLOUT:
+            return None
+
+    return [read(line) for line in lines]
+
+
+def test_the_c_module_reads_nearly_all_plain_lines(reading, monkeypatch, traces):
+    if reading == "python":
+        pytest.skip("about the C module")
+    draw = random.Random(4)
+    made = [as_line(made_up(draw), draw) for _ in range(1000)]
+    real = [line for file in sorted((traces / "nemo_gym").glob("*.jsonl")) for line in file.read_bytes().splitlines()]
+    for lines, share in ((made, 0.5), (real, 0.9)):  # made-up names are full of escapes
+        found = read_natively(lines)
+        monkeypatch.setattr(nemo_gym_plain, "IS_NATIVE", False)
+        plain = rollouts(lines)
+        num_plain = sum(rollout is not None for rollout in plain)
+        assert sum(rollout is not None for rollout in found) >= share * num_plain > 10
+        both = [(natively, other) for natively, other in zip(found, plain, strict=True) if natively is not None]
+        assert [said(natively) for natively, _ in both] == [said(other) for _, other in both]
+
+
+def said(rollout: Rollout) -> list[str]:
+    """All that a rollout says, as text; what it was given by its hashes."""
+    given = rollout.given
+    return [given.hash, given.prompt_hash, *(repr(getattr(rollout, name)) for name in Rollout.__struct_fields__[1:])]
+
+
+def test_the_c_module_never_looks_behind_the_end(reading):
+    if reading == "python":
+        pytest.skip("about the C module")
+    draw, num_plain = random.Random(5), 0
+    for _ in range(40):
+        line = as_line(made_up(draw), draw)
+        reader = PlainRollouts()
+        if reader.read(line) is None:
+            continue
+        num_plain += 1
+        for end in range(len(line)):  # the rest of the line is there in memory, so that whoever reads on finds it
+            with suppress(*nemo_gym_plain._NO_ROLLOUT):
+                assert reader._read_natively(memoryview(line)[:end]) is None
+    assert num_plain > 10
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["0", "-0", "7", "1e3", "-1.5E-07", "0.1", "123456789012345678", "1234567890123456789", "18446744073709551616",
+     "1e400", "01", "1.", ".5", "+1", "1e", "-", "0x1", "1_0", "1" * 40],
+)  # fmt: skip
+def test_numbers_wherever_they_stand(number, tmp_path, monkeypatch):
+    places = [
+        '{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"reward":%s}',
+        '{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}],"usage":%s}}',
+        '{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"_ng_task_index":%s}',
+        '{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"_ng_rollout_index":%s}',
+        '{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"more":[%s]}',
+    ]
+    lanes(tmp_path, [(place % number).encode() for place in places], monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\ude00", r"\ud83d\u0041", r"\/", r"\u0000", r"\u001f", r"\n\t\b\f\r\"\\", r"\x", r"\u12",
+     "\x7f", "\u00e9\u20ac\U0001f600", "\u00a0Error: no", "Traceback (most recent call last)", r'{\"ERROR\": \"x\"}',
+     " " * 90 + "error: late", "x" * 79 + "error", "\u212aerror", "a" * 40, "b" * 300, "c" * 70_000],
+)  # fmt: skip
+def test_texts_wherever_they_stand(text, tmp_path, monkeypatch):
+    items = [
+        '{"role":"assistant","content":"%s"}',
+        '{"type":"function_call_output","call_id":"c","output":"%s"}',
+        '{"type":"function_call","call_id":"c","name":"n","arguments":"%s"}',
+        '{"type":"function_call","call_id":"%s","name":"n","arguments":"{}"}',
+        '{"type":"function_call","call_id":"c","name":"%s","arguments":"{}"}',
+        '{"type":"reasoning","summary":[{"type":"summary_text","text":"%s"}]},{"role":"assistant","content":"b"}',
+        '{"role":"assistant","content":"b","id":"%s"}',
+        '{"role":"assistant","content":"b","%s":null}',
+    ]
+    row = '{"responses_create_params":{"input":"a"},"response":{"model":"m","output":[%s]}}'
+    more = '{"responses_create_params":{"input":"a"},"response":{"model":"%s","output":[{"role":"assistant","content":"b"}]},"%s":1}'
+    lines = [row % (item % text) for item in items] + [more % (text, text), more % ("m", text), more % (text, "k")]
+    lanes(tmp_path, [line.encode() for line in lines], monkeypatch)
+
+
+def test_a_key_that_stands_twice(tmp_path, monkeypatch):
+    lines = [
+        b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"x":1,"x":2}',
+        b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"reward":1,"reward":2}',
+        b'{"responses_create_params":{"input":"a"},"responses_create_params":{"input":"z"},"response":{"output":[{"role":"assistant","content":"b"}]}}',
+        b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b","content":"c"}]}}',
+        b'{"responses_create_params":{"input":"a"},"response":{"id":1,"id":2,"output":[{"role":"assistant","content":"b"}]}}',
+        b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"\\u0072eward":2}',
+    ]
+    lanes(tmp_path, lines, monkeypatch)
+
+
+def test_more_items_and_more_nesting_than_the_c_module_takes(tmp_path, monkeypatch):
+    item, call = {"role": "assistant", "content": "b"}, {"type": "function_call", "name": "n", "arguments": "{}"}
+    results = {"type": "function_call_output", "output": "fine"}
+    many = [row | {"call_id": f"c{number}"} for number in range(300) for row in (call, results)]
+    deep: list = []
+    for _ in range(70):
+        deep = [deep]
+    for output, usage in (([item] * 17, 0), (many, 0), ([item] * 3000, 0), ([item], deep), ([item], deep[0][0][0][0])):
+        row = {"responses_create_params": {"input": "a"}, "response": {"output": output, "usage": usage}}
+        assert lanes(tmp_path, [json.dumps(row).encode()] * 2, monkeypatch) == 2
 
 
 texts = st.none() | st.text(max_size=5)

@@ -113,9 +113,10 @@ def _decoded_line(path: Place, number: int, text: bytes | int, decode: Callable[
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
     try:
         return decode(text)
-    except msgspec.ValidationError:  # valid JSON, but not what a format's own decoder wants: for its reader to refuse
-        return _decoded_line(path, number, text, _decode)
     except (ValueError, RecursionError) as error:
+        if isinstance(error, msgspec.ValidationError) and decode is not _decode:
+            # valid JSON, but not what a format's own decoder wants: for its reader to refuse
+            return _decoded_line(path, number, text, _decode)
         return _second_look(path, number, text, error)
 
 

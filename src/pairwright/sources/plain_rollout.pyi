@@ -13,11 +13,7 @@ def read_rollout(
     decode: Callable[[bytes], Any],
     pack: Callable[[Any], bytes],
     error_kind: Callable[[str], str | None],
-) -> (
-    tuple[Answer, tuple[Any, Any, Any, bytes, str | None, Json | None], int, int]
-    | bytes
-    | None
-):
+) -> tuple[Answer, tuple[Any, Any, Any, bytes, str | None, Json | None], int, int] | bytes | None:
     """A plain line: its completion, what the row says beside that, and whether the response has tools, instructions.
 
     `known` is the JSON text of what the rollout was given, an object, and `names` the tools in it. For a line that was
