@@ -14,7 +14,8 @@
 typedef struct {
     View known; /* what the rollout before was given: an object */
     bool is_known; /* this one was given the same */
-    View given, reward, agent, task, run;
+    View given; /* what it was given instead */
+    View reward, agent, task, run;
     String model;
     bool has_tools, has_instructions; /* in the response */
     Items *items;
@@ -106,8 +107,8 @@ static bool take_line_field(Cursor *c, int number, const String *key, void *into
     switch (number) {
         case L_GIVEN: /* text that begins with a whole object has that object there */
             rollout->is_known = rollout->known.size > 0 && take_word(c, rollout->known.text, rollout->known.size);
-            rollout->given = rollout->known;
-            return rollout->is_known || take_value(c, &rollout->given);
+            if (!rollout->is_known && !take_value(c, &rollout->given)) rollout->given.text = NULL;
+            return rollout->is_known; /* if not, the line is read again with it */
         case L_RESPONSE: return take_object(c, RESPONSE_KEYS, take_response_field, rollout);
         case L_REWARD: return take_value(c, &rollout->reward);
         case L_AGENT: return take_value(c, &rollout->agent);
@@ -121,7 +122,7 @@ static bool take_line_field(Cursor *c, int number, const String *key, void *into
 static Verdict take_line(Cursor *c, Rollout *rollout) {
     bool is_taken = take_object(c, LINE_KEYS, take_line_field, rollout) && c->at == c->end;
     if (rollout->has_raised) return RAISED;
-    return is_taken && rollout->given.text != NULL && rollout->items->size > 0 ? FINE : NOT_PLAIN;
+    return is_taken && rollout->is_known && rollout->items->size > 0 ? FINE : NOT_PLAIN;
 }
 
 /* All that was read, as nemo_gym_plain.py takes it apart. Takes over `completion` and `canonical`. */
@@ -177,13 +178,13 @@ static PyObject *read_rollout(PyObject *module, PyObject *const *args, Py_ssize_
     Cursor c = {line.buf, (const Byte *)line.buf + line.len};
     PyObject *result = NULL;
     Verdict verdict = take_line(&c, &rollout);
-    if (verdict == NOT_PLAIN) {
+    if (verdict == FINE) {
+        result = with_answer(&rollout, &answer, line.len);
+    } else if (verdict == NOT_PLAIN && rollout.given.text != NULL) {
+        result = PyBytes_FromStringAndSize((const char *)rollout.given.text, rollout.given.size);
+    } else if (verdict == NOT_PLAIN) {
         result = Py_None;
         Py_INCREF(result);
-    } else if (verdict == FINE && !rollout.is_known) {
-        result = PyBytes_FromStringAndSize((const char *)rollout.given.text, rollout.given.size);
-    } else if (verdict == FINE) {
-        result = with_answer(&rollout, &answer, line.len);
     }
     Py_XDECREF(rollout.more);
     free_items(&items);
