@@ -38,6 +38,11 @@ def test_a_torn_last_line_is_rejected(tmp_path):
     assert read(written(tmp_path, b'{"a":1}\n{"a":2,"b"'))[1] == (2, "not valid JSON: Input data was truncated")
 
 
+def test_a_number_beyond_floats_is_rejected(tmp_path):
+    path = written(tmp_path, b'{"a":1e400}\n{"a":1}\n')
+    assert read(path) == [(1, "not valid JSON: Number out of range - at `$.a`"), (2, {"a": 1})]
+
+
 def test_a_list_nested_ten_thousand_deep_is_rejected(tmp_path):
     path = written(tmp_path, b"[" * 10_000 + b"]" * 10_000 + b'\n{"a":1}\n')
     assert read(path) == [(1, "nested too deep"), (2, {"a": 1})]

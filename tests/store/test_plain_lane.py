@@ -142,7 +142,8 @@ def made_up(draw: random.Random) -> dict:
         "response": {"model": either(["m", "\u00e9"], [None, 3]), "output": output},
     }
     row["response"] |= either(
-        [{}, {"id": "r", "usage": {"n": 1}}], [{"instructions": "Hm"}, {"tools": tools}, {"new": 1}]
+        [{}, {"id": "r", "usage": {"n": 1}}],
+        [{"instructions": "Hm"}, {"tools": tools}, {"new": 1}, {"incomplete_details": {"reason": "length"}}],
     )
     row["reward"] = either([0.5, 1, -0.0, True, None, 1e300], ["0.25", "nan", {"a": 1.0}])
     row |= draw.choice([{}, {"_ng_task_index": draw.randrange(3)}, {"_ng_task_index": "t", "agent_ref": {"name": "a"}}])
@@ -267,9 +268,13 @@ def test_numbers_wherever_they_stand(number, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "text",
-    [r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\ude00", r"\ud83d\u0041", r"\/", r"\u0000", r"\u001f", r"\n\t\b\f\r\"\\", r"\x", r"\u12",
+    [r"\u00e9", r"\ud83d\ude00", r"\ud83d", r"\ude00", r"\ud83d\u0041", r"\ude00\ude00", r"\/", r"\u0000", r"\u001f", r"\n\t\b\f\r\"\\", r"\x", r"\u12",
      "\x7f", "\u00e9\u20ac\U0001f600", "\u00a0Error: no", "Traceback (most recent call last)", r'{\"ERROR\": \"x\"}',
-     " " * 90 + "error: late", "x" * 79 + "error", "\u212aerror", "a" * 40, "b" * 300, "c" * 70_000],
+     " " * 90 + "error: late", "x" * 79 + "error", "\u212aerror", "a" * 40, "b" * 300, "c" * 70_000,
+     "Tracebac\u212a (most recent call last)",  # lower case makes an ordinary k of it
+     *(raw.decode(errors="surrogateescape") for raw in (
+         b"\xff", b"\x80", b"\xc3", b"\xc0\xaf", b"\xe2\x82", b"\xe0\x80\xaf", b"\xed\xa0\x80", b"\xf0\x80\x80\xaf",
+         b"\xf0\x9f\x98", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80"))],
 )  # fmt: skip
 def test_texts_wherever_they_stand(text, tmp_path, monkeypatch):
     items = [
@@ -285,7 +290,7 @@ def test_texts_wherever_they_stand(text, tmp_path, monkeypatch):
     row = '{"responses_create_params":{"input":"a"},"response":{"model":"m","output":[%s]}}'
     more = '{"responses_create_params":{"input":"a"},"response":{"model":"%s","output":[{"role":"assistant","content":"b"}]},"%s":1}'
     lines = [row % (item % text) for item in items] + [more % (text, text), more % ("m", text), more % (text, "k")]
-    lanes(tmp_path, [line.encode() for line in lines], monkeypatch)
+    lanes(tmp_path, [line.encode(errors="surrogateescape") for line in lines], monkeypatch)
 
 
 def test_a_key_that_stands_twice(tmp_path, monkeypatch):
@@ -294,6 +299,7 @@ def test_a_key_that_stands_twice(tmp_path, monkeypatch):
         b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"reward":1,"reward":2}',
         b'{"responses_create_params":{"input":"a"},"responses_create_params":{"input":"z"},"response":{"output":[{"role":"assistant","content":"b"}]}}',
         b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b","content":"c"}]}}',
+        b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}],"output":[{"role":"assistant","content":"c"}]}}',
         b'{"responses_create_params":{"input":"a"},"response":{"id":1,"id":2,"output":[{"role":"assistant","content":"b"}]}}',
         b'{"responses_create_params":{"input":"a"},"response":{"output":[{"role":"assistant","content":"b"}]},"\\u0072eward":2}',
     ]
