@@ -40,7 +40,9 @@ def test_a_torn_last_line_is_rejected(tmp_path):
 
 def test_a_number_beyond_floats_is_rejected(tmp_path):
     path = written(tmp_path, b'{"a":1e400}\n{"a":1}\n')
-    assert read(path) == [(1, "not valid JSON: Number out of range - at `$.a`"), (2, {"a": 1})]
+    (line, reason), second = read(path)
+    assert (line, second) == (1, (2, {"a": 1}))
+    assert reason.startswith("not valid JSON: Number out of range")
 
 
 def test_a_list_nested_ten_thousand_deep_is_rejected(tmp_path):
