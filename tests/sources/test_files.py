@@ -8,7 +8,7 @@ import zstandard
 
 from pairwright.errors import SourceError
 from pairwright.sources import files
-from pairwright.sources.files import document, expand_paths, is_json_lines, line_units, ranges
+from pairwright.sources.files import document, expand_paths, first_items, is_json_lines, line_units, ranges
 from pairwright.sources.format import Rejected
 
 
@@ -123,3 +123,21 @@ def test_paths_folders_and_globs_each_file_once(tmp_path):
     assert names == ["a.jsonl", "b.json", "c.jsonl", "quarantine.jsonl"]
     with pytest.raises(SourceError, match="no file there"):
         expand_paths([str(tmp_path / "nope*")])
+
+
+@pytest.mark.parametrize(
+    "text, found",
+    [
+        (b'[1, {"a": [2]} , "x,y"]', [1, {"a": [2]}]),
+        (b" \n[1,2,3", [1, 2]),  # what follows is for the import to refuse
+        (b"[1]", None),
+        (b"[1,", None),
+        (b"[]", None),
+        (b"[1 2]", None),
+        (b'{"a": 1}', None),
+        (b"[" * 100_000, None),
+        (b"", None),
+    ],
+)
+def test_the_first_items_of_a_list(text, found, tmp_path):
+    assert first_items(written(tmp_path, text), 2) == found

@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ _CHUNK = 4 * 2**20
 _BUFFER = 256 * 2**10
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
+_scan = json.JSONDecoder().raw_decode
+_LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 
 Unit = tuple[Origin, Any]
 
@@ -152,6 +155,22 @@ def document(path: Place) -> Any:
         return _decode(data)
     except (ValueError, RecursionError) as error:
         return _second_look(path, None, data, error)
+
+
+def first_items(path: Place, num_items: int) -> list[Any] | None:
+    """So many first items of a JSON list; None if it is none, has fewer, or they go beyond the first megabytes."""
+    with open_bytes(path) as file:
+        text = file.read(_CHUNK).decode("utf-8", "replace")
+    found: list[Any] = []
+    before = _LIST_BEGINS.match(text)
+    try:
+        while before is not None and len(found) < num_items:
+            value, end = _scan(text, before.end())
+            found.append(value)
+            before = _NEXT_ITEM.match(text, end)
+    except (ValueError, RecursionError):
+        return None
+    return found if len(found) == num_items else None
 
 
 def is_json_lines(path: Place) -> bool:

@@ -16,7 +16,7 @@ from pairwright.places import Place, local_copy
 from pairwright.records import Experience
 from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.files import BROKEN_STREAM, Unit, document, is_json_lines, line_units, open_bytes
+from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 _SAMPLE = 64
@@ -116,7 +116,7 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
         whole: Any = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
         records = whole
     else:
-        whole = document(path)
+        whole = first_items(path, _SAMPLE) or document(path)  # a large list need not be decoded twice
         if isinstance(whole, Rejected):
             return whole
         records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
