@@ -122,3 +122,16 @@ def test_values_of_tokens_that_were_cut_off_are_not_used_and_counted(model, tmp_
     counts = read_status(tmp_path / "run").counts["grpo"]
     assert counts["token_rewards_unused"] == 2
     assert "runs_by_token" not in counts
+
+
+@pytest.mark.parametrize("name", ["token_level_reward", "advantages"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_never_taken_for_zero(name, bad, model, tmp_path):
+    values = [np.array(row, np.float32) for row in ([1, bad, 0, 0], [0, 0, 0, 2])]
+    scored = [{name: row, "reward": float(number)} for number, row in enumerate(values)]
+    runs = table_of(tmp_path / "runs", [(ANSWER, fields) for fields in scored])
+    rows = run(model, runs, tmp_path / "run", epochs=1)
+    assert np.isfinite(rows[0]["loss"])
+    counts = read_status(tmp_path / "run").counts["grpo"]
+    assert counts["token_rewards_not_finite"] == 1
+    assert counts.get("runs_by_token") == (1 if name == "advantages" else None)

@@ -1,8 +1,8 @@
 """What was recorded for single tokens of runs: advantages, and rewards of tokens or steps.
 
 They are there for runs whose token ids were recorded, one value for each token of the response. Where the sequence that
-is trained is another (cut, or made from the messages), no value can be said to belong to a token: the run is trained by
-its own reward, and counted.
+is trained is another (cut, or made from the messages), no value can be said to belong to a token, and a value of a
+generated token that is NaN or infinite says nothing: the run is trained by its own reward, and counted.
 """
 
 from collections import Counter
@@ -65,7 +65,11 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
             continue
         values = np.zeros(len(sequence), np.float32)
         values[run.prompt_length :] = recorded
+        is_finite = np.isfinite(values)
+        if not is_finite[sequence.mask].all():
+            counts["token_rewards_not_finite"] += 1
+            continue
         kept = found.rewards if run.advantages is None else found.advantages
-        kept[run.eid.uid] = np.where(np.isfinite(values), values, np.float32(0))
+        kept[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
     found.counts.update(counts)
     return found
