@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from backends.customizer_peer import Peer, running
 from backends.made_pairs import pair_with_tool_results, pairs_table
 from generate.tiny_models import byte_tokenizer, save_model
-from pairwright.backends import customizer_api, diagnosis
+from pairwright.backends import customizer_api, diagnosis, diagnosis_model
 from pairwright.backends.diagnosis_model import Size, model_size, needs
 from pairwright.cli import app
 from pairwright.config import Config
@@ -91,12 +91,28 @@ def test_a_model_without_weights_or_template_is_said(tmp_path, model):
 
 
 def test_memory_and_disk_that_do_not_suffice_are_said(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(diagnosis, "memory_available", lambda: (10, "free in this test"))
+    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (10, "free in this test"))
     monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
     code, rows = found({}, "--model", model)
     assert code == 2
     assert rows["memory"][0][0] == rows["disk"][0][0] == "failed"
     assert "lora" in rows["memory"][0][2]
+
+
+def test_a_model_in_shards_may_be_larger_than_one_machine(model, monkeypatch):
+    needed = needs(model_size(model), Config().train).memory_bytes
+    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (needed // 3 if shared else needed, "free"))
+    code, rows = found({"train": {"sharding": "full"}}, "--model", model)
+    assert code == 0
+    verdict, message, _ = rows["memory"][0]
+    assert verdict == "unknown"
+    assert "4 machines" in message
+
+
+def test_gpus_together_hold_the_shards(monkeypatch):
+    monkeypatch.setattr(diagnosis_model, "_gpu_memory", lambda: [3, 5])
+    assert diagnosis_model.memory_available()[0] == 5
+    assert diagnosis_model.memory_available(shared=True) == (8, "free on 2 GPUs")
 
 
 def test_what_training_takes_is_counted_from_the_files(model):

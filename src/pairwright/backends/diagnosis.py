@@ -3,6 +3,7 @@
 Nothing is changed and nothing is trained. A check that itself goes wrong is a finding too, never a crash.
 """
 
+import math
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -146,15 +147,19 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     size = _trained_here(patient)
     if size is None:
         return
-    memory, where = memory_available()
+    is_sharded = patient.config.train.sharding != "none"
+    memory, where = memory_available(shared=is_sharded)
     needed = needs(size, patient.config.train).memory_bytes
     message = (
         f"about {_gigabytes(needed)} for weights, reference, gradients and optimizer; {_gigabytes(memory)} {where}"
     )
-    if needed > memory:
-        yield wrong("memory", message, "train with train.finetuning_type: lora, a smaller model, or another backend")
-    else:
+    if needed <= memory:
         yield fine("memory", message)
+    elif is_sharded:  # by how many machines is known to whoever starts them
+        yield untold("memory", f"{message}; the shards need {math.ceil(needed / memory)} machines like this one")
+    else:
+        way_out = "train.finetuning_type: lora, train.sharding: full on more GPUs, a smaller model, or another backend"
+        yield wrong("memory", message, f"train with {way_out}")
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:

@@ -46,9 +46,12 @@ def needs(size: Size, train: TrainConfig) -> Needs:
     return Needs(int(memory), int(checkpoint * (train.keep_top_k + 1) + result))
 
 
-def memory_available() -> tuple[int, str]:
-    """Memory that a training on this machine could take: of its GPUs if it has some, else of the machine."""
+def memory_available(*, shared: bool = False) -> tuple[int, str]:
+    """Memory that a training on this machine could take: of its GPUs if it has some, else of the machine. `shared`: by
+    processes that have the model in shards, one on each GPU."""
     gpus = _gpu_memory()
+    if gpus and shared:
+        return sum(gpus), f"free on {len(gpus)} GPUs"
     if gpus:
         return max(gpus), "free on the largest GPU"
     return _machine_memory(), "free on this machine"
