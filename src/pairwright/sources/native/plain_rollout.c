@@ -147,7 +147,7 @@ static PyObject *to_tuple(const Rollout *rollout, const Answer *a, PyObject *com
 
 /* The rollout with its completion; Py_None if that is not plain. */
 static PyObject *with_answer(Rollout *rollout, Answer *a, Py_ssize_t num_bytes) {
-    make_room(&a->json, num_bytes); /* neither is mostly longer than the line */
+    make_room(&a->json, num_bytes); /* mostly enough for each */
     make_room(&a->packed, num_bytes);
     Verdict verdict = put_answer(a, rollout->items);
     if (verdict == RAISED) return NULL;
