@@ -7,15 +7,16 @@ repeated. A token is sent only if there is one.
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
-
-import httpx
 
 from pairwright.backends.failures import ServiceError, Unreachable
 from pairwright.config.backend import NemoCustomizerConfig
 from pairwright.errors import ConfigError
 from pairwright.messages import Json
+
+if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine need none of it
+    import httpx
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.5
@@ -30,6 +31,8 @@ class CustomizerApi:
     def __init__(self, config: NemoCustomizerConfig) -> None:
         if config.entity_host is None:
             raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
+        import httpx
+
         self.entity_host = config.entity_host
         self.datastore_host = config.datastore_host or config.entity_host
         self.hf_token = config.hf_token.get_secret_value() if config.hf_token else None
@@ -143,7 +146,9 @@ class CustomizerApi:
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _request(self, method: str, host: str, path: str, **options: Any) -> httpx.Response:
+    def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
+        import httpx
+
         token = self._tokens[host]
         headers = {"authorization": f"Bearer {token}"} if token else {}
         where = f"{method} {host}{path}"
@@ -169,7 +174,7 @@ def _with(value: Json, field: str, what: str) -> Json:
     return value
 
 
-def _words(response: httpx.Response) -> str:
+def _words(response: "httpx.Response") -> str:
     """What a service says about a refusal: its own words, without the envelope."""
     try:
         value = response.json()

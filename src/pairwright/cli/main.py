@@ -17,6 +17,7 @@ from pairwright.cli.collect import collect_runs
 from pairwright.cli.demo import run_demo
 from pairwright.cli.doctor import doctor
 from pairwright.cli.export import export_pairs
+from pairwright.cli.extras import extras_with
 from pairwright.cli.import_files import import_files
 from pairwright.cli.overrides import WithOverrides
 from pairwright.cli.places import refuse_addresses
@@ -66,6 +67,12 @@ def main() -> None:
         code = command(standalone_mode=False)
     except PairwrightError as error:
         sys.exit(_fail(str(error), error.exit_code))
+    except ModuleNotFoundError as error:
+        extras = extras_with(error.name or "")
+        if not extras:
+            raise
+        choice = " or ".join(f"'pairwright[{extra}]'" for extra in extras)
+        sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install {choice}", 1))
     except TyperException as error:
         sys.exit(_fail(f"{error.format_message()} Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
