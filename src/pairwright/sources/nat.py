@@ -16,32 +16,26 @@ without either is its question and generated_answer.
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from pairwright.errors import PairwrightError
-from pairwright.messages import Json, Message
+from pairwright.messages import Json
 from pairwright.records import Experience
 from pairwright.sources.boundary import guarded
 from pairwright.sources.call_chains import read_trace
-from pairwright.sources.errors_seen import error_sites
 from pairwright.sources.failures import failure_kind
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
     index,
     items,
-    json_text,
     mapping,
     optional_items,
     optional_mapping,
-    score,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build
-from pairwright.sources.message_shapes import answers, conversation, decoded, marked_error
+from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.message_shapes import answers, conversation, decoded
+from pairwright.sources.nat_candidates import read_candidates
+from pairwright.sources.nat_events import NAME, event_of, name_of, rejected
 from pairwright.sources.traces import Failure, ModelCall, Score, ToolRun, Trace
-
-NAME = "nat"
-_KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
 
 def matches(value: Any) -> bool:
@@ -70,7 +64,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
                 seen[task] = before + 1
             yield from _read_item(item, number, before, origin, options)
         except PairwrightError as error:
-            yield _rejected(f"item {number}: {error}", origin)
+            yield rejected(f"item {number}: {error}", origin)
 
 
 def _read_item(
@@ -84,131 +78,25 @@ def _read_item(
             parent = step.get("parent_id")
             payloads.append({**payload, "parent_id": parent if isinstance(parent, str) else None})
         else:
-            yield _rejected(f"item {number}, step {position}: no payload with an event_type", origin)
+            yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     given = index(item.get("run", item.get("run_index")))
     run = given if given is not None else before if "id" in item else origin.ordinal + number
-    if any(_event(payload).startswith("TTC_") for payload in payloads):
-        yield from _read_candidates(item, payloads, run, origin, options)
+    if any(event_of(payload).startswith("TTC_") for payload in payloads):
+        yield from read_candidates(item, payloads, run, origin, options)
     else:
         yield from _read_trajectory(item, payloads, run, origin, options)
-
-
-def _read_candidates(
-    item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
-) -> Iterator[Experience | Rejected]:
-    starts = {p["UUID"]: p for p in payloads if _event(p) == "TTC_START" and isinstance(p.get("UUID"), str)}
-    ends = [payload for payload in payloads if _event(payload) == "TTC_END"]
-    names = list(dict.fromkeys(_name(payload) for payload in ends))
-    ended = {payload["UUID"] for payload in ends if isinstance(payload.get("UUID"), str)}
-    for uuid in (uuid for uuid in starts if uuid not in ended and options.step_name in (None, _name(starts[uuid]))):
-        yield _rejected(
-            f"TTC_START {uuid!r} of {_name(starts[uuid])!r} has no TTC_END: the candidate is not there", origin
-        )
-    if options.step_name is not None and options.step_name not in names:
-        yield _rejected(
-            f"no TTC_END event named {options.step_name!r}; there are {', '.join(map(repr, names))}", origin
-        )
-        return
-    schemas = _schemas(payloads)
-    turns = {name: _Turns() for name in names}
-    for payload in ends:
-        name = _name(payload)
-        if options.step_name not in (None, name):
-            continue
-        start = starts.get(payload["UUID"], {}) if isinstance(payload.get("UUID"), str) else {}
-        try:
-            fields = _fields(payload, start)
-            step = turns[name].step(fields)
-            batch = name if len(names) > 1 else ""
-            yield _candidate(item, payload, fields, schemas, run, step, batch, origin)
-        except PairwrightError as error:
-            yield _rejected(f"TTC_END {payload.get('UUID')!r}: {error}", origin)
-
-
-def _fields(payload: Json, start: Json) -> Json:
-    """What an event says of its candidate: in `data`, in data.payload, in the metadata, or in its START's data."""
-    data = optional_mapping(payload.get("data"), "data")
-    begun = optional_mapping(start.get("data"), "data of TTC_START")
-    metadata = optional_mapping(payload.get("metadata"), "metadata")
-    places = [data, data.get("payload"), metadata, metadata.get("provided_metadata"), begun]
-    known = [place for place in places if isinstance(place, dict)]
-    fields = {key: next((p[key] for p in known if p.get(key) is not None), None) for key in _KEYS}
-    given = data.get("input")
-    return {
-        **fields,
-        "input": begun.get("input") if given is None else given,
-        "output": data.get("output"),
-        "data": data,
-    }
-
-
-class _Turns(msgspec.Struct):
-    """The step of each turn: its turn_index, or the next free number where another turn_id has that already."""
-
-    steps: dict[int | str, int] = {}
-    taken: set[int] = set()
-    free: int = 0
-
-    def step(self, fields: Json) -> int:
-        turn, given = identifier(fields["turn_id"]), index(fields["turn_index"])
-        if turn is None:
-            return 0 if given is None else given
-        if turn not in self.steps:
-            step = given if given is not None and given not in self.taken else self.free
-            self.steps[turn] = step
-            self.taken.add(step)
-            self.free = max(self.free, step + 1)
-        return self.steps[turn]
-
-
-def _candidate(
-    item: Json, payload: Json, fields: Json, schemas: dict[str, list[Json]], run: int, step: int, batch: str,
-    origin: Origin,
-) -> Experience:  # fmt: skip
-    info: Json = {"step_name": _name(payload), "uuid": payload.get("UUID")}
-    info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
-    info["metadata"] = payload.get("metadata")
-    prompt = conversation(fields["input"], "data.input", role="user")
-    if not prompt:
-        prompt = conversation(item.get("question"), "question", role="user")
-        info["prompt_from"] = (
-            "the item's question: the event has no input" if prompt else "nothing: no input was logged"
-        )
-    alternatives = answers(fields["output"], "data.output")
-    if len(alternatives) > 1:
-        raise BadRecord(f"data.output: {len(alternatives)} alternative answers under one score")
-    if alternatives:
-        completion = alternatives[0]
-    else:  # kept, so that it can lose: an empty answer is an answer
-        completion = [Message("assistant", "")]
-        info["empty_output"] = "no output key" if "output" not in fields["data"] else json_text(fields["output"])
-    tools = schemas.get(_key(fields["input"]), [])
-    return build(
-        NAME,
-        origin,
-        task=identifier(item.get("id")),
-        batch=batch,
-        run=run,
-        step=step,
-        prompt=prompt,
-        completion=completion,
-        tools=tools,
-        reward=score(fields["score"]),
-        errors=error_sites([*prompt, *completion], tools, marked_error),
-        info={key: value for key, value in info.items() if value is not None},
-    )
 
 
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
-    starts = {p["UUID"]: p for p in payloads if _event(p) == "LLM_START" and isinstance(p.get("UUID"), str)}
+    starts = {p["UUID"]: p for p in payloads if event_of(p) == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []
     for number, payload in enumerate(payloads):
         uuid = payload["UUID"] if isinstance(payload.get("UUID"), str) else f"#{number}"
-        if _event(payload) == "LLM_END":
+        if event_of(payload) == "LLM_END":
             events.append(_model_call(payload, starts.get(uuid, {}), uuid))
-        elif _event(payload) == "TOOL_END":
+        elif event_of(payload) == "TOOL_END":
             events.append(_tool_run(payload, uuid))
     if not any(isinstance(event, ModelCall) for event in events):
         prompt = conversation(item.get("question"), "question", role="user")
@@ -252,7 +140,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
         output=alternatives[0] if alternatives else [],
         tools=[schema for schema in schemas if isinstance(schema, dict)],
         parent=payload["parent_id"],
-        model=_name(payload) or None,
+        model=name_of(payload) or None,
         usage={key: count for key, count in counts.items() if type(count) is int and count},
         flat=flat,
     )
@@ -271,44 +159,13 @@ def _tool_run(payload: Json, uuid: str) -> ToolRun:
         failure = Failure(failure_kind(result, "tool_error"), result)
     return ToolRun(
         id=uuid,
-        name=_name(payload),
+        name=name_of(payload),
         output=result,
         arguments=data.get("input"),
         call_id=call_id if isinstance(call_id, str) else None,
         parent=payload["parent_id"],
         failure=failure,
     )
-
-
-def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
-    """The tools that the model had, by the input that it had them with."""
-    found: dict[str, list[Json]] = {}
-    for payload in payloads:
-        metadata, data = payload.get("metadata"), payload.get("data")
-        if _event(payload) == "LLM_START" and isinstance(metadata, dict) and isinstance(data, dict):
-            listed = metadata.get("tools_schema")
-            schemas = [schema for schema in listed if isinstance(schema, dict)] if isinstance(listed, list) else []
-            if schemas:
-                found[_key(data.get("input"))] = schemas
-    return found
-
-
-def _key(value: Any) -> str:
-    return json_text(decoded(value))
-
-
-def _event(payload: Json) -> str:
-    """The event's type; enums that were written as text keep only their last word."""
-    return str(payload["event_type"]).rpartition(".")[2].upper()
-
-
-def _name(payload: Json) -> str:
-    name = payload.get("name")
-    return name if isinstance(name, str) else ""
-
-
-def _rejected(reason: str, origin: Origin) -> Rejected:
-    return Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
 
 
 FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="NAT intermediate steps")
