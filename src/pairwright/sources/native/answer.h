@@ -1,4 +1,4 @@
-/* What the model did, from plain items to what the table holds of it: messages as JSON, and their canonical form packed.
+/* What the model did, from plain items to what the table holds of it: messages as JSON, and their canonical form.
 
    The same as plain_answer.py makes of the items, which is the place to read what a completion is. */
 

@@ -30,8 +30,8 @@ static const Key RESPONSE_KEYS[] = {
     KEY("output"), KEY("model"), KEY("incomplete_details"), KEY("tools"), KEY("instructions"), KEY("id"), KEY("object"),
     KEY("created_at"), KEY("completed_at"), KEY("status"), KEY("error"), KEY("metadata"), KEY("parallel_tool_calls"),
     KEY("temperature"), KEY("tool_choice"), KEY("top_p"), KEY("background"), KEY("conversation"),
-    KEY("max_output_tokens"), KEY("max_tool_calls"), KEY("previous_response_id"), KEY("prompt"), KEY("prompt_cache_key"),
-    KEY("prompt_cache_retention"), KEY("reasoning"), KEY("safety_identifier"), KEY("service_tier"), KEY("text"),
+    KEY("max_output_tokens"), KEY("max_tool_calls"), KEY("previous_response_id"), KEY("prompt"),
+    KEY("prompt_cache_key"), KEY("prompt_cache_retention"), KEY("reasoning"), KEY("safety_identifier"), KEY("service_tier"), KEY("text"),
     KEY("top_logprobs"), KEY("truncation"), KEY("usage"), KEY("user"), KEY("billing"), KEY("store"),
     KEY("frequency_penalty"), KEY("presence_penalty"), NO_KEY,
 };
