@@ -31,8 +31,8 @@ static const Key RESPONSE_KEYS[] = {
     KEY("created_at"), KEY("completed_at"), KEY("status"), KEY("error"), KEY("metadata"), KEY("parallel_tool_calls"),
     KEY("temperature"), KEY("tool_choice"), KEY("top_p"), KEY("background"), KEY("conversation"),
     KEY("max_output_tokens"), KEY("max_tool_calls"), KEY("previous_response_id"), KEY("prompt"),
-    KEY("prompt_cache_key"), KEY("prompt_cache_retention"), KEY("reasoning"), KEY("safety_identifier"), KEY("service_tier"), KEY("text"),
-    KEY("top_logprobs"), KEY("truncation"), KEY("usage"), KEY("user"), KEY("billing"), KEY("store"),
+    KEY("prompt_cache_key"), KEY("prompt_cache_retention"), KEY("reasoning"), KEY("safety_identifier"),
+    KEY("service_tier"), KEY("text"), KEY("top_logprobs"), KEY("truncation"), KEY("usage"), KEY("user"), KEY("billing"), KEY("store"),
     KEY("frequency_penalty"), KEY("presence_penalty"), NO_KEY,
 };
 #define NUM_RESPONSE_KEYS ((int)(sizeof(RESPONSE_KEYS) / sizeof(Key)) - 1)
