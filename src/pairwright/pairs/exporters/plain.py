@@ -140,20 +140,21 @@ def _only_texts(values: pa.Array, head: bytes) -> pa.Array:
     """As `only_text` has it, of many at once."""
     starts = pc.starts_with(values, head)
     plain = pc.and_(starts, pc.invert(pc.starts_with(values, head + b'"')))
-    plain = pc.and_(plain, pc.and_(_has(values, b'":', 2, at_least=_all(starts)), pc.ends_with(values, b'"}]')))
+    plain = pc.and_(plain, pc.and_(_has_keys(values, 2, at_least=_all(starts)), pc.ends_with(values, b'"}]')))
     texts = pc.binary_slice(values, len(head) - 1, -2)
     return pc.if_else(plain, texts, pa.scalar(None, _BYTES))
 
 
-def _has(values: pa.Array, part: bytes, number: int, *, at_least: bool) -> pa.Array:
-    """Which values have a part so many times. Where each has it `at_least` so often, one look at all of them may tell.
+def _has_keys(values: pa.Array, number: int, *, at_least: bool) -> pa.Array:
+    """Which values have so many ends of keys. Where each has `at_least` so many, one look at all of them may tell.
 
-    Values are JSON arrays, so that no part begins in one and ends in the next.
+    Values are JSON arrays, so that none begins in one and ends in the next.
     """
     text = values.buffers()[2]
     if at_least and text is not None:
         offsets = memoryview(values.buffers()[1]).cast("q")
-        first, last = offsets[values.offset], offsets[values.offset + len(values)]
-        if text.slice(first, last - first).to_pybytes().count(part) == number * len(values):
+        data = np.frombuffer(text, np.uint8)[offsets[values.offset] : offsets[values.offset + len(values)]]
+        is_end = (data[:-1] == ord('"')) & (data[1:] == ord(":"))  # several times as fast as bytes.count
+        if np.count_nonzero(is_end) == number * len(values):
             return pa.scalar(True)
-    return pc.equal(pc.count_substring(values, part), number)
+    return pc.equal(pc.count_substring(values, b'":'), number)
