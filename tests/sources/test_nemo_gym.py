@@ -246,3 +246,18 @@ def test_real_rollouts_are_read_completely(name, messages, calls, errors, unscor
     assert sum(len(experience.errors) for experience in experiences) == errors
     assert sum(not experience.is_scored for experience in experiences) == unscored
     assert all([m.role for m in experience.prompt] == ["system", "user"] for experience in experiences)
+
+
+CALL = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "c"}
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "function", "name": "look", "parameters": {}}]])
+@pytest.mark.parametrize("last", [{"role": "assistant", "content": "Sorry"}, CALL])
+def test_what_failed_in_the_prompt_is_an_error_site_whatever_the_answer_is(tools, last):
+    history = [
+        {"role": "user", "content": "?"},
+        CALL,
+        {"type": "function_call_output", "call_id": "c", "output": "Error: x"},
+    ]
+    row = {"responses_create_params": {"input": history, "tools": tools}, "response": {"output": [last]}, "reward": 1}
+    assert [(site.index, site.kind, site.tool) for site in read_row(row).errors] == [(2, "tool_error", "look")]

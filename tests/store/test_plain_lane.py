@@ -136,6 +136,14 @@ def made_up(draw: random.Random) -> dict:
         {"input": [{"role": "user", "content": draw.choice(WORDS[1:])}], "tools": tools},
         {"input": "Hi", "instructions": "Be brief.", "metadata": draw.choice([{"n": 1}, {}, None])},
         {"input": "Hi", "tools": []},
+        {
+            "input": [
+                {"role": "user", "content": "Go on"},
+                {"type": "function_call", "name": "find", "arguments": "{}", "call_id": "c1"},
+                {"type": "function_call_output", "call_id": "c1", "output": draw.choice(["fine", *ODD_WORDS])},
+            ],
+            "tools": tools,
+        },
     ])  # fmt: skip
     row = {
         "responses_create_params": params,
@@ -224,7 +232,7 @@ def test_the_c_module_reads_nearly_all_plain_lines(reading, monkeypatch, traces)
         plain = rollouts(lines)
         num_plain = sum(rollout is not None for rollout in plain)
         assert sum(rollout is not None for rollout in found) >= share * num_plain > 10
-        both = [(natively, other) for natively, other in zip(found, plain, strict=True) if natively is not None]
+        both = [pair for pair in zip(found, plain, strict=True) if None not in pair]
         assert [said(natively) for natively, _ in both] == [said(other) for _, other in both]
 
 
@@ -291,6 +299,24 @@ def test_texts_wherever_they_stand(text, tmp_path, monkeypatch):
     more = '{"responses_create_params":{"input":"a"},"response":{"model":"%s","output":[{"role":"assistant","content":"b"}]},"%s":1}'
     lines = [row % (item % text) for item in items] + [more % (text, text), more % ("m", text), more % (text, "k")]
     lanes(tmp_path, [line.encode(errors="surrogateescape") for line in lines], monkeypatch)
+
+
+def test_what_failed_is_noted_where_it_failed(tmp_path, monkeypatch, reading):
+    call = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "a"}
+    result = {"type": "function_call_output", "call_id": "a", "output": "fine"}
+    error = result | {"output": '{"detail": "Not Found"}'}
+    unknown = call | {"name": "it's \u00e9", "call_id": "b"}
+    given = {"input": "?", "tools": [{"type": "function", "name": "look", "parameters": {}}]}
+    for output in (
+        [call, error],
+        [call, result, error],
+        [unknown, call, error, result | {"call_id": "b", "output": "Error: no such tool"}],
+        [error | {"call_id": "nobody's"}, call | {"name": "look"}, unknown],
+        [call, unknown | {"call_id": "a"}, error],
+    ):
+        row = {"responses_create_params": given, "response": {"output": output}}
+        line = json.dumps(row, ensure_ascii=False).encode()
+        assert lanes(tmp_path, [line, line], monkeypatch) == (2 if reading == "native" else 0)
 
 
 def test_a_key_that_stands_twice(tmp_path, monkeypatch):

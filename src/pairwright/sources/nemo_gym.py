@@ -214,7 +214,7 @@ def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
 def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple[Json, ...]) -> list[ErrorSite]:
     """The error sites; most rollouts have none, and are passed over quickly."""
     names: list[Any] | None = None
-    for message in completion:
+    for message in (*prompt, *completion):
         if message.role == "tool":
             if result_error_kind(0, message) is not None:
                 break

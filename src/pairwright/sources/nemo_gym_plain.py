@@ -1,14 +1,15 @@
 """Plain NeMo Gym rollouts: the usual lines of a large file, in a fraction of the time.
 
-A line is plain if its items are calls, results, reasoning and assistant texts of the usual shape, nothing in it failed,
-and its prompt, tools and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which
+A line is plain if its items are calls, results, reasoning and assistant texts of the usual shape, and its prompt, tools
+and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which
 alone says what a rollout means. A plain line says exactly what that reader says of it (tests/store/test_plain_lane.py).
 No value of a line stays unchecked, so that what is not valid JSON or UTF-8 is never plain.
 
-Lines are read by the C module of native/, where it was built; what that leaves, or all, is decoded by type here.
+Lines are read by the C module of native/, where it was built; what that leaves, or all, is decoded by type here, and
+then a line in which something failed is not plain.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -16,17 +17,17 @@ from msgspec import Raw, Struct
 from pairwright.canonical import canonical_messages, digest, packed
 from pairwright.errors import PairwrightError
 from pairwright.jsontext import check_json, decode, encode
-from pairwright.messages import Json, Message
+from pairwright.messages import ErrorSite, Json, Message
 from pairwright.records import Experience, Kind
 from pairwright.sources.chat import tools_from_chat
-from pairwright.sources.errors_seen import tool_names
+from pairwright.sources.errors_seen import error_sites, tool_names
 from pairwright.sources.fields import identifier, index, json_text, score
 from pairwright.sources.format import task_hash
 from pairwright.sources.leftover import small_fields
 from pairwright.sources.nemo_gym import PARAMS, READ, agent_name, prompt_of
 from pairwright.sources.nemo_gym_shapes import NULL, Response, Row
 from pairwright.sources.plain_answer import Answer, answer_of
-from pairwright.sources.result_text import text_error_kind
+from pairwright.sources.result_text import result_error_kind, text_error_kind
 
 try:
     from pairwright.sources.plain_rollout import read_rollout
@@ -34,6 +35,9 @@ try:
     IS_NATIVE = True
 except ImportError:  # installed without a C compiler
     IS_NATIVE = False
+
+if TYPE_CHECKING:
+    from pairwright.sources.plain_rollout import Error
 
 _SHARED_BYTES = 8 * 2**20
 _NO_FIELDS: frozenset[str] = frozenset()
@@ -57,6 +61,8 @@ class Given(Struct, gc=False):
     messages: tuple[Message, ...]
     tools: _Tools
     has_instructions: bool
+    has_calls: bool  # or results
+    errors: tuple[ErrorSite, ...]  # that the prompt shows
     metadata: Any
     info: Json
     prompt: bytes
@@ -73,6 +79,7 @@ class Rollout(Struct, gc=False):
     reward: float | None
     model: str | None
     info: Json
+    errors: tuple[ErrorSite, ...]
 
 
 # What a row says beside that: reward, task index and rollout index as they stand there, the agent as JSON, the model,
@@ -118,10 +125,14 @@ class PlainRollouts:
             found = read_rollout(line, given.raw, given.tools.encoded_names, decode, packed, text_error_kind)
         if found is None or isinstance(found, bytes) or given is None:
             return None
-        answer, said, has_tools, has_instructions = found
+        answer, said, errors, has_tools, has_instructions = found
         if (has_tools or has_instructions) and _adds_to_request(has_tools, has_instructions, given):
             return None
-        return self._rollout(given, answer, said)
+        if errors is None:
+            return self._rollout(given, answer, said, given.errors)
+        if given.has_calls and any(tool is None for _, _, _, tool, _ in errors):  # a result of a call in the prompt
+            return None
+        return self._rollout(given, answer, said, given.errors + _sites(given, errors))
 
     def _from_row(self, row: Row, more: Json | None = None) -> Rollout | None:
         response = row.response
@@ -132,9 +143,9 @@ class PlainRollouts:
         if answer is None:
             return None
         said = (row.reward, row.task_index, row.rollout_index, bytes(row.agent_ref), response.model, more)
-        return self._rollout(given, answer, said)
+        return self._rollout(given, answer, said, given.errors)
 
-    def _rollout(self, given: Given, answer: Answer, said: Said) -> Rollout | None:
+    def _rollout(self, given: Given, answer: Answer, said: Said, errors: tuple[ErrorSite, ...]) -> Rollout | None:
         reward, number, run, agent, model, more = said
         if type(reward) is not float:
             if isinstance(reward, dict):
@@ -146,7 +157,7 @@ class PlainRollouts:
         if more:
             info = {**small_fields(more, _NO_FIELDS), **info}
             check_json(info, "info")
-        return Rollout(given, answer, self._task(number, agent, given), run, reward, model, info)
+        return Rollout(given, answer, self._task(number, agent, given), run, reward, model, info, errors)
 
     def _row(self, line: bytes) -> tuple[Row, Json]:
         """A row with more fields than every rollout has."""
@@ -202,6 +213,7 @@ class PlainRollouts:
         params = {key: decode(value) for key, value in fields.items()}
         messages = tuple(prompt_of(params, {}))
         metadata = params.get("metadata")
+        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
         info = {"metadata": metadata} if metadata else {}
         if info:
             check_json(info, "info")
@@ -210,6 +222,8 @@ class PlainRollouts:
             messages=messages,
             tools=tools,
             has_instructions=bool(params.get("instructions")),
+            has_calls=has_calls,
+            errors=tuple(error_sites(list(messages), list(tools.tools), result_error_kind)) if has_calls else (),
             metadata=metadata,
             info=info,
             prompt=encode(messages),
@@ -223,6 +237,21 @@ def _tools(value: Any) -> _Tools:
     Experience(kind=Kind.SINGLE_TURN, tools=tools)  # runs the checks of a record
     names = tool_names(list(tools))
     return _Tools(tools, encode(tools), Raw(packed(tools)), names, tuple(name.encode() for name in names))
+
+
+def _sites(given: Given, errors: "list[Error]") -> tuple[ErrorSite, ...]:
+    """What failed, as errors_seen.py says it."""
+    return tuple(
+        ErrorSite(
+            index=len(given.messages) + message,
+            kind=kind or "unknown_tool",
+            text=f"no tool named {tool!r}" if text is None else text,
+            tool=tool,
+            call_id=call_id,
+            available_tools=given.tools.names,
+        )
+        for message, kind, text, tool, call_id in errors
+    )
 
 
 def _adds_to_request(tools: Any, instructions: Any, given: Given) -> bool:

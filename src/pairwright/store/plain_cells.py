@@ -22,8 +22,8 @@ from pairwright.store.columns import SCHEMA
 # The columns that differ from row to row, in the order of a row's cells.
 VARYING = (
     "uid", "tid", "task", "run", "kind", "reward", "model_version", "prompt_hash", "completion_hash",
-    "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls", "source_line",
-    "prompt", "tools", "completion", "info",
+    "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls", "num_errors",
+    "source_line", "prompt", "tools", "completion", "errors", "info",
 )  # fmt: skip
 UID, COMPLETION = VARYING.index("uid"), VARYING.index("completion")
 Cells = tuple[Any, ...]
@@ -37,7 +37,7 @@ class PlainCells:
         self._batch = batch_of(self.file)
         self._name = self.file.rpartition("/")[2]
         self._constant = {
-            "batch": self._batch, "step": 0, "num_errors": 0, "source_format": NAME, "source": self.file,
+            "batch": self._batch, "step": 0, "source_format": NAME, "source": self.file,
         }  # fmt: skip
         self._read = PlainRollouts().read
         self._task = ""
@@ -74,10 +74,12 @@ class PlainCells:
             num_turns,
             num_characters,
             num_calls,
+            len(found.errors),
             number,
             given.prompt if given.messages else None,
             given.tools.text if given.tools.tools else None,
             completion,
+            encode(found.errors) if found.errors else None,
             to_json(info) if info else None,
         )
 

@@ -18,6 +18,7 @@ typedef struct {
     Buffer reasoning;
     Py_ssize_t num_turns, num_calls, num_ids, num_characters;
     PyObject *names, *decode, *pack, *error_kind;
+    PyObject *errors; /* a list of what failed, once something has */
 } Answer;
 
 /* What a step says: go on, the items are not plain, or an exception is set. */
@@ -41,15 +42,26 @@ static bool may_show_failure(View v) {
     return false;
 }
 
-static Verdict check_result(const Answer *a, View v) {
+/* Notes a failure of the last message: (message, kind, text, tool, call id). A kind of None is an unknown tool. */
+static Verdict add_error(Answer *a, PyObject *kind, PyObject *text, const Item *call, const String *call_id) {
+    if (a->errors == NULL) a->errors = PyList_New(0);
+    PyObject *error = a->errors == NULL ? NULL
+                                        : Py_BuildValue("nOOz#s#", a->num_turns - 1, kind, text,
+                                                        call == NULL ? NULL : call->name.text,
+                                                        call == NULL ? 0 : call->name.size, call_id->text, call_id->size);
+    int failed = error == NULL ? -1 : PyList_Append(a->errors, error);
+    Py_XDECREF(error);
+    return failed ? RAISED : FINE;
+}
+
+/* Asks Python whether the text of a result shows that its call failed. */
+static Verdict check_result(Answer *a, View v, const Item *call, const String *call_id) {
     if (!may_show_failure(v)) return FINE;
     PyObject *text = PyUnicode_FromStringAndSize((const char *)v.text, v.size);
-    if (text == NULL) return RAISED;
-    PyObject *kind = PyObject_CallFunctionObjArgs(a->error_kind, text, NULL);
-    Py_DECREF(text);
-    if (kind == NULL) return RAISED;
-    Verdict verdict = kind == Py_None ? FINE : NOT_PLAIN;
-    Py_DECREF(kind);
+    PyObject *kind = text == NULL ? NULL : PyObject_CallFunctionObjArgs(a->error_kind, text, NULL);
+    Verdict verdict = kind == NULL ? RAISED : kind == Py_None ? FINE : add_error(a, kind, text, call, call_id);
+    Py_XDECREF(text);
+    Py_XDECREF(kind);
     return verdict;
 }
 
@@ -82,13 +94,13 @@ static bool is_offered(const Answer *a, const String *name) {
     return num_names == 0;
 }
 
-/* The number that stands for an id: that of the latest call before `end` that has it, or -1. */
-static Py_ssize_t number_of(const Item *items, Py_ssize_t end, const String *id) {
+/* The latest call before `end` that has an id; NULL if there is none. */
+static const Item *call_with(const Item *items, Py_ssize_t end, const String *id) {
     for (Py_ssize_t i = end; i-- > 0;)
         if (items[i].type == CALL && items[i].call_id.size == id->size &&
             memcmp(items[i].call_id.text, id->text, id->size) == 0)
-            return items[i].number;
-    return -1;
+            return &items[i];
+    return NULL;
 }
 
 /* Begins the message that is open, in both forms, with all that comes before its calls; then none is open. */
@@ -127,9 +139,10 @@ static Verdict put_calls(Answer *a, Item *items, Py_ssize_t begin, Py_ssize_t en
     pack_array(&a->packed, end - begin);
     for (Py_ssize_t i = begin; i < end; i++) {
         Item *call = &items[i];
-        if (!is_offered(a, &call->name)) return NOT_PLAIN;
-        call->number = number_of(items, i, &call->call_id);
-        if (call->number < 0) call->number = a->num_ids++;
+        if (!is_offered(a, &call->name) && add_error(a, Py_None, Py_None, call, &call->call_id) == RAISED)
+            return RAISED;
+        const Item *before = call_with(items, i, &call->call_id);
+        call->number = before == NULL ? a->num_ids++ : before->number;
         if (i > begin) PUT(&a->json, ",");
         PUT(&a->json, "{\"name\":");
         put_json(&a->json, &call->name, &a->scratch);
@@ -153,7 +166,7 @@ static Verdict put_calls(Answer *a, Item *items, Py_ssize_t begin, Py_ssize_t en
 
 static Verdict put_result(Answer *a, const Item *items, Py_ssize_t at) {
     const Item *result = &items[at];
-    Py_ssize_t number = number_of(items, at, &result->call_id);
+    const Item *call = call_with(items, at, &result->call_id);
     if (a->num_turns++ > 0) PUT(&a->json, ",");
     PUT(&a->json, "{\"role\":\"tool\",\"content\":");
     put_json(&a->json, &result->content, &a->scratch);
@@ -168,11 +181,11 @@ static Verdict put_result(Answer *a, const Item *items, Py_ssize_t at) {
     pack_text(&a->packed, (View){NULL, 0});
     pack_nil(&a->packed);
     pack_array(&a->packed, 0);
-    if (number < 0)
+    if (call == NULL)
         pack_text(&a->packed, (View){result->call_id.text, result->call_id.size});
     else
-        pack_number(&a->packed, number);
-    return check_result(a, text);
+        pack_number(&a->packed, call->number);
+    return check_result(a, text, call, &result->call_id);
 }
 
 /* Adds the texts of a summary to the reasoning of the open message. */
@@ -238,6 +251,7 @@ static Verdict put_answer(Answer *a, Items *all) {
 }
 
 static void free_answer(Answer *a) {
+    Py_XDECREF(a->errors);
     PyMem_Free(a->json.data);
     PyMem_Free(a->packed.data);
     PyMem_Free(a->scratch.data);

@@ -133,10 +133,10 @@ static PyObject *to_tuple(const Rollout *rollout, const Answer *a, PyObject *com
     PyObject *run = task == NULL ? NULL : value_of(rollout, rollout->run);
     PyObject *result = NULL;
     if (run != NULL && completion != NULL && canonical != NULL)
-        result = Py_BuildValue("(OOnnn)(OOOy#z#O)ii", completion, canonical, a->num_turns, a->num_characters,
+        result = Py_BuildValue("(OOnnn)(OOOy#z#O)Oii", completion, canonical, a->num_turns, a->num_characters,
                                a->num_calls, reward, task, run, agent.text, agent.size, rollout->model.text,
-                               rollout->model.size, rollout->more ? rollout->more : Py_None, rollout->has_tools,
-                               rollout->has_instructions);
+                               rollout->model.size, rollout->more ? rollout->more : Py_None,
+                               a->errors ? a->errors : Py_None, rollout->has_tools, rollout->has_instructions);
     Py_XDECREF(reward);
     Py_XDECREF(task);
     Py_XDECREF(run);
