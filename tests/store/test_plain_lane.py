@@ -8,7 +8,6 @@ done with the C module and without.
 import json
 import os
 import random
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sources.test_every_reader import broken
+from tests.sources.test_native import can_compile
 
 from pairwright.jsontext import encode
 from pairwright.messages import Message, ToolCall
@@ -47,10 +47,10 @@ ODD_WORDS = ["Error: no", '{"error": "x"}', '{"detail": "timed out"}']
 def reading(request, monkeypatch) -> str:
     """With the C module, or by Python alone."""
     if request.param == "native":
-        can_be_built = shutil.which("cc") is not None and os.environ.get("PAIRWRIGHT_PURE") != "1"
-        assert nemo_gym_plain.IS_NATIVE or not can_be_built, "run make again, or pip install --editable ."
-        if not can_be_built:
-            pytest.skip("there is no C compiler")
+        can_be_built = can_compile() and os.environ.get("PAIRWRIGHT_PURE") != "1"
+        assert nemo_gym_plain.IS_NATIVE or not can_be_built, "not built: run make again, or pip install --editable ."
+        if not nemo_gym_plain.IS_NATIVE:
+            pytest.skip("there is no C compiler, or Python's headers are not installed")
     else:
         monkeypatch.setattr(nemo_gym_plain, "IS_NATIVE", False)
     return request.param
