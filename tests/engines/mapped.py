@@ -63,3 +63,7 @@ class Dying:
         folder = self.folder / os.urandom(4).hex()
         folder.mkdir(parents=True)
         yield from self.engine.map(partial(dies_once, function=function, folder=folder), tasks)
+
+
+def variable(name):
+    return os.environ.get(name)

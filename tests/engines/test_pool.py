@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from engines.mapped import Dying, always_dies, doubled, process_of, refused
+from engines.mapped import Dying, always_dies, doubled, process_of, refused, variable
 from pairwright.config import EngineConfig
 from pairwright.engines import ENGINES, EngineError, Pool, open_pool
 from pairwright.errors import ConfigError
@@ -47,3 +47,11 @@ def test_the_engine_of_the_configuration_has_its_workers():
     with open_pool(EngineConfig(workers=3)) as engine:
         assert engine.num_workers == 3
     assert set(ENGINES) == {"embedded", "ray"}
+
+
+def test_workers_have_the_environment_of_now(monkeypatch):
+    assert list(Pool(2).map(variable, ["PAIRWRIGHT_TRIED"] * 2)) == [None, None]
+    monkeypatch.setenv("PAIRWRIGHT_TRIED", "1")
+    assert list(Pool(2).map(variable, ["PAIRWRIGHT_TRIED"] * 2)) == ["1", "1"]
+    monkeypatch.delenv("PAIRWRIGHT_TRIED")
+    assert list(Pool(2).map(variable, ["PAIRWRIGHT_TRIED"] * 2)) == [None, None]

@@ -91,7 +91,17 @@ class _Work(Generic[T, R]):
         self.waiting = deque((task, self.pool.submit(self._function, task)) for task in tasks)
 
     def _new_pool(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(self._num_workers, mp_context=_context(self._function.__module__))
+        context = _context(self._function.__module__)
+        return ProcessPoolExecutor(
+            self._num_workers, mp_context=context, initializer=_take_environment, initargs=(dict(os.environ),)
+        )
+
+
+def _take_environment(environment: dict[str, str]) -> None:
+    """What this process has now, credentials and endpoints of addresses among it: a forked worker has what was there
+    when the first of all pools was opened."""
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def _context(module: str) -> BaseContext:
