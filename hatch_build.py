@@ -5,7 +5,6 @@ module uses Python's limited API, so one build serves 3.11 and all that come aft
 """
 
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +52,3 @@ def _build() -> None:
         build.inplace, build.build_temp, build.build_lib = True, folder, folder
         build.ensure_finalized()
         build.run()
-
-
-if __name__ == "__main__":
-    sys.exit("run by pip: python -m pip install --editable .")

@@ -4,6 +4,7 @@ The records are the hand-written fixtures and, where they are there, real traces
 reader, its own and all the others. Only BadRecord and RecordError may come out, and `matches` always answers.
 """
 
+import json
 import random
 from copy import deepcopy
 from pathlib import Path
@@ -99,3 +100,12 @@ def test_no_exception_escapes_on_broken_real_records(traces):
 def test_values_of_every_type_go_to_every_reader():
     for value in SWAPS:
         feed(value)
+
+
+@pytest.mark.parametrize("num_others", [0, 200])
+def test_a_list_whose_first_items_tell_nothing_is_read_to_its_end(num_others, tmp_path):
+    fixture = FIXTURES / "claude_code.jsonl"
+    lines = [json.loads(line) for line in fixture.read_text().splitlines()]
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps([{"type": "file-history-snapshot"}] * num_others + lines))
+    assert detect(path) == Layout("claude-code", 0, "document")

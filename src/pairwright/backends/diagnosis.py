@@ -156,7 +156,9 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     if needed <= memory:
         yield fine("memory", message)
     elif is_sharded:  # by how many machines is known to whoever starts them
-        yield untold("memory", f"{message}; the shards need {math.ceil(needed / memory)} machines like this one")
+        yield untold(
+            "memory", f"{message}; the shards need {math.ceil(needed / max(memory, 1))} machines like this one"
+        )
     else:
         way_out = "train.finetuning_type: lora, train.sharding: full on more GPUs, a smaller model, or another backend"
         yield wrong("memory", message, f"train with {way_out}")

@@ -1,9 +1,9 @@
 """Plain NeMo Gym rollouts: the usual lines of a large file, in a fraction of the time.
 
 A line is plain if its items are calls, results, reasoning and assistant texts of the usual shape, and its prompt, tools
-and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which
-alone says what a rollout means. A plain line says exactly what that reader says of it (tests/store/test_plain_lane.py).
-No value of a line stays unchecked, so that what is not valid JSON or UTF-8 is never plain.
+and reward stand where they belong. Any other line gives None and is read by nemo_gym.py, which alone says what it is.
+A plain line says exactly what that reader says of it (tests/store/test_plain_lane.py). No value of a line stays
+unchecked, so that what is not valid JSON or UTF-8 is never plain.
 
 Lines are read by the C module of native/, where it was built; what that leaves, or all, is decoded by type here, and
 then a line in which something failed is not plain.

@@ -111,24 +111,36 @@ def _file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
 
 
 def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
-    shape: Literal["lines", "document"] = "lines" if is_json_lines(path) else "document"
-    if shape == "lines":
-        whole: Any = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
-        records = whole
+    found: Layout | None = None
+    if is_json_lines(path):
+        sample = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+        found = _layout(sample, sample, "lines", format_name)
     else:
-        whole = first_items(path, _SAMPLE) or document(path)  # a large list need not be decoded twice
-        if isinstance(whole, Rejected):
-            return whole
-        records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+        first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
+        if first is not None:
+            found = _layout(first, [first, *first], "document", format_name)
+        if found is None:
+            whole = document(path)
+            if isinstance(whole, Rejected):
+                return whole
+            records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+            found = _layout(whole, records, "document", format_name)
+    if found is not None:
+        return found
+    if format_name != "auto":
+        return Rejected(str(path), None, f"does not look like {format_name}", format_name)
+    return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
+
+
+def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"], format_name: str) -> Layout | None:
+    """The first format that matches: the file as a whole, or one of its records."""
     for name, variants in READERS.items():
         if format_name not in ("auto", name):
             continue
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
-    if format_name != "auto":
-        return Rejected(str(path), None, f"does not look like {format_name}", format_name)
-    return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
+    return None
 
 
 def binary_units(path: Place, layout: Layout) -> Iterator[Unit | Experience | Rejected]:

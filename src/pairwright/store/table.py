@@ -102,11 +102,9 @@ class Table:
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
-        if not self._segments():
-            return
-        import polars as pl
-
         if _NARROW.issuperset(wanted) and not isinstance(self.path, Remote):  # small columns: Polars, on all cores
+            if not self._segments():
+                return
             frame = self.lazy() if where is None else self.lazy().filter(where)
             schema = pa.schema([SCHEMA.field(name) for name in wanted])
             for found in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
@@ -115,6 +113,8 @@ class Table:
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed):
             if where is not None:
+                import polars as pl
+
                 batch = batch.filter(pl.DataFrame(batch).select(where.fill_null(False)).to_series().to_arrow())
             if batch.num_rows:
                 yield batch.select(wanted)
