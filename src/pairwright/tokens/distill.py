@@ -14,6 +14,7 @@ import numpy as np
 
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
+from pairwright.tokens.dropped import refuse_dropped
 from pairwright.tokens.encode import encode_located, prepared
 from pairwright.tokens.hints import Hint, addendum, with_hint
 from pairwright.tokens.marks import Chat
@@ -56,9 +57,14 @@ def encode_distillation(
     *,
     train_from: int = 0,
     recorded: dict[int, RecordedTurn] | None = None,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> Distillation:
     """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
-    items = encode_distillations(tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded)
+    items = encode_distillations(
+        tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded, allow_dropped=allow_dropped,
+        allow_images=allow_images,
+    )  # fmt: skip
     if len(items) > 1:
         detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
         raise Refusal("context_differs", detail, message=items[0].targets[0])
@@ -73,6 +79,8 @@ def encode_distillations(
     *,
     train_from: int = 0,
     recorded: Mapping[int, RecordedTurn] | None = None,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> list[Distillation]:
     """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
 
@@ -83,7 +91,7 @@ def encode_distillations(
         raise Refusal("not_generated", "there is no hint to distil")
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
@@ -93,13 +101,27 @@ def encode_distillations(
     told = list(messages)
     for hint in hints:
         told[hint.target - 1] = with_hint(told[hint.target - 1], hint.text)
-    told_chat, _ = prepared(ready, told, schemas)
+    told_chat, _ = prepared(ready, told, schemas, allow_images=allow_images)
     groups = located_groups(ready, chat, schemas, turns, require_stop=not recorded)
     items = []
     for part, located in groups:
         if any(region.message in hinted for region in located.regions):
+            located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
             items.append(_item(ready, part, told_chat[: len(part)], schemas, located, hinted, recorded))
     return items
+
+
+def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded: bool, allow: bool) -> Located:
+    """Only hinted turns are trained: the other turns are context. A hint has to be in what is rendered."""
+    dropped = tuple(item for item in located.dropped if item[0] in hinted)
+    if not is_recorded:
+        refuse_dropped(dropped, allow=allow)
+    context = tuple(item for item in located.dropped if item[0] not in hinted and item[1] != "reasoning")
+    prompt_dropped = (*located.prompt_dropped, *context)
+    unseen = [message for message, name in prompt_dropped if message + 1 in hinted and name == "content"]
+    if unseen and not allow:
+        raise Refusal("dropped", "the template does not render the message with the hint", message=unseen[0])
+    return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
 
 
 def _item(

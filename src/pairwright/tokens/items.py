@@ -115,7 +115,8 @@ def _item_of(key: str, experience: Experience) -> Item:
     assert experience.chosen is not None
     assert experience.rejected is not None
     sides = _messages(experience.chosen), _messages(experience.rejected)
-    recorded = None if experience.tokens is None else (experience, experience)
+    has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
+    recorded = (experience, experience) if has_more else None
     return Item(key, experience.eid.uid, None, experience.prompt, experience.tools, *sides, recorded)
 
 

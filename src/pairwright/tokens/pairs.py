@@ -16,6 +16,7 @@ import numpy as np
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
 from pairwright.records import Experience
+from pairwright.tokens.dropped import refuse_dropped, refuse_media, refuse_media_inputs
 from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.recorded_pairs import recorded_pair
@@ -64,12 +65,15 @@ def encode_pair(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> EncodedPair:
     """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
     pair = PairMessages(prompt, chosen, rejected, tools, recorded)
     (found,) = encode_pairs(
         tokenizer, [pair], max_length=max_length, truncation=truncation, keep_first=keep_first,
-        control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        control_tokens=control_tokens, require_stop=require_stop, verify=verify, allow_dropped=allow_dropped,
+        allow_images=allow_images,
     )  # fmt: skip
     if isinstance(found, TokensError):
         raise found
@@ -86,6 +90,8 @@ def encode_pairs(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> Iterator[EncodedPair | TokensError]:
     """Many pairs in their order, each as `encode_pair` gives it, or the refusal in its place.
 
@@ -93,9 +99,13 @@ def encode_pairs(
     completion that several of them share is encoded once.
     """
     ready = chat_tokenizer(tokenizer)
+    draft_pair = partial(
+        _drafted, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        allow_dropped=allow_dropped, allow_images=allow_images,
+    )  # fmt: skip
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
-        drafts = [_attempt(_drafted, ready, pair, control_tokens, require_stop, verify) for pair in group]
+        drafts = [_attempt(draft_pair, ready, pair) for pair in group]
         known = [draft for draft in drafts if isinstance(draft, _Draft)]
         prompts = list(dict.fromkeys(draft.prompt for draft in known))
         tails = list(dict.fromkeys(tail for draft in known for tail in draft.tails))
@@ -156,16 +166,29 @@ def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError
 
 
 def _drafted(
-    tokenizer: ChatTokenizer, pair: PairMessages, control_tokens: ControlTokens, require_stop: bool, verify: Verify
+    tokenizer: ChatTokenizer,
+    pair: PairMessages,
+    *,
+    control_tokens: ControlTokens,
+    require_stop: bool,
+    verify: Verify,
+    allow_dropped: bool,
+    allow_images: bool,
 ) -> _Draft | EncodedPair:
+    if pair.recorded is not None and not allow_images:
+        _refuse_recorded_media(pair, pair.recorded)
     recorded = _recorded(tokenizer, pair)
     if isinstance(recorded, EncodedPair):
         return recorded
     tools = tokenizer.schemas(pair.tools)
     sides = [
-        _located_side(tokenizer, pair.prompt, side, tools, require_stop=require_stop, verify=verify)
+        _located_side(
+            tokenizer, pair.prompt, side, tools, require_stop=require_stop, verify=verify, allow_images=allow_images
+        )
         for side in (pair.chosen, pair.rejected)
     ]
+    for name, (_, located) in zip(("chosen", "rejected"), sides, strict=True):
+        refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
     starts = [located.regions[0].start for _, located in sides]
     texts = [located.rendered.text for _, located in sides]
     if texts[0][: starts[0]] != texts[1][: starts[1]]:
@@ -181,6 +204,16 @@ def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTo
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
     return Part(text[:cut], before), Part(text[cut:], after)
+
+
+def _refuse_recorded_media(pair: PairMessages, sources: tuple[Experience, Experience]) -> None:
+    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
+    for source in sources:
+        refuse_media_inputs(source, allow=False)
+    for side in (pair.chosen, pair.rejected):
+        messages = [*pair.prompt, *side]
+        contents = [item.content if isinstance(item, Message) else item.get("content") for item in messages]
+        refuse_media([{"content": content} for content in contents], allow=False)
 
 
 def _recorded(tokenizer: ChatTokenizer, pair: PairMessages) -> EncodedPair | str:
@@ -203,8 +236,9 @@ def _located_side(
     *,
     require_stop: bool,
     verify: Verify,
+    allow_images: bool,
 ) -> tuple[Chat, Located]:
-    chat, generated = prepared(tokenizer, [*prompt, *side], tools)
+    chat, generated = prepared(tokenizer, [*prompt, *side], tools, allow_images=allow_images)
     turns = [index for index in generated if index >= len(prompt)]
     if not turns or turns[0] != len(prompt):
         detail = "a completion starts with a message that the model generated"

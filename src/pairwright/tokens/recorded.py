@@ -14,6 +14,7 @@ import numpy as np
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
 from pairwright.records import Experience, Kind
+from pairwright.tokens.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.encode import Messages, painted, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.owned import CONTENT
@@ -37,6 +38,7 @@ def encode_experience(tokenizer: Any, experience: Experience, **options: Any) ->
     rewrites history; options are those of `encode_turns`."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
+    refuse_media_inputs(experience, allow=options.get("allow_images", False))
     if experience.tokens is not None:
         return [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
     tools = list(experience.tools) or None
@@ -47,10 +49,14 @@ def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequ
     """An experience's own tokens."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
-    return sequence_of(
+    sequence = sequence_of(
         tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
         experience.logprobs, experience.prompt, experience.completion,
     )  # fmt: skip
+    if num_images := count_media(experience):
+        report = msgspec.structs.replace(sequence.report, images=num_images)
+        sequence = msgspec.structs.replace(sequence, report=report)
+    return sequence
 
 
 def sequence_of(
@@ -111,6 +117,7 @@ def encode_recorded(
     tools: Items[Json] | None = None,
     *,
     added: Mapping[int, str] | None = None,
+    allow_images: bool = False,
 ) -> Sequence:
     """A conversation whose generated turns were recorded as ids: message index -> what was sampled in it.
 
@@ -118,7 +125,7 @@ def encode_recorded(
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
@@ -154,7 +161,10 @@ def sequence_of_turns(
         _paint_hint(encoded, located, message, hint, paint)
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
-    report = Report(source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True)
+    report = Report(
+        source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True,
+        prompt_dropped=located.prompt_dropped, images=located.num_images,
+    )  # fmt: skip
     logprobs = np.concatenate(parts.logprobs) if parts.has_logprobs else None
     return Sequence(
         ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report

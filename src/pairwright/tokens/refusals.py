@@ -18,6 +18,8 @@ Reason = Literal[
     "no_stop",  # no stop token follows the turn
     "not_located",  # the turn's text could not be found by provenance
     "foreign_text",  # a token of the turn also holds text of another message
+    "dropped",  # the template does not render what the model generated in a trained turn
+    "multimodal",  # there are images, audio, video or files, and no channel trains on them
     "control_tokens",  # a message contains control tokens and they are to be refused
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
@@ -30,6 +32,8 @@ _WAY_OUT = {
     "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
     "no_stop": "pass require_stop=False to train without a stop token",
+    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
+    "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
 }
 
