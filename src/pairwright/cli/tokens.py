@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
+_SWITCHES = ("require_stop", "keep_first", "allow_dropped", "allow_images")  # False and 0 are values
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -70,6 +71,13 @@ def build(
         bool | None, typer.Option("--require-stop/--no-require-stop", help="Refuse turns without a stop token.")
     ] = None,
     verify: Annotated[Verify | None, typer.Option(help="Prompts to compare: of four turns, or of all.")] = None,
+    allow_dropped: Annotated[
+        bool | None,
+        typer.Option("--allow-dropped/--refuse-dropped", help="Train turns that the template renders in part."),
+    ] = None,
+    allow_images: Annotated[
+        bool | None, typer.Option("--allow-images/--refuse-images", help="Train on tokens alone, without images.")
+    ] = None,
     experience: Annotated[
         list[str] | None, typer.Option(metavar=PLACE, help="Table whose recorded token ids pairs use; repeat.")
     ] = None,
@@ -101,18 +109,25 @@ def show(
     hints: Annotated[
         bool, typer.Option("--hints", help="Experience table: the hinted teachers of error turns.")
     ] = False,
+    allow_dropped: Annotated[
+        bool, typer.Option("--allow-dropped", help="Also turns of which the template does not render everything.")
+    ] = False,
+    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also messages with images.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
     from pairwright.places import local_folder, place
     from pairwright.tokens.preview import preview
-    from pairwright.tokens.show import html_page, legend, painted_text, token_rows
+    from pairwright.tokens.show import describe_dropped, html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
     with local_folder(place(path)) as here:  # sequences are mapped into memory
-        found = preview(here, ready, name=name, num=num, hints=hints)
+        found = preview(
+            here, ready, name=name, num=num, hints=hints, allow_dropped=allow_dropped, allow_images=allow_images,
+            refused=lambda title, reason: say(f"{title}: refused: {reason}"),
+        )  # fmt: skip
     if html is not None:
         html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")
@@ -127,6 +142,8 @@ def show(
     for title, sequence in found:
         console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
         console.print(painted_text(ready, sequence))
+        for line in describe_dropped(sequence):
+            console.print(line)
 
 
 @app.command()
@@ -165,7 +182,7 @@ def _build(
     name, address = given.pop("engine"), given.pop("address")
     told = settings.tokens.model_dump(exclude={"collator"})
     told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}
-    told |= {name: given[name] for name in ("require_stop", "keep_first") if given[name] is not None}
+    told |= {name: given[name] for name in _SWITCHES if given[name] is not None}
     told["experience"] = tuple(map(str, told["experience"]))
     if config is not None:
         source = source or str(Path("runs") / settings.name / "pairs")
@@ -182,6 +199,8 @@ def _build(
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
+    from pairwright.tokens.manifest import describe_losses
+
     if as_json:
         print_json(manifest)
     else:
@@ -189,9 +208,13 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         for name in ("refused", "recorded_not_used", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
+    for line in describe_losses(manifest):
+        say(f"warning: {line}")
     num_refused = sum(manifest["refused"].values())
     say(
-        f"{manifest['sequences']:,} sequences of {manifest['exact']:,} items in {output}, {num_refused:,} refused, "
+        f"{manifest['sequences']:,} sequences of {manifest['encoded']:,} items in {output}, {num_refused:,} refused, "
         f"{manifest['trained_share']:.1%} of tokens trained. "
         f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
     )
+    if not manifest["sequences"]:
+        raise typer.Exit(1)

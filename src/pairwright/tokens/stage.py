@@ -43,7 +43,8 @@ _NO_CONTENT = ("tokenizer", "experience")  # paths: what they hold is in the key
 
 class EncodeOptions(msgspec.Struct, frozen=True):
     """`max_length` caps experiences, `max_pair_length` pairs (where it is None: `max_length`). `keep_first` tokens stay
-    when the rest of a prompt's beginning is cut. `experience`: tables whose recorded ids pairs use."""
+    when the rest of a prompt's beginning is cut. `experience`: tables whose recorded ids pairs use. `allow_dropped`:
+    train turns of which the template does not render everything; `allow_images`: train on tokens alone."""
 
     tokenizer: str
     max_length: int | None = None
@@ -55,6 +56,8 @@ class EncodeOptions(msgspec.Struct, frozen=True):
     require_stop: bool = True
     verify: Verify = "quick"
     experience: tuple[str, ...] = ()
+    allow_dropped: bool = False
+    allow_images: bool = False
 
     @property
     def pair_length(self) -> int | None:
@@ -155,7 +158,8 @@ def _experience_rows(
 ) -> list[Json]:
     sequences = encode_experience(
         tokenizer, experience, boundaries=options.boundaries, control_tokens=options.control_tokens,
-        require_stop=options.require_stop, verify=options.verify,
+        require_stop=options.require_stop, verify=options.verify, allow_dropped=options.allow_dropped,
+        allow_images=options.allow_images,
     )  # fmt: skip
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
@@ -172,7 +176,7 @@ def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: EncodeOptions) 
     return encode_pairs(
         tokenizer, compared, max_length=options.pair_length, truncation=options.truncation,
         keep_first=options.keep_first, control_tokens=options.control_tokens, require_stop=options.require_stop,
-        verify=options.verify,
+        verify=options.verify, allow_dropped=options.allow_dropped, allow_images=options.allow_images,
     )  # fmt: skip
 
 
