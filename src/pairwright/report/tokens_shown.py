@@ -11,6 +11,7 @@ from pairwright.report.pairs_shown import shown_pairs
 from pairwright.report.run_folder import RunFolder, read_json
 from pairwright.report.section import Section
 from pairwright.tokens.cache import read_sequences
+from pairwright.tokens.manifest import describe_losses
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence
@@ -36,7 +37,8 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         if ready is None and tokenizer is not None:
             raise PairwrightError(f"{tokenizer}: not the tokenizer that {cached} was made with; leave --tokenizer out")
     if not found or ready is None:
-        return None
+        counts = _counts(cached)
+        return Section("tokens", "Tokens", counts) if counts else None
     seen = {Paint(int(paint)) for _, _, sequence in found for paint in sequence.paint}
     keys = [tag("span", told[0], class_=f"p{int(paint)}") for paint, told in PALETTE.items() if paint in seen]
     parts = [
@@ -89,12 +91,11 @@ def _counts(cached: Path | None) -> Markup:
     manifest = read_json(cached / "manifest.json")
     refused = sum(manifest.get("refused", {}).values())
     told = (
-        f"{manifest.get('sequences', 0):,} sequences of {manifest.get('exact', 0):,} pairs, "
+        f"{manifest.get('sequences', 0):,} sequences of {manifest.get('encoded', manifest.get('exact', 0)):,} pairs, "
         f"{manifest.get('tokens', 0):,} tokens, {manifest.get('trained_share', 0):.1%} of them trained, "
-        f"{refused:,} refused"
+        f"{refused:,} refused."
     )
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in manifest.get("refused", {}).items())
-    return tag("p", told + (f" ({reasons})." if reasons else "."), class_="note")
+    return join([tag("p", line, class_="note") for line in (told, *describe_losses(manifest))])
 
 
 def _pair(tokenizer: ChatTokenizer, name: str, sequences: list[tuple[str, Sequence]]) -> Markup:

@@ -103,7 +103,7 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show)
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show, config.tokens)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
@@ -113,7 +113,9 @@ def load_channels(
             sources = [experience, validation] if validation is not None else [experience]
             likely = _runs(
                 [
-                    load_policy_data(source, output / "tokens" / name, model, settings, show, scored=False)
+                    load_policy_data(
+                        source, output / "tokens" / name, model, settings, show, config.tokens, scored=False
+                    )
                     for source, name in zip(sources, ("runs", "validation"), strict=False)
                 ]
             )
@@ -121,11 +123,11 @@ def load_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show)
+        runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show, config.tokens)
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, model, settings, show)
+        found = load_distill_data(source, model, settings, show, config.tokens)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:
@@ -231,7 +233,10 @@ def _runs(parts: list[PolicyData]) -> Likely:
         weights=np.ones(len(trees), np.float32),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
-        counts=parts[0].counts,
+        counts={
+            **parts[0].counts,
+            **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
+        },
         fingerprint=content_hash([part.fingerprint for part in parts]),
     )
 

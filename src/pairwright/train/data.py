@@ -14,12 +14,14 @@ import polars as pl
 
 from pairwright.arrays import Array
 from pairwright.canonical import content_hash
+from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
 from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
+from pairwright.tokens.dropped import refuse_media_inputs
 from pairwright.tokens.hints import HINTS, hints_for
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
@@ -30,6 +32,11 @@ from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048
+LOSSES = {
+    "dropped": "with_dropped_content",
+    "prompt_dropped": "with_dropped_prompt_content",
+    "images": "with_images_left_out",
+}
 
 
 class DataError(PairwrightError):
@@ -113,9 +120,11 @@ class DistillData:
         return content_hash(self.ids, [len(item.student_index) for item in self.items])
 
 
-def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show) -> PairData:
+def load_pairs(
+    source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show, allow: TokensConfig | None = None
+) -> PairData:
     """Encode the pairs of a table with the model's tokenizer (what is cached is not encoded again) and read them."""
-    manifest = encode_source(source, tokens, _options(model, settings), progress=show)
+    manifest = encode_source(source, tokens, _options(model, settings, allow), progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
@@ -133,15 +142,22 @@ def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, s
         gaps=rows["gap"].to_numpy().astype(np.float32),
         train=np.flatnonzero(~held),
         validation=np.flatnonzero(held),
-        counts={**counts, "truncated": manifest["truncated"]},
+        counts={**counts, "truncated": manifest["truncated"], **_losses(manifest)},
     )
 
 
 def load_policy_data(
-    source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show, *, scored: bool = True
+    source: Path,
+    tokens: Path,
+    model: Path,
+    settings: TrainConfig,
+    show: Show,
+    allow: TokensConfig | None = None,
+    *,
+    scored: bool = True,
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
-    manifest = encode_source(source, tokens, _options(model, settings), progress=show)
+    manifest = encode_source(source, tokens, _options(model, settings, allow), progress=show)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}
     for batch in table.scan(columns=columns):
@@ -169,15 +185,17 @@ def load_policy_data(
         sequences=sequences,
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
-        counts={**counts, **signals.counts},
+        counts={**counts, **signals.counts, **_losses(manifest)},
         trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
         signals=signals,
     )
 
 
-def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Show) -> DistillData:
+def load_distill_data(
+    source: Path, model: Path, settings: TrainConfig, show: Show, allow: TokensConfig | None = None
+) -> DistillData:
     """The error turns of a table that have a hint and a recovery."""
-    tokenizer = ChatTokenizer.from_folder(model)
+    tokenizer, allowed = ChatTokenizer.from_folder(model), allow or TokensConfig()
     templates = {**HINTS, **settings.sdpo.templates}
     ids: list[str] = []
     items: list[Distillation] = []
@@ -194,9 +212,11 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
             continue
         tools: Any = list(experience.tools) or None
         try:
+            refuse_media_inputs(experience, allow=allowed.allow_images)
             found_items = encode_distillations(
-                tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt)
-            )
+                tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt),
+                allow_dropped=allowed.allow_dropped, allow_images=allowed.allow_images,
+            )  # fmt: skip
             if settings.max_length is not None:
                 found_items = [
                     truncate_distillation(item, settings.max_length, settings.truncation) for item in found_items
@@ -204,6 +224,8 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
         except Refusal as refusal:
             counts[f"refused: {refusal.reason}"] += 1
             continue
+        for name in ("dropped", "prompt_dropped"):
+            counts[LOSSES[name]] += sum(bool(getattr(item.student.report, name)) for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
     if not items:
@@ -211,5 +233,14 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
     return DistillData(ids, items, dict(counts))
 
 
-def _options(model: Path, settings: TrainConfig) -> EncodeOptions:
-    return EncodeOptions(str(model), settings.max_length, settings.truncation)
+def _options(model: Path, settings: TrainConfig, allow: TokensConfig | None) -> EncodeOptions:
+    allowed = allow or TokensConfig()
+    return EncodeOptions(
+        str(model), settings.max_length, settings.truncation, allow_dropped=allowed.allow_dropped,
+        allow_images=allowed.allow_images,
+    )  # fmt: skip
+
+
+def _losses(manifest: dict[str, Any]) -> dict[str, int]:
+    """Sequences that lack something, by what they lack."""
+    return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
