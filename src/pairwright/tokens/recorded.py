@@ -40,23 +40,26 @@ def encode_experience(tokenizer: Any, experience: Experience, **options: Any) ->
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
     if experience.tokens is not None:
-        return [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
-    tools = list(experience.tools) or None
-    return encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
+        sequences = [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
+    else:
+        tools = list(experience.tools) or None
+        sequences = encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
+    num_images = count_media(experience)
+    return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
+
+
+def _count_images(sequence: Sequence, num_images: int) -> Sequence:
+    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, images=num_images))
 
 
 def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
     """An experience's own tokens."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
-    sequence = sequence_of(
+    return sequence_of(
         tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
         experience.logprobs, experience.prompt, experience.completion,
     )  # fmt: skip
-    if num_images := count_media(experience):
-        report = msgspec.structs.replace(sequence.report, images=num_images)
-        sequence = msgspec.structs.replace(sequence, report=report)
-    return sequence
 
 
 def sequence_of(
