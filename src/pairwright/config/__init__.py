@@ -10,13 +10,12 @@ from pairwright.config.pairs import PairsConfig
 from pairwright.config.policy import PolicyConfig
 from pairwright.config.section import Section
 from pairwright.config.sources import SourcesConfig
-from pairwright.config.tokens import CollatorConfig, TokensConfig
+from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.config.tree import Config
 
 __all__ = [
     "BackendConfig",
-    "CollatorConfig",
     "CollectConfig",
     "Config",
     "EngineConfig",

@@ -191,10 +191,6 @@ class TrainConfig(Named):
     """Compute the prompt of a pair once for both sides, where the model can."""
     threads: Positive | None = None
     """CPU threads; null takes the cores that are idle when the run starts."""
-    max_length: Positive | None = None
-    """Longest side of a pair, in tokens; the prompt is cut, a completion that does not fit is left out and counted."""
-    truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end"
-    """What is kept of a prompt that is cut."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"
@@ -228,6 +224,9 @@ class TrainConfig(Named):
         if not isinstance(data, dict):
             return data
         data = dict(data)
+        for name in ("max_length", "truncation"):
+            if name in data:
+                raise ValueError(f"{name}: sequences are cut where they are encoded: set tokens.{name}")
         kind = data.pop("training_type", None)
         if kind is not None:
             if kind not in ("dpo", "sft", "grpo"):

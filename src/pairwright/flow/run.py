@@ -156,8 +156,8 @@ class Flow:
         start = self._trained(model)
         pairs_key = content_hash("pairs", config.pairs.model_dump(mode="json"), config.seed, [key for _, key in used])
         settings = config.train.model_dump(mode="json")
-        cut = [settings["max_length"], settings["truncation"]]
-        tokens_key = content_hash("tokens", pairs_key, cut, _model_key(self.initial))
+        encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
+        tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
         train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
         inputs = {
             "pairs": place / "pairs",

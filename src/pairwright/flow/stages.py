@@ -78,17 +78,17 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
 
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
     """Encode the pairs with the tokenizer of the model."""
-    from pairwright.tokens.stage import EncodeOptions, encode_source
+    from pairwright.tokens.stage import encode_source
 
-    settings = config.train
-    options = EncodeOptions(str(model), settings.max_length, settings.truncation)
+    options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with opened(config.engine) as engine:
         found = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
     if not found["exact"]:
         raise PairwrightError(
             f"no pair could be encoded: {found['refused']}; see pairwright tokens check --tokenizer {model}"
         )
-    return {name: found[name] for name in ("items", "exact", "sequences", "tokens", "trained_tokens", "truncated")}
+    names = ("items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated")
+    return {name: found[name] for name in names}
 
 
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -29,9 +29,6 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.truncate import Truncation, truncate
-
-if TYPE_CHECKING:
-    from pairwright.config.tokens import CollatorConfig
 
 HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
 
@@ -57,11 +54,6 @@ class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     use_distill: bool = True
     use_preference: bool = True
     hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
-
-
-def options_of(config: "CollatorConfig") -> CombineOptions:
-    """What the `tokens.collator` section of a configuration says."""
-    return CombineOptions(**config.model_dump())
 
 
 class Collator:

@@ -61,7 +61,7 @@ def _of_item(tokenizer: ChatTokenizer, item: Item) -> Iterator[Titled]:
         yield from ((item.id, sequence) for sequence in encode_experience(tokenizer, item.experience))
         return
     sides = item.prompt, item.chosen, item.rejected
-    pair = encode_pair(tokenizer, *sides, list(item.tools) or None, recorded=item.recorded)
+    pair = encode_pair(tokenizer, *sides, list(item.tools) or None, sources=item.sources, cut=item.cut)
     yield f"{item.id} chosen", pair.chosen
     yield f"{item.id} rejected", pair.rejected
 

@@ -31,6 +31,7 @@ _WAY_OUT = {
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
     "no_stop": "pass require_stop=False to train without a stop token",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
+    "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from pairwright.arrays import Array
 from pairwright.canonical import content_hash
 from pairwright.config import Config
+from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.train.data import (
@@ -94,7 +95,7 @@ def load_channels(
     progress: Callable[[dict[str, Any]], None],
 ) -> list[Any]:
     """The channels that have a weight, their data encoded and their reference computed."""
-    settings, weights = config.train, config.train.channels
+    settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _shown(progress, "encode")
     # one process encodes; the others then find everything in the cache
     if not ranks.is_first:
@@ -103,7 +104,7 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show)
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
@@ -113,7 +114,7 @@ def load_channels(
             sources = [experience, validation] if validation is not None else [experience]
             likely = _runs(
                 [
-                    load_policy_data(source, output / "tokens" / name, model, settings, show, scored=False)
+                    load_policy_data(source, output / "tokens" / name, options, show, scored=False)
                     for source, name in zip(sources, ("runs", "validation"), strict=False)
                 ]
             )
@@ -121,11 +122,11 @@ def load_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show)
+        runs = load_policy_data(source, output / "tokens" / "runs", options, show)
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, model, settings, show)
+        found = load_distill_data(source, options, settings.sdpo, show)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:
@@ -136,6 +137,11 @@ def load_channels(
     _check_vocabulary(channels, policy, model)
     _compute_references(channels, policy, initial, output, settings, ranks, progress)
     return channels
+
+
+def token_options(config: Config, model: Path) -> TokensConfig:
+    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another."""
+    return config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
 
 
 def _compute_references(
@@ -251,4 +257,4 @@ def _shown(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[i
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
 
 
-__all__ = ["CHANNELS", "Channel", "Limits", "load_channels"]
+__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options"]

@@ -6,24 +6,25 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from pairwright.arrays import Array
 from pairwright.canonical import content_hash
-from pairwright.config.train import TrainConfig
+from pairwright.config.tokens import TokensConfig
+from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
-from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
+from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.hints import HINTS, hints_for
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.layout import Tree, tree_of
 from pairwright.train.token_signals import TokenSignals, read_token_signals
@@ -113,9 +114,9 @@ class DistillData:
         return content_hash(self.ids, [len(item.student_index) for item in self.items])
 
 
-def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show) -> PairData:
-    """Encode the pairs of a table with the model's tokenizer (what is cached is not encoded again) and read them."""
-    manifest = encode_source(source, tokens, _options(model, settings), progress=show)
+def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show) -> PairData:
+    """Encode the pairs of a table (what is cached is not encoded again) and read them."""
+    manifest = encode_source(source, tokens, options, progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
@@ -126,22 +127,24 @@ def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, s
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
     if not len(pairs) or held.all():
         why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
-        raise DataError(f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {model}")
+        raise DataError(
+            f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {options.tokenizer}"
+        )
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
         train=np.flatnonzero(~held),
         validation=np.flatnonzero(held),
-        counts={**counts, "truncated": manifest["truncated"]},
+        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"]},
     )
 
 
 def load_policy_data(
-    source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show, *, scored: bool = True
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
-    manifest = encode_source(source, tokens, _options(model, settings), progress=show)
+    manifest = encode_source(source, tokens, options, progress=show)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}
     for batch in table.scan(columns=columns):
@@ -175,10 +178,10 @@ def load_policy_data(
     )
 
 
-def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Show) -> DistillData:
-    """The error turns of a table that have a hint and a recovery."""
-    tokenizer = ChatTokenizer.from_folder(model)
-    templates = {**HINTS, **settings.sdpo.templates}
+def load_distill_data(source: Path, options: TokensConfig, settings: DistillConfig, show: Show) -> DistillData:
+    """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
+    tokenizer = ChatTokenizer.from_folder(str(options.tokenizer))
+    templates = {**HINTS, **settings.templates}
     ids: list[str] = []
     items: list[Distillation] = []
     counts: Counter[str] = Counter()
@@ -192,24 +195,17 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
         hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
         if not hints:
             continue
-        tools: Any = list(experience.tools) or None
         try:
-            found_items = encode_distillations(
-                tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt)
-            )
-            if settings.max_length is not None:
-                found_items = [
-                    truncate_distillation(item, settings.max_length, settings.truncation) for item in found_items
-                ]
+            found_items = distill_experience(tokenizer, experience, hints, recorded=options.recorded)
+            if options.max_length is not None:
+                cut = partial(truncate_distillation, keep_first=options.keep_first)
+                found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
         except Refusal as refusal:
             counts[f"refused: {refusal.reason}"] += 1
             continue
+        counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
     return DistillData(ids, items, dict(counts))
-
-
-def _options(model: Path, settings: TrainConfig) -> EncodeOptions:
-    return EncodeOptions(str(model), settings.max_length, settings.truncation)

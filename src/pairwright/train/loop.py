@@ -275,7 +275,9 @@ def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer
 
 def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
     settings = config.train.model_dump(mode="json", exclude=_HARMLESS)
-    return content_hash(config.seed, settings, initial, [channel.fingerprint for channel in channels])
+    return content_hash(
+        config.seed, settings, config.tokens.content(), initial, [channel.fingerprint for channel in channels]
+    )
 
 
 def _set_threads(wanted: int | None) -> None:
