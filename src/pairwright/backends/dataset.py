@@ -93,8 +93,8 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
 
 
 def _lost_by_text(pairs: Path) -> dict[str, int]:
-    """What a trainer that gets text cannot know: sides whose sampled token ids were recorded, which it encodes anew, and
-    sides that were cut short, to which it adds a stop token."""
+    """What a trainer that gets text cannot know: sides whose sampled token ids were recorded, which it encodes anew,
+    and sides that were cut short, to which it adds a stop token."""
     facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
     columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]
     counts = dict.fromkeys(facts, 0)

@@ -16,6 +16,7 @@ from pairwright.cli import config, evaluate, experience, jobs, pairs, serve, tok
 from pairwright.cli.collect import collect_runs
 from pairwright.cli.demo import run_demo
 from pairwright.cli.doctor import doctor
+from pairwright.cli.explain import explain_run
 from pairwright.cli.export import export_pairs
 from pairwright.cli.extras import extras_with
 from pairwright.cli.import_files import import_files
@@ -48,6 +49,7 @@ app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(serve.app, name="serve")
 app.command("report")(report)
+app.command("explain")(explain_run)
 app.command("doctor")(doctor)
 app.add_typer(config.app, name="config")
 

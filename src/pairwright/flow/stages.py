@@ -102,8 +102,26 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
             config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
             pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
         )  # fmt: skip
-        return {"model": str(result.model), "steps": result.num_steps, **result.metrics}
+        counts = _account(folder, view)
+        return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}
     return _submitted(config, model, folder, inputs, view)
+
+
+def _account(folder: Path, view: View) -> Json:
+    """The ledger of a training: tokens that were generated and trained, by channel. It has to add up."""
+    from pairwright.ledger import LedgerError, build_ledger
+
+    ledger = build_ledger(folder.parent.name, folder, encode=False)
+    for note in ledger.notes:
+        view.say(f"ledger: {note}")
+    if ledger.problems:
+        raise LedgerError("the ledger does not add up: " + "; ".join(ledger.problems))
+    counts: Json = {}
+    for one in ledger.accounts:
+        trained = next((fate.tokens for fate in one.fates if fate.name == "trained"), 0)
+        counts[f"{one.channel}_trained_tokens"] = trained
+        view.say(f"ledger: {one.channel}: {trained:,} of {one.tokens:,} known generated tokens trained; the sums agree")
+    return counts
 
 
 def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:

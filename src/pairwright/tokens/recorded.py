@@ -97,7 +97,7 @@ def sequence_of(
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
     mask = np.zeros(len(ids), dtype=bool)
-    mask[prompt_length:] = True if action_mask is None else action_mask.astype(bool)
+    mask[prompt_length:] = response_mask(len(ids) - prompt_length, action_mask)
     if not mask.any():
         raise Refusal("not_generated", "the recorded mask is empty")
     logprobs = None
@@ -114,6 +114,11 @@ def sequence_of(
     differs = _turns_with_other_text(tokenizer, ids[mask], len(prompt), completion)
     report = Report(source="recorded", num_turns=len(spans), text_differs=differs)
     return Sequence(ids=ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report)
+
+
+def response_mask(length: int, action_mask: Array | None) -> Array:
+    """What was sampled of a response: all of it, unless a mask says otherwise."""
+    return np.ones(length, bool) if action_mask is None else action_mask.astype(bool)
 
 
 def spans_of_mask(mask: Array) -> Array:

@@ -3,7 +3,8 @@
 `CHANNELS` lists them. A weight of 0 leaves a channel out, with its data and its cost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from pairwright.config import Config
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
     DataError,
     PairData,
@@ -26,6 +28,7 @@ from pairwright.train.data import (
 )
 from pairwright.train.distillation import DistillChannel, open_teacher
 from pairwright.train.layout import Tree
+from pairwright.train.ledger import Held
 from pairwright.train.likelihood import LikelihoodChannel, Likely
 from pairwright.train.metrics import Sums
 from pairwright.train.model import model_hash
@@ -67,6 +70,16 @@ class Channel(Protocol):
         ...
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
+    @property
+    def num_items(self) -> int: ...
+    def held(self, item: int) -> list[Held]:
+        """The sequences of an item, for the ledger."""
+        ...
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """What could not be encoded: id -> reason."""
+        ...
 
 
 class Limits:
@@ -145,7 +158,7 @@ def token_options(config: Config, model: Path) -> TokensConfig:
 
 
 def _compute_references(
-    channels: Sequence[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
+    channels: Items[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
     progress: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
     """Score everything with the reference, once; what is known from before is not scored again."""
@@ -182,7 +195,7 @@ def _compute_references(
         channel.reference = known
 
 
-def _batches(makers: Sequence[Callable[[], Tree]], max_tokens: int) -> Any:
+def _batches(makers: Items[Callable[[], Tree]], max_tokens: int) -> Any:
     """Trees in batches of about so many tokens, made when they are needed."""
     batch: list[Tree] = []
     size = 0
@@ -197,7 +210,7 @@ def _batches(makers: Sequence[Callable[[], Tree]], max_tokens: int) -> Any:
         yield batch
 
 
-def _check_vocabulary(channels: Sequence[Any], policy: Policy, model: Path) -> None:
+def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None:
     for channel in channels:
         for tree in channel.trees_of(channel.order.batch(0))[1]:
             highest = max(int(part.max(initial=0)) for part in (tree.prompt, *tree.branches))
@@ -217,10 +230,12 @@ def _chosen(data: PairData) -> Likely:
         tree=tree,
         num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
         identity=lambda item: data.pairs.ids[item],
+        held=lambda item: data.held(item)[:1],
         weights=data.weights,
         train=data.train,
         validation=data.validation,
         counts=data.counts,
+        refused=data.refused,
         fingerprint=data.fingerprint,
     )
 
@@ -229,17 +244,24 @@ def _runs(parts: list[PolicyData]) -> Likely:
     """Runs of a table, and where there is a second one, its runs for validation."""
     trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
+    sequences = [sequence for part in parts for sequence in part.sequences]
     num_train = len(parts[0].ids)
     return Likely(
         tree=lambda item: trees[item],
         num_tokens=lambda item: trees[item].num_tokens,
         identity=lambda item: ids[item],
+        held=lambda item: [_held(ids[item], sequences[item])],
         weights=np.ones(len(trees), np.float32),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
         counts=parts[0].counts,
+        refused=parts[0].refused,
         fingerprint=content_hash([part.fingerprint for part in parts]),
     )
+
+
+def _held(name: str, sequence: Sequence) -> Held:
+    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
 
 
 def _order(config: Config, items: Array) -> Order:

@@ -19,7 +19,7 @@ from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
-from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
+from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
 from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.hints import HINTS, hints_for
 from pairwright.tokens.refusals import Refusal
@@ -27,6 +27,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.layout import Tree, tree_of
+from pairwright.train.ledger import Held
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
@@ -47,6 +48,7 @@ class PairData:
     train: Array
     validation: Array
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
     _recent: dict[int, Tree] = field(default_factory=dict)
 
     def tree(self, position: int) -> Tree:
@@ -56,6 +58,13 @@ class PairData:
                 self._recent.clear()
             self._recent[position] = self._made(position)
         return self._recent[position]
+
+    def held(self, position: int) -> list[Held]:
+        """Both sides, for the ledger."""
+        pair, name = self.pairs[position], self.pairs.ids[position]
+        unused = None if self.weights[position] > 0 else "the pair has weight 0"
+        sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
+        return [Held(name, side, one.ids, one.mask, one.message_index, unused) for side, one in sides]
 
     def is_full(self, position: int) -> bool:
         """Whether something is trained on both sides."""
@@ -93,6 +102,7 @@ class PolicyData:
     rewards: Array
     groups: Array
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
 
     @property
@@ -108,6 +118,7 @@ class DistillData:
     ids: list[str]
     items: list[Distillation]
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -137,6 +148,7 @@ def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show) ->
         train=np.flatnonzero(~held),
         validation=np.flatnonzero(held),
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"]},
+        refused=read_refusals(tokens),
     )
 
 
@@ -174,6 +186,7 @@ def load_policy_data(
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts},
         trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
+        refused=read_refusals(tokens),
         signals=signals,
     )
 
@@ -185,6 +198,7 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
     ids: list[str] = []
     items: list[Distillation] = []
     counts: Counter[str] = Counter()
+    refused: dict[str, str] = {}
     table = Table(source, create=False)
     total = table.count()
     for number, experience in enumerate(table.records()):
@@ -202,10 +216,11 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
                 found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
         except Refusal as refusal:
             counts[f"refused: {refusal.reason}"] += 1
+            refused[experience.eid.uid] = refusal.reason
             continue
         counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
-    return DistillData(ids, items, dict(counts))
+    return DistillData(ids, items, dict(counts), refused)
