@@ -38,7 +38,7 @@ def explain_run(
             print_table(title, ("fate", "turns", "tokens", "turns without a count"), rows)
             say(
                 f"{ledger.name}, {one.channel}: {one.loss_tokens:,} tokens in all updates, {one.drawn_tokens:,} by the "
-                f"ledger; {one.num_as_sampled:,} of {one.num_recorded:,} recorded turns were trained as they were sampled"
+                f"ledger; {one.num_as_sampled:,} of {one.num_recorded:,} recorded turns were trained as sampled"
             )
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))

@@ -29,7 +29,7 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.regions import Located
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
-from pairwright.tokens.truncate import Truncation, turn_end
+from pairwright.tokens.truncate import Truncation, cut_position
 from pairwright.tokens.turns import last_group, located_groups
 
 
@@ -206,7 +206,7 @@ def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
     if keep_first > common:
         return None
     first = np.arange(keep_first)
-    start = turn_end(sides[0], max(map(len, sides)) - max_length + keep_first)
+    start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
     starts = [start, start] if start <= common else _after_a_turn(sides, max_length - keep_first)
     if starts is None:
         return None
