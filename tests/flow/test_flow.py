@@ -16,7 +16,9 @@ from pairwright.config import load_config
 from pairwright.errors import ConfigError
 from pairwright.flow import Flow, GateClosed, View
 from pairwright.flow.plan import plan_rows
-from pairwright.generate import Engine
+from pairwright.generate import Engine, Request, Sampling
+from pairwright.ledger import build_ledger, train_folders
+from pairwright.messages import Message
 from pairwright.pairs.table import read_pairs
 from pairwright.store.table import Table
 from serve.served_models import served
@@ -119,6 +121,43 @@ def test_what_an_endpoint_sampled_is_what_is_trained(model, tmp_path):
         run(config, tmp_path / "run")
     sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
     assert sides == same > 0
+
+
+def write_gym_rollouts(path: Path, model: Path) -> None:
+    """Rollouts as NeMo Gym writes them, with the ids that the model sampled; later ones are better."""
+    engine = Engine.load(model)
+    with open(path, "w") as file:
+        for task in range(6):
+            question = {"role": "user", "content": f"task {task}: say something"}
+            prompt = engine.prompt_ids((Message(**question),), ())
+            (result,) = engine.generate([Request(prompt, Sampling(max_tokens=4, n=4, seed=task))])
+            for choice in result.choices:
+                answer = {
+                    "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": choice.text}],
+                    "prompt_token_ids": prompt.tolist(), "generation_token_ids": choice.tokens.tolist(),
+                    "generation_log_probs": choice.logprobs.tolist(),
+                }  # fmt: skip
+                row = {
+                    "responses_create_params": {"input": [question]}, "response": {"output": [answer]},
+                    "reward": choice.index / 4, "_ng_task_index": task,
+                    "_ng_rollout_index": choice.index,
+                }  # fmt: skip
+                file.write(json.dumps(row) + "\n")
+
+
+def test_what_a_gym_file_recorded_is_what_is_trained_and_its_ledger_adds_up(model, tmp_path):
+    write_gym_rollouts(tmp_path / "rollouts.jsonl", model)
+    config = written(
+        tmp_path, model, sources={"paths": ["rollouts.jsonl"]}, collect={}, loop__evaluate="never",
+        train__dump_batches=6,
+    )  # fmt: skip
+    run(config, tmp_path / "run")
+    sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
+    assert sides == same > 0
+    (ledger,) = [build_ledger(*place) for place in train_folders(tmp_path / "run")]
+    assert ledger.problems == []
+    assert ledger.accounts[0].turns == 24
+    assert ledger.accounts[0].num_recorded > 0
 
 
 def test_the_tokens_section_counts_in_a_run(model, tmp_path):
