@@ -229,8 +229,13 @@ class Flow:
         return model
 
     def _round_config(self) -> Config:
-        """The reference of a round is what it starts from, unless the first model stays the reference."""
+        """The configuration of a round: its reference is what it starts from, unless the first model stays it; a
+        tokenizer of its own is found beside the configuration, as the model is."""
         config = self.config
+        name = config.tokens.tokenizer
+        if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
+            tokens = config.tokens.model_copy(update={"tokenizer": str(self.base / name)})
+            config = config.model_copy(update={"tokens": tokens})
         if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
             train = config.train.model_copy(update={"reference": str(self.initial)})
             return config.model_copy(update={"train": train})
