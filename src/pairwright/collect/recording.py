@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
@@ -154,6 +154,10 @@ class Recorder:
         self._model_version = model_version
         self._open: dict[str, Step] = {}
         self._numbers = itertools.count()
+
+    def place(self, *, task: int | str, run: int) -> None:
+        """Record under another task and run from now on: what a replay asks belongs to the run that it replays."""
+        self.task = replace(self.task, id=task, run=run)
 
     def step(
         self, prompt: Prompt, *, tools: Sequence[Json] | None = None, name: str | None = None, index: int | None = None
