@@ -66,13 +66,19 @@ class SampledCalls:
 
     def __init__(self) -> None:
         self._answers: list[_Answer] = []
+        # By the id of the completion and of its message, which the answers keep alive: a run may have thousands.
+        self._by_object: dict[int, _Answer] = {}
 
     def add(self, ask: Ask, completions: Iterable[Completion]) -> None:
-        self._answers += [_Answer(ask, completion) for completion in completions]
+        for completion in completions:
+            answer = _Answer(ask, completion)
+            self._answers.append(answer)
+            self._by_object.setdefault(id(completion), answer)
+            self._by_object.setdefault(id(completion.message), answer)
 
     def match_completion(self, completion: Completion) -> Sampled:
         """A candidate that is one completion: its own ids, and the tools that it was asked with."""
-        answer = next((answer for answer in self._answers if answer.completion is completion), None)
+        answer = self._by_object.get(id(completion))
         if answer is None:  # a changed copy, say: the same ids with another message
             known = [answer for answer in self._answers if answer.completion.token_ids is not None]
             answer = next((answer for answer in known if answer.completion.token_ids == completion.token_ids), None)
@@ -113,9 +119,9 @@ class SampledCalls:
         An equal text that was sampled at another conversation counts only in a trajectory of several turns, whose
         prompts show that they belong together.
         """
-        same = [answer for answer in self._answers if answer.completion.message is message]
-        if same:
-            return same[:1]
+        same = self._by_object.get(id(message))
+        if same is not None:
+            return [same]
         key = _key((message,))
         equal = [answer for answer in self._answers if answer.key == key]
         if not equal:
