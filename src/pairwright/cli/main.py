@@ -25,6 +25,7 @@ from pairwright.cli.places import refuse_addresses
 from pairwright.cli.record import record
 from pairwright.cli.report import report
 from pairwright.cli.run import run_flow
+from pairwright.cli.teach import ask_teachers
 from pairwright.cli.train import train_model
 from pairwright.errors import PairwrightError
 
@@ -40,6 +41,7 @@ app.command("demo", cls=WithOverrides)(run_demo)
 app.command("import")(import_files)
 app.command("collect")(collect_runs)
 app.command("record")(record)
+app.command("teach")(ask_teachers)
 app.add_typer(experience.app, name="experience")
 app.add_typer(pairs.app, name="pairs")
 app.command("export")(export_pairs)

@@ -110,18 +110,24 @@ def show(
     hints: Annotated[
         bool, typer.Option("--hints", help="Experience table: the hinted teachers of error turns.")
     ] = False,
+    config: Annotated[Path | None, typer.Option(help="--hints: a configuration; train.sdpo says which.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    from pairwright.config import load_config
     from pairwright.places import local_folder, place
+    from pairwright.tokens.hinting import Hinter
     from pairwright.tokens.preview import preview
     from pairwright.tokens.show import html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
     with local_folder(place(path)) as here:  # sequences are mapped into memory
-        found = preview(here, ready, name=name, num=num, hints=hints)
+        hinter = Hinter(load_config(config).train.sdpo) if hints else None
+        found = preview(here, ready, name=name, num=num, hints=hinter)
+        if hinter is not None:
+            hinter.close()
     if html is not None:
         html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
+from pairwright.config.policy import PolicyConfig as ModelConfig
 from pairwright.config.section import Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -123,6 +124,16 @@ class DistillConfig(Named):
     """teacher ema: how much of the new weights each step takes in."""
     templates: dict[str, str] = Field(default={})
     """Hints by error kind, beside the built-in ones."""
+    hint: str | None = None
+    """Function of (messages, site) that returns a hint or null: module:function or path/file.py:function."""
+    judge: ModelConfig = ModelConfig()
+    """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
+    hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
+        "function", "kind", "environment", "judge",
+    )  # fmt: skip
+    """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
+    hint_cache: str | None = None
+    """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
 
 
 class LoraConfig(Named):

@@ -30,10 +30,13 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
     found = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
     status = found.status
-    if status.num_runs and not status.num_done:
-        raise PairwrightError(f"all {status.num_runs:,} runs failed: look at {folder}/collection/ledger.jsonl")
+    if (reason := found.why_empty()) is not None:
+        raise PairwrightError(reason)
+    for line in status.lines_without_ids():
+        view.say(line)
     return {
         "runs": status.num_done, "failed": status.num_failed, "candidates": status.num_candidates,
+        "without_token_ids": status.without_ids.total(), "silent_runs": status.num_silent,
         "tokens": status.num_tokens, "mean_reward": status.mean_reward,
     }  # fmt: skip
 

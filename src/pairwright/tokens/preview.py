@@ -17,7 +17,7 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.records import Experience
 from pairwright.tokens.cache import ITEMS, read_sequences
 from pairwright.tokens.distill import encode_distillations
-from pairwright.tokens.hints import hints_for
+from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.items import Item, Source
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.recorded import encode_experience
@@ -29,7 +29,7 @@ Titled = tuple[str, Sequence]
 
 
 def preview(
-    path: Path, tokenizer: ChatTokenizer, *, name: str | None = None, num: int = 3, hints: bool = False
+    path: Path, tokenizer: ChatTokenizer, *, name: str | None = None, num: int = 3, hints: Hinter | None = None
 ) -> list[Titled]:
     """At most `num` sequences with their titles; `name`: only those of this experience or pair."""
     if path.is_file():
@@ -41,19 +41,19 @@ def preview(
         found = _of_source(path, tokenizer, name, hints=hints)
     sequences = list(islice(found, num))
     if not sequences:
-        what = " with a hint" if hints else ""
+        what = "" if hints is None else " with a hint"
         raise PairwrightError(f"{path}: no sequence{what}{'' if name is None else f' of {name}'}")
     return sequences
 
 
-def _of_source(path: Path, tokenizer: ChatTokenizer, name: str | None, *, hints: bool) -> Iterator[Titled]:
+def _of_source(path: Path, tokenizer: ChatTokenizer, name: str | None, *, hints: Hinter | None) -> Iterator[Titled]:
     try:
         source = Source(path, salt="")
     except TableError:
         raise TableError(f"{path}: no cached sequences, no experience table, no pairs, no file") from None
     for item in source.items(set()):
         if name is None or item.id == name:
-            yield from _hinted(tokenizer, item.experience) if hints else _of_item(tokenizer, item)
+            yield from _of_item(tokenizer, item) if hints is None else _hinted(tokenizer, item.experience, hints)
 
 
 def _of_item(tokenizer: ChatTokenizer, item: Item) -> Iterator[Titled]:
@@ -66,10 +66,10 @@ def _of_item(tokenizer: ChatTokenizer, item: Item) -> Iterator[Titled]:
     yield f"{item.id} rejected", pair.rejected
 
 
-def _hinted(tokenizer: ChatTokenizer, experience: Experience | None) -> Iterator[Titled]:
+def _hinted(tokenizer: ChatTokenizer, experience: Experience | None, hinter: Hinter) -> Iterator[Titled]:
     if experience is None or not experience.errors:
         return
-    hints, _ = hints_for(experience.messages, experience.errors)
+    hints, _ = hinter(experience.messages, experience.errors)
     hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
     if hints:
         tools = list(experience.tools) or None

@@ -21,7 +21,7 @@ from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
 from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
-from pairwright.tokens.hints import HINTS, hints_for
+from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import encode_source
@@ -194,7 +194,7 @@ def load_policy_data(
 def load_distill_data(source: Path, options: TokensConfig, settings: DistillConfig, show: Show) -> DistillData:
     """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
     tokenizer = ChatTokenizer.from_folder(str(options.tokenizer))
-    templates = {**HINTS, **settings.templates}
+    hinter = Hinter(settings)
     ids: list[str] = []
     items: list[Distillation] = []
     counts: Counter[str] = Counter()
@@ -203,7 +203,7 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
     total = table.count()
     for number, experience in enumerate(table.records()):
         show(number, total)
-        hints, found = hints_for(experience.messages, experience.errors, templates=templates)
+        hints, found = hinter(experience.messages, experience.errors)
         counts["without_hint"] += found.without_hint
         counts["without_recovery"] += found.without_recovery
         hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
@@ -221,6 +221,7 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
         counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
+    hinter.close()
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
     return DistillData(ids, items, dict(counts), refused)
