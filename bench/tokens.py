@@ -203,7 +203,8 @@ def cores(name: str) -> None:
 
 def read(name: str) -> None:
     """Cached pairs in random order, ours and datasets with the same arrays, each in a process of its own."""
-    from pairwright.tokens.stage import EncodeOptions, encode_source
+    from pairwright.config import TokensConfig
+    from pairwright.tokens.stage import encode_source
 
     with tempfile.TemporaryDirectory() as folder:
         pairs = [
@@ -216,7 +217,7 @@ def read(name: str) -> None:
             for seed in range(4000)
         ]  # fmt: skip
         write_pairs(Path(folder) / "pairs", [pairs_to_batch(pairs)])
-        encode_source(Path(folder) / "pairs", Path(folder) / "tokens", EncodeOptions(str(SHARED / name)))
+        encode_source(Path(folder) / "pairs", Path(folder) / "tokens", TokensConfig(tokenizer=str(SHARED / name)))
         in_child(READ_OURS, folder)  # makes the mapped file
         ours, theirs = in_child(READ_OURS, folder), in_child(READ_THEIRS, folder)
     for who, found in (("ours", ours), ("datasets", theirs)):

@@ -74,6 +74,22 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         return self.content or ""
 
 
+# The kinds of error that importers tell apart. Each has a hint (tokens/hints.py); own sites may have other kinds.
+ERROR_KINDS = {
+    "unknown_tool": "a call of a tool that does not exist",
+    "invalid_json": "arguments that are not JSON",
+    "missing_argument": "a call without an argument that is required",
+    "invalid_arguments": "arguments that do not fit the schema",
+    "file_not_found": "a file or folder that does not exist",
+    "not_found": "something else that does not exist",
+    "permission_denied": "something that is not allowed",
+    "timeout": "something that took too long",
+    "nonzero_exit": "a command that ended with an exit code other than 0",
+    "exception": "code that raised, or a request to the model that failed",
+    "tool_error": "any other failure of a tool",
+}
+
+
 class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`."""
 

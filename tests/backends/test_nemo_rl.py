@@ -25,8 +25,8 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("nemo") / "model")
 
 
-def config_of(train=None, **section) -> Config:
-    return Config.model_validate({"seed": 5, "train": train or {}, "backend": {
+def config_of(train=None, tokens=None, **section) -> Config:
+    return Config.model_validate({"seed": 5, "train": train or {}, "tokens": tokens or {}, "backend": {
         "nemo_rl": section, "local": {"poll_interval_seconds": 0.01, "cancel_grace_seconds": 5}}})  # fmt: skip
 
 
@@ -61,9 +61,9 @@ def test_every_option_of_train_arrives(tmp_path, model):
     _, tree = prepared(tmp_path, model, config_of(
         {"batch_size": 4, "micro_batch_size": 2, "learning_rate": 1e-4, "schedule": "cosine", "warmup_steps": 3,
          "min_learning_rate": 1e-5, "weight_decay": 0.1, "precision": "bf16", "finetuning_type": "lora",
-         "lora": {"adapter_dim": 4, "alpha": 8, "target_modules": ["q_proj"]}, "max_length": 200, "val_check_interval": 0.5,
+         "lora": {"adapter_dim": 4, "alpha": 8, "target_modules": ["q_proj"]}, "val_check_interval": 0.5,
          "dpo": {"preference_average_log_probs": True, "sft_loss_weight": 0.5, "preference_loss_weight": 2.0}},
-        dataset="binary", overrides={"policy.dtensor_cfg.tensor_parallel_size": 1, "logger.monitor_gpus": True},
+        {"max_length": 200}, dataset="binary", overrides={"policy.dtensor_cfg.tensor_parallel_size": 1, "logger.monitor_gpus": True},
     ))  # fmt: skip
     policy = tree["policy"]
     assert (policy["train_global_batch_size"], policy["train_micro_batch_size"]) == (4, 2)

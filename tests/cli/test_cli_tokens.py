@@ -89,6 +89,11 @@ def test_show_takes_tables_files_and_hints(tokenizer, tmp_path):
     student, teacher = json.loads(hinted.stdout)
     assert "Hint: What look" in "".join(token["text"] for token in teacher["tokens"] if token["is"] == "hint")
     assert not any(token["is"] == "hint" for token in student["tokens"])
+    (tmp_path / "own.py").write_text("def hint(messages, site): return 'own ' + site.kind\n")
+    (tmp_path / "config.yaml").write_text("train: {sdpo: {hint: own.py:hint}}\n")
+    words = ("--hints", "--config", tmp_path / "config.yaml", "--json")
+    _, teacher = json.loads(run("tokens", "show", table.path, "--tokenizer", tokenizer, *words).stdout)
+    assert "Hint: own not_found" in "".join(token["text"] for token in teacher["tokens"] if token["is"] == "hint")
     file = tmp_path / "chat.jsonl"
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     file.write_text(json.dumps({"messages": chat}) + "\n" + json.dumps(chat) + "\n")

@@ -9,12 +9,13 @@ import pytest
 from engines.mapped import Dying
 from pairs.made_tables import candidate
 from pairwright import Message, Table
+from pairwright.config import TokensConfig
 from pairwright.engines import Pool
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.options import Threshold
 from pairwright.store.importing import import_files
 from pairwright.tokens import stage
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from train.made_runs import make_tokenizer
 
 OPTIONS = {
@@ -115,7 +116,7 @@ def test_pairs_have_these_bytes_when_workers_are_killed_on_the_way(table, ray_en
 def test_sequences_made_on_a_cluster_have_the_bytes_of_one_process(table, ray_engine, tmp_path, monkeypatch):
     monkeypatch.setattr(stage, "ITEMS_PER_TASK", 7)
     make_tokenizer(tmp_path / "tokenizer")
-    options = EncodeOptions(str(tmp_path / "tokenizer"))
+    options = TokensConfig(tokenizer=str(tmp_path / "tokenizer"))
     build_pairs([table], tmp_path / "pairs", OPTIONS["best and worst, split"])
     for source in (table.path, tmp_path / "pairs"):
         names = [f"{source.name}-{engine}" for engine in ("alone", "ray", "killed")]

@@ -9,15 +9,21 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from pairwright.cli.main import app
 from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed, View
 from pairwright.flow.plan import plan_rows
 from pairwright.flow.stages import tokens_stage
+from pairwright.generate import Engine, Request, Sampling
+from pairwright.ledger import build_ledger, train_folders
 from pairwright.messages import Message, ToolCall
-from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
+from pairwright.pairs.table import pair_id, pairs_to_batch, read_pairs, write_pairs
 from pairwright.records import EID, Pair
+from pairwright.store.table import Table
+from serve.served_models import served
 from train.made_runs import make_model
 
 HERE = Path(__file__).parent
@@ -42,7 +48,7 @@ def model(tmp_path_factory):
 def written(folder: Path, model: Path, **changes) -> Path:
     workflow = HERE / "tiny_workflow.py"
     config = {
-        "name": "tiny", "policy": {"model": str(model), "num_threads": 1},
+        "name": "tiny", "model": str(model), "policy": {"model": str(model), "num_threads": 1},
         "collect": {"workflow": f"{workflow}:play", "num_tasks": 8},
         "pairs": {"strategy": "best-worst"},
         "train": {"batch_size": 4, "max_steps": 6, "epochs": 9, "learning_rate": 1e-3, "threads": 1, "save_every": 1},
@@ -50,7 +56,10 @@ def written(folder: Path, model: Path, **changes) -> Path:
     }  # fmt: skip
     for dotted, value in changes.items():
         section, _, key = dotted.partition("__")
-        config.setdefault(section, {})[key] = value
+        if key:
+            config.setdefault(section, {})[key] = value
+        else:
+            config[section] = value
     path = folder / "config.yaml"
     path.write_text(json.dumps(config))
     return path
@@ -86,6 +95,93 @@ def test_what_changed_is_done_again_and_what_it_does_not_touch_is_not(model, tmp
     assert done == ["round-1/train", "round-1/evaluate"]
     with pytest.raises(ConfigError, match=r"made with another configuration and is kept"):
         run(written(tmp_path, model, collect__num_tasks=9), folder)
+
+
+def trained_and_sampled(folder: Path) -> tuple[int, int]:
+    """How many sides of the dumped batches there are, and how many have exactly the ids that were sampled."""
+    known = {exp.eid.uid: exp for exp in Table(folder / "experience").records()}
+    pairs = {pair.id: pair for pair in read_pairs(folder / "pairs")}
+    num_sides = num_same = 0
+    for path in sorted((folder / "train" / "batches").glob("step-*.json")):
+        for item in json.loads(path.read_text())["channels"]["dpo"]:
+            eids = pairs[item["id"]].chosen_eid, pairs[item["id"]].rejected_eid
+            for eid, branch, mask in zip(eids, item["branches"], item["masks"], strict=True):
+                source = known[eid.uid]
+                trained = [token for token, is_trained in zip(branch, mask, strict=True) if is_trained]
+                num_sides += 1
+                is_same = trained == source.tokens[source.prompt_length :].tolist()
+                num_same += is_same and item["prompt"] + branch == source.tokens.tolist()
+    return num_sides, num_same
+
+
+def test_what_a_local_model_sampled_is_what_is_trained(model, tmp_path):
+    run(written(tmp_path, model, train__dump_batches=6, loop__evaluate="never"), tmp_path / "run")
+    sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
+    assert sides == same == 48
+    rows = [exp for exp in Table(tmp_path / "run/round-1/experience").records() if exp.truncate_status]
+    assert rows, "some answers were cut by max_tokens: they have no stop token"
+    result = CliRunner().invoke(app, ["explain", "--run", str(tmp_path / "run"), "--json"])
+    assert result.exit_code == 0, result.output
+    assert "dpo" in result.output
+
+
+def test_what_an_endpoint_sampled_is_what_is_trained(model, tmp_path):
+    with served(Engine.load(model)) as server:
+        config = written(
+            tmp_path, model, train__dump_batches=6, loop__evaluate="never",
+            policy={"base_url": f"{server.url}/v1", "model": "tiny", "return_token_ids": True, "logprobs": True},
+        )  # fmt: skip
+        run(config, tmp_path / "run")
+    sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
+    assert sides == same > 0
+
+
+def write_gym_rollouts(path: Path, model: Path) -> None:
+    """Rollouts as NeMo Gym writes them, with the ids that the model sampled; later ones are better."""
+    engine = Engine.load(model)
+    with open(path, "w") as file:
+        for task in range(6):
+            question = {"role": "user", "content": f"task {task}: say something"}
+            prompt = engine.prompt_ids((Message(**question),), ())
+            (result,) = engine.generate([Request(prompt, Sampling(max_tokens=4, n=4, seed=task))])
+            for choice in result.choices:
+                answer = {
+                    "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": choice.text}],
+                    "prompt_token_ids": prompt.tolist(), "generation_token_ids": choice.tokens.tolist(),
+                    "generation_log_probs": choice.logprobs.tolist(),
+                }  # fmt: skip
+                row = {
+                    "responses_create_params": {"input": [question]}, "response": {"output": [answer]},
+                    "reward": choice.index / 4, "_ng_task_index": task,
+                    "_ng_rollout_index": choice.index,
+                }  # fmt: skip
+                file.write(json.dumps(row) + "\n")
+
+
+def test_what_a_gym_file_recorded_is_what_is_trained_and_its_ledger_adds_up(model, tmp_path):
+    write_gym_rollouts(tmp_path / "rollouts.jsonl", model)
+    config = written(
+        tmp_path, model, sources={"paths": ["rollouts.jsonl"]}, collect={}, loop__evaluate="never",
+        train__dump_batches=6,
+    )  # fmt: skip
+    run(config, tmp_path / "run")
+    sides, same = trained_and_sampled(tmp_path / "run" / "round-1")
+    assert sides == same > 0
+    (ledger,) = [build_ledger(*place) for place in train_folders(tmp_path / "run")]
+    assert ledger.problems == []
+    assert ledger.accounts[0].turns == 24
+    assert ledger.accounts[0].num_recorded > 0
+
+
+def test_the_tokens_section_counts_in_a_run(model, tmp_path):
+    config = written(tmp_path, model, tokens={"max_length": 29, "truncation": "drop"}, loop__evaluate="never")
+    folder = tmp_path / "run"
+    run(config, folder)
+    manifest = json.loads((folder / "round-1/tokens/manifest.json").read_text())
+    assert manifest["options"]["max_length"] == 29
+    lines: list[str] = []
+    run(written(tmp_path, model, tokens={"max_length": 28}, loop__evaluate="never"), folder, lines)
+    assert [line.split(":")[0] for line in lines if line.endswith("started")] == ["round-1/tokens", "round-1/train"]
 
 
 def test_rounds_use_the_model_of_the_round_before_and_all_experience(model, tmp_path):

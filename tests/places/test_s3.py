@@ -12,6 +12,7 @@ import zstandard
 
 from pairs.made_tables import candidate
 from pairwright import Message, Table
+from pairwright.config import TokensConfig
 from pairwright.engines import Pool
 from pairwright.errors import PairwrightError, PlaceError, TableError
 from pairwright.pairs import PairOptions, build_pairs
@@ -25,7 +26,7 @@ from pairwright.store.export import EXPORTERS as TABLE_EXPORTERS
 from pairwright.store.importing import import_files
 from pairwright.store.statistics import table_statistics
 from pairwright.tokens import stage
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from places.made_traces import digests, trace_lines
 from train.made_runs import make_tokenizer
 
@@ -190,7 +191,7 @@ def test_exports_and_sequences_have_the_bytes_of_local_ones(both, monkeypatch):
             assert EXPORTERS[target](pairs, output, ExportOptions()).written > 10
         assert bucket.get(target) == (folder / target).read_bytes()
     make_tokenizer(folder / "tokenizer")
-    options = EncodeOptions(str(folder / "tokenizer"))
+    options = TokensConfig(tokenizer=str(folder / "tokenizer"))
     local = encode_source(folder / "pairs", folder / "tokens", options, engine=Pool(1))
     remote = encode_source(place(bucket.url("pairs")), place(bucket.url("tokens")), options, engine=Pool(1))
     assert remote == local | {"source": bucket.url("pairs")}
@@ -337,4 +338,4 @@ def test_a_damaged_part_and_what_is_no_pairs_table_are_named(bucket, tmp_path):
         pair_statistics(place(bucket.url("experience")))
     make_tokenizer(tmp_path)
     with pytest.raises(TableError, match="neither an experience table nor pairs"):
-        encode_source(place(bucket.url("nothing")), place(bucket.url("tokens")), EncodeOptions(str(tmp_path)))
+        encode_source(place(bucket.url("nothing")), place(bucket.url("tokens")), TokensConfig(tokenizer=str(tmp_path)))

@@ -7,11 +7,12 @@ import pytest
 
 from engines.mapped import Dying
 from pairwright import Table
+from pairwright.config import TokensConfig
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.places import place
 from pairwright.store.importing import import_files
 from pairwright.tokens import stage
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from places.made_traces import command, digests, in_environment, trace_lines
 from train.made_runs import make_tokenizer
 
@@ -45,7 +46,7 @@ def test_import_pairs_and_tokens_on_a_cluster_have_the_bytes_of_one_process(equi
     bucket.put("traces/a.jsonl", trace_lines())
     bucket.put("traces/b.jsonl", trace_lines(24, 30))
     make_tokenizer(tmp_path / "tokenizer")
-    options = EncodeOptions(str(tmp_path / "tokenizer"))
+    options = TokensConfig(tokenizer=str(tmp_path / "tokenizer"))
     roots = {"local": None, "ray": equipped, "killed": Dying(equipped, tmp_path / "deaths")}
     found = {}
     for name, engine in roots.items():

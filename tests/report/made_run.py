@@ -8,9 +8,10 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from pairwright import EID, Experience, Message, Table
+from pairwright.config import TokensConfig
 from pairwright.evaluate import Gate, Metric, evaluate, scores_of, write_evaluation
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -110,7 +111,7 @@ def make_run(folder: Path, *, odd: str = "", falling: bool = False) -> Path:
         table.append(make_experiences(odd=odd))
     build_pairs([Table(folder / "experience")], folder / "pairs", PairOptions(min_gap=0.1, validation=0.1))
     tokenizer = make_tokenizer(folder / "model")
-    encode_source(folder / "pairs", folder / "tokens", EncodeOptions(str(tokenizer)), num_workers=1)
+    encode_source(folder / "pairs", folder / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1)
     make_metrics(folder / "metrics.jsonl", falling=falling)
     make_evaluation(folder, odd=odd)
     (folder / "train.json").write_text(json.dumps({"state": "completed", "step": 120, "num_steps": 120}))

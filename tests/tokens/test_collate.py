@@ -6,13 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from token_families import small_tokenizer
 
-from pairwright.config import CollatorConfig
 from pairwright.errors import ConfigError
 from pairwright.messages import ErrorSite, Message, ToolCall
 from pairwright.records import EID, Experience, Pair
 from pairwright.tokens.batches import as_torch, buckets, pack, packing
 from pairwright.tokens.collate import collate_policy, collate_preference
-from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace, options_of
+from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace
 from pairwright.tokens.hints import Hint, HintCounts
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.refusals import Refusal
@@ -175,17 +174,14 @@ def test_a_template_that_rewrites_history_fills_all_channels() -> None:
     assert batch.distill.student_ids.shape[1] < batch.policy.input_ids.shape[1]  # type: ignore[union-attr]
 
 
-def test_options_come_from_the_configuration_and_hints_from_a_function() -> None:
-    section = CollatorConfig(max_length=99, ignore_index=-1, use_preference=False, reward_key="style")
-    assert options_of(section) == CombineOptions(
-        max_length=99, ignore_index=-1, use_preference=False, reward_key="style"
-    )
+def test_hints_come_from_a_function_and_channels_can_be_left_out() -> None:
+    options = CombineOptions(max_length=99, ignore_index=-1, use_preference=False)
     tokenizer = small_tokenizer("chatml with calls")
 
     def hints(messages: object, sites: object) -> tuple[list[Hint], HintCounts]:
         return [Hint(SITE, 3, "look twice", "judge")], HintCounts(hinted=1)
 
-    batch = Collator(tokenizer, pad_id=0, options=options_of(section), hints=hints)([trace()])
+    batch = Collator(tokenizer, pad_id=0, options=options, hints=hints)([trace()])
     assert batch.preference is None  # type: ignore[union-attr]
     assert batch.policy.labels.min() == -1  # type: ignore[union-attr]
     assert "[Hint: look twice]" in tokenizer.decode(batch.distill.teacher_ids[0])  # type: ignore[union-attr]

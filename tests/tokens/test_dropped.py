@@ -9,10 +9,11 @@ from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import CHATML, SHARED, real_tokenizer, small_backend, small_tokenizer
 
 from pairwright import EID, Experience, Message, Pair, Side, Table, ToolCall
+from pairwright.config.tokens import TokensConfig
 from pairwright.messages import ErrorSite
 from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
 from pairwright.tokens import Collator, CombineOptions, Trace
-from pairwright.tokens.cache import read_refusals
+from pairwright.tokens.cache import list_refusals
 from pairwright.tokens.distill import encode_distillations
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.hints import hints_for
@@ -20,7 +21,7 @@ from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.preview import preview
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.tokens.turns import encode_turns
 
@@ -31,6 +32,7 @@ ASKED = Message("user", "hi")
 CALLED = Message("assistant", "", tool_calls=(ToolCall("look", '{"word": "zebra"}', "call00000"),))
 RESULT = Message("tool", "no such word", tool_call_id="call00000", name="look")
 ANSWER = Message("assistant", "done")
+DONE = [1, *NO_CALLS.encode("done<|im_end|>")[0].tolist()]  # a prompt of one id, then what was sampled
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAABBBB"}}
 
 
@@ -176,21 +178,21 @@ def test_the_stage_writes_refusals_and_counts_what_is_missing(tmp_path: Path) ->
             4,
             [ANSWER],
             kind="single_turn",
-            tokens=[1, 2, 3],
+            tokens=DONE,
             prompt_length=1,
             multi_modal_inputs={"pixels": np.ones(3)},
         ),
     ]
     with Table(tmp_path / "experience") as table:
         table.append(rows)
-    manifest = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)), num_workers=1)
+    manifest = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1)
     assert manifest["refused"] == {"dropped": 1, "multimodal": 2}
     assert (manifest["encoded"], manifest["exact"], manifest["with_dropped_prompt_content"]) == (2, 2, 1)
-    refusals = {name: (reason, detail) for name, reason, detail in read_refusals(tmp_path / "tokens")}
+    refusals = {name: (reason, detail) for name, reason, detail in list_refusals(tmp_path / "tokens")}
     assert refusals[rows[1].eid.uid][0] == "dropped"
     assert "message 1: dropped: the template does not render tool_calls" in refusals[rows[1].eid.uid][1]
     assert "multi_modal_inputs (pixels)" in refusals[rows[4].eid.uid][1]
-    allowed = EncodeOptions(str(tokenizer), allow_dropped=True, allow_images=True)
+    allowed = TokensConfig(tokenizer=str(tokenizer), allow_dropped=True, allow_images=True)
     manifest = encode_source(table.path, tmp_path / "tokens", allowed, num_workers=1)
     assert manifest["refused"] == {"template_error": 1}  # this template takes no list of parts
     counts = (
@@ -214,9 +216,11 @@ def test_pairs_of_the_stage_are_refused_by_side(tmp_path: Path) -> None:
         for number, (chosen, rejected) in enumerate(sides)
     ]  # fmt: skip
     write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
-    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)), num_workers=1)
+    manifest = encode_source(
+        tmp_path / "pairs", tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1
+    )
     assert (manifest["refused"], manifest["sequences"]) == ({"dropped": 1}, 2)
-    ((name, _, detail),) = read_refusals(tmp_path / "tokens")
+    ((name, _, detail),) = list_refusals(tmp_path / "tokens")
     assert (name, "rejected: the template does not render tool_calls" in detail) == (pairs[0].id, True)
     told: list[str] = []
     painted = preview(
@@ -256,15 +260,17 @@ def test_an_image_anywhere_is_refused(role: str) -> None:
 
 
 def test_recorded_inputs_beside_the_tokens_are_refused_in_every_channel() -> None:
-    inputs = {"tokens": [1, 2, 3], "prompt_length": 1, "multi_modal_inputs": {"pixels": np.ones(3)}}
+    inputs = {"tokens": DONE, "prompt_length": 1, "multi_modal_inputs": {"pixels": np.ones(3)}}
     run = experience(0, [ANSWER], kind="single_turn", **inputs)
     with pytest.raises(Refusal, match="multi_modal_inputs"):
         encode_experience(NO_CALLS, run)
     assert encode_experience(NO_CALLS, run, allow_images=True)[0].report.images == 1
-    side = Side(messages=[ANSWER], tokens=[4, 5])
-    both = Experience(kind="preference", prompt=[ASKED], chosen=side, rejected=side, **(inputs | {"prompt_length": 3}))
+    side = Side(messages=[ANSWER], tokens=DONE[1:])
+    both = Experience(
+        kind="preference", prompt=[ASKED], chosen=side, rejected=side, **(inputs | {"prompt_length": len(DONE)})
+    )
     with pytest.raises(Refusal, match="multi_modal_inputs"):
-        encode_pair(NO_CALLS, [ASKED], [ANSWER], [ANSWER], recorded=(both, both))
+        encode_pair(NO_CALLS, [ASKED], [ANSWER], [ANSWER], sources=(both, both))
 
 
 @needs_shared
@@ -286,7 +292,7 @@ def test_every_call_turn_of_a_real_file_is_refused_without_calls_in_the_template
     table = Table(tmp_path / "experience")
     import_files([str(trace)], table)
     options = {"num_workers": 1}
-    found = encode_source(table.path, tmp_path / "none", EncodeOptions(str(SHARED / "smollm2")), **options)
+    found = encode_source(table.path, tmp_path / "none", TokensConfig(tokenizer=str(SHARED / "smollm2")), **options)
     assert (found["items"], found["refused"], found["sequences"]) == (5, {"dropped": 5}, 0)
-    whole = encode_source(table.path, tmp_path / "all", EncodeOptions(str(SHARED / "qwen2_5")), **options)
+    whole = encode_source(table.path, tmp_path / "all", TokensConfig(tokenizer=str(SHARED / "qwen2_5")), **options)
     assert (whole["exact"], whole["with_dropped_prompt_content"]) == (5, 0)

@@ -1,14 +1,26 @@
 """Hints: which sites get one, and a teacher that continues the same ids."""
 
+import ast
 from pathlib import Path
 
 import numpy as np
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from token_families import FAMILIES, small_tokenizer
 
-from pairwright.messages import ErrorSite, Message, ToolCall
+import pairwright.sources
+from collect.upstream import serving
+from pairwright.config import load_config
+from pairwright.config.train import DistillConfig
+from pairwright.errors import PairwrightError
+from pairwright.messages import ERROR_KINDS, ErrorSite, Message, ToolCall
+from pairwright.sources.errors_seen import error_sites
+from pairwright.sources.result_text import result_error_kind
 from pairwright.tokens.distill import Distillation, encode_distillation
-from pairwright.tokens.hints import HintCounts, find_sites, hints_for
+from pairwright.tokens.hinting import Hinter
+from pairwright.tokens.hints import HINTS, HintCounts, find_sites, hints_for
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
@@ -60,6 +72,141 @@ def test_the_environment_and_then_the_judge_are_asked(tmp_path: Path) -> None:
         (hint,), _ = hints_for(CHAT, [unknown], sources=("kind", "judge"), judge=judge, cache=tmp_path)
         assert (hint.text, hint.source) == ("try a horse", "judge")
     assert len(asked) == 1
+
+
+def kinds_of_readers() -> set[str]:
+    """The error kinds that the code of the readers writes: in tables of patterns, as results, and as arguments."""
+    nodes: list[ast.AST] = []
+    for path in Path(pairwright.sources.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
+                "_FAILURES",
+                "_ERROR_STARTS",
+                "_WORDS",
+            ):
+                nodes += [row.elts[0] for row in node.value.elts]
+            elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).startswith("failed["):
+                nodes.append(node.value)
+            elif isinstance(node, ast.FunctionDef) and node.name.endswith("error_kind"):
+                nodes += [
+                    value for part in ast.walk(node) if isinstance(part, ast.Return) for value in results(part.value)
+                ]
+            elif isinstance(node, ast.Call):
+                name = ast.unparse(node.func).rpartition(".")[2]
+                if name in ("Failure", "_failure", "failure_kind"):
+                    nodes += node.args[-1:] if name != "Failure" else node.args[:1]
+                nodes += [
+                    word.value for word in node.keywords if word.arg == "kind" and name in ("ErrorSite", "replace")
+                ]
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def results(value: ast.expr | None) -> list[ast.AST]:
+    """The constants that an expression may have as its value."""
+    if isinstance(value, ast.IfExp):
+        return [*results(value.body), *results(value.orelse)]
+    if isinstance(value, ast.BoolOp):
+        return [item for part in value.values for item in results(part)]
+    if isinstance(value, ast.Call) and len(value.args) == 2:  # next(..., default), known.get(..., default)
+        return [value.args[1]]
+    return [] if value is None else [value]
+
+
+def test_every_kind_of_the_readers_has_a_hint_and_every_hint_a_reader() -> None:
+    assert kinds_of_readers() == set(ERROR_KINDS) == set(HINTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("Error: JSONDecodeError: Expecting value", "invalid_json"),
+        ("Error: f() missing 1 required positional argument: 'city'", "missing_argument"),
+        ("Error: 1 validation error for Look\nword\n  Field required", "missing_argument"),
+        ("Error: 1 validation error for Look\nword\n  Input should be a string", "invalid_arguments"),
+        ("Error: [Errno 13] Permission denied: '/etc/shadow'", "permission_denied"),
+        ("Error: user 17 not found", "not_found"),
+        ("Error: No such file or directory: 'x'", "file_not_found"),
+        ("Error: tool not found: lok", "unknown_tool"),
+        ("Traceback (most recent call last)\n  ...\nKeyError: 'x'", "exception"),
+        ("Error: no", "tool_error"),
+    ],
+)
+def test_what_a_result_says_has_its_kind_and_a_hint_that_adds_to_it(text: str, kind: str) -> None:
+    chat = (*CHAT[:2], Message("tool", text, tool_call_id="call00000", name="look"), *CHAT[3:])
+    sites = error_sites(list(chat), [], result_error_kind)
+    assert [(site.index, site.kind) for site in sites] == [(2, kind)]
+    (hint,), counts = hints_for(chat, sites)
+    assert (hint.source, counts) == ("kind", HintCounts(hinted=1))
+    assert hint.text not in text
+    assert "{" not in hint.text
+
+
+def test_a_hint_that_repeats_what_the_message_says_is_none() -> None:
+    said = ErrorSite(index=2, kind="strange", text="No such \n word ")
+    assert hints_for(CHAT, [said]) == ([], HintCounts(without_hint=1))
+    assert hints_for(CHAT, [SITE], templates={"not_found": "{error}"}) == ([], HintCounts(without_hint=1))
+    (hint,), _ = hints_for(CHAT, [said], judge=lambda messages, site: "try a horse")
+    assert (hint.text, hint.source) == ("try a horse", "judge")
+
+
+def test_a_function_is_asked_first_and_the_sources_have_an_order() -> None:
+    (hint,), _ = hints_for(CHAT, [SITE], function=lambda messages, site: f"mind {site.kind}")
+    assert (hint.text, hint.source) == ("mind not_found", "function")
+    (hint,), _ = hints_for(CHAT, [SITE], function=lambda messages, site: None)
+    assert hint.source == "kind"
+    (hint,), _ = hints_for(CHAT, [SITE], sources=("judge", "function"), function=lambda *_: "a", judge=lambda *_: "b")
+    assert (hint.text, hint.source) == ("b", "judge")
+
+
+def test_tools_are_named_only_where_they_are_known() -> None:
+    (hint,), _ = hints_for(CHAT, [ErrorSite(index=1, kind="unknown_tool", tool="look")])
+    assert hint.text == "There is no tool named look."
+    (hint,), _ = hints_for(CHAT, [ErrorSite(index=2, kind="timeout")])
+    assert hint.text.startswith("The tool took too long.")
+
+
+def test_the_function_of_a_configuration_gives_the_hints(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "def hint(messages, site):\n    return f'{site.kind} after {len(messages)} messages'\n"
+        "def broken(messages, site):\n    raise KeyError('x')\ndef wrong(messages, site):\n    return 5\n"
+    )
+    (tmp_path / "config.yaml").write_text("train: {sdpo: {hint: 'own.py:hint'}}\n")
+    settings = load_config(tmp_path / "config.yaml", environment={}).train.sdpo  # own.py beside the configuration
+    (hint,), _ = Hinter(settings)(CHAT, [SITE])
+    assert (hint.text, hint.source) == ("not_found after 6 messages", "function")
+    for name, text in (("broken", "KeyError: 'x', at an error of kind 'not_found'"), ("wrong", "expected the text")):
+        with pytest.raises(PairwrightError, match=text):
+            Hinter(DistillConfig(hint=f"{tmp_path}/own.py:{name}"))(CHAT, [SITE])
+
+
+def test_a_judge_at_an_endpoint_is_asked_once_and_says_two_sentences(tmp_path: Path) -> None:
+    asked = []
+
+    async def chat(request):
+        asked.append(await request.json())
+        text = "Look it up in the list first. Then ask again. That should help."
+        message = {"role": "assistant", "content": text}
+        return JSONResponse({"id": "1", "model": "big", "choices": [{"index": 0, "message": message}]})
+
+    with serving(Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])) as url:
+        judge = {"base_url": f"{url}/v1", "model": "big", "temperature": 0, "max_retries": 0}
+        for model, num_asked in (("big", 1), ("big", 1), ("other", 2)):  # the cache is the judge's own
+            settings = DistillConfig.model_validate(
+                {"judge": {**judge, "model": model}, "hint_sources": ["judge"], "hint_cache": str(tmp_path)}
+            )
+            hinter = Hinter(settings)
+            (hint,), _ = hinter(CHAT, [SITE])
+            hinter.close()
+            assert (hint.text, hint.source) == ("Look it up in the list first. Then ask again.", "judge")
+            assert len(asked) == num_asked
+    question = asked[0]["messages"][0]["content"]
+    assert "no such word" in question
+    assert "Sorry, I mean ok" not in question  # the recovery is not shown
+    settings = DistillConfig.model_validate({"judge": judge, "hint_sources": ["judge"], "hint_cache": f"{tmp_path}/x"})
+    hinter = Hinter(settings)
+    with pytest.raises(PairwrightError):  # the endpoint is gone: an answer that fails is not an error without a hint
+        hinter(CHAT, [SITE])
+    hinter.close()
 
 
 def test_sites_are_found_by_predicate() -> None:

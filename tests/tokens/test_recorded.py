@@ -64,11 +64,16 @@ def experience(**fields: object) -> Experience:
 
 
 def test_an_experience_with_tokens_is_its_tokens() -> None:
-    arrays = {"tokens": [5, 6, 7, 8, 9], "prompt_length": 2, "action_mask": [1, 0, 1], "logprobs": [-1.0, 0.0, -2.0]}
-    (sequence,) = encode_experience(small_tokenizer("chatml"), experience(**arrays))
-    assert sequence.ids.tolist() == [5, 6, 7, 8, 9]
-    assert sequence.mask.tolist() == [False, False, True, False, True]
-    assert sequence.message_index.tolist() == [-1, -1, 1, -1, 3]
+    tokenizer = small_tokenizer("chatml")
+    (one,), two = tokenizer.encode("ok")[0], tokenizer.encode("bye")[0]
+    arrays = {
+        "tokens": [5, 6, one, 8, *two], "prompt_length": 2, "action_mask": [1, 0, *[1] * len(two)],
+        "logprobs": [-1.0, 0.0, *[-2.0] * len(two)],
+    }  # fmt: skip
+    (sequence,) = encode_experience(tokenizer, experience(**arrays))
+    assert sequence.ids.tolist() == [5, 6, one, 8, *two]
+    assert sequence.mask.tolist() == [False, False, True, False, *[True] * len(two)]
+    assert sequence.message_index.tolist() == [-1, -1, 1, -1, *[3] * len(two)]
     assert sequence.logprobs is not None
     assert sequence.logprobs.dtype == np.float32
 

@@ -9,18 +9,22 @@ import pytest
 from token_families import small_backend
 
 from pairwright import EID, Experience, Message, Pair, Side, Table, TableError
+from pairwright.config import TokensConfig
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.table import pairs_to_batch, write_pairs
 from pairwright.tokens import stage
 from pairwright.tokens.cache import read_pairs, read_sequences
 from pairwright.tokens.pairs import encode_pair
-from pairwright.tokens.stage import EncodeOptions, encode_source, folder_hash
+from pairwright.tokens.stage import encode_source, folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+OK = [1, *(number for letter in "ok" for number in small_backend().encode(letter).ids)]  # not as it is encoded
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def table(tmp_path) -> Table:
         *(experience(number) for number in range(5)),
         experience(5, completion=[]),
         experience(6, completion=(), kind="preference", chosen=side[0], rejected=side[1]),
-        experience(7, tokens=[1, 2, 3], prompt_length=1, logprobs=[-0.5, -0.25]),
+        experience(7, completion=[Message("assistant", "ok")], tokens=OK, prompt_length=1, logprobs=[-0.5, -0.25]),
     ]
     with Table(tmp_path / "experience") as made:
         made.append(exps)
@@ -53,7 +57,7 @@ def table(tmp_path) -> Table:
 
 
 def test_every_item_is_exact_or_refused_with_its_reason(table, tokenizer, tmp_path):
-    manifest = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    manifest = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     assert (manifest["items"], manifest["exact"], manifest["sequences"]) == (8, 7, 8)
     assert sum(manifest["refused"].values()) == 1
     assert manifest["recorded"] == 1
@@ -66,9 +70,9 @@ def test_every_item_is_exact_or_refused_with_its_reason(table, tokenizer, tmp_pa
 
 
 def test_sequences_come_back_as_they_were_encoded(table, tokenizer, tmp_path):
-    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     ((_, _, recorded),) = read_sequences(tmp_path / "tokens", pl.col("id").str.contains('"s7"'))
-    assert (recorded.ids.tolist(), recorded.mask.tolist()) == ([1, 2, 3], [False, True, True])
+    assert (recorded.ids.tolist(), recorded.mask.tolist()) == (OK, [False, True, True])
     assert recorded.logprobs.tolist() == [0.0, -0.5, -0.25]
     ((_, _, made),) = read_sequences(tmp_path / "tokens", pl.col("id").str.contains('"s3"'))
     trained = small_backend().decode(made.ids[made.mask].tolist(), skip_special_tokens=False)
@@ -76,30 +80,30 @@ def test_sequences_come_back_as_they_were_encoded(table, tokenizer, tmp_path):
 
 
 def test_nothing_is_encoded_twice(table, tokenizer, tmp_path, monkeypatch):
-    first = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    first = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     encoded = []
     encode_items = stage.encode_items
     monkeypatch.setattr(
         stage, "encode_items", lambda items, options: encoded.extend(items) or encode_items(items, options)
     )
-    again = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    again = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     assert encoded == []
     assert again == first | {"from_cache": 8}
     table.append([experience(9)])
-    more = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    more = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     assert [item.id for item in encoded] == [experience(9).eid.uid]
     assert more["items"] == 9
 
 
 def test_another_template_or_length_is_encoded_anew(table, tokenizer, tmp_path):
-    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
-    cut = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=12))
+    encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
+    cut = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer), max_length=12))
     assert (cut["from_cache"], cut["length"]["max"] <= 12) == (0, True)
     before = folder_hash(tokenizer)
     (tokenizer / "chat_template.jinja").write_text(TEMPLATE.replace("\n", "\n\n"))
     assert folder_hash(tokenizer) != before
     before = next(read_sequences(tmp_path / "tokens"))
-    assert encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))["from_cache"] == 0
+    assert encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))["from_cache"] == 0
     assert len(next(read_sequences(tmp_path / "tokens"))[2]) > len(before[2])
 
 
@@ -108,7 +112,9 @@ def test_two_processes_give_what_one_does(table, tokenizer, tmp_path, monkeypatc
     manifests = []
     for workers in (1, 2):
         manifests.append(
-            encode_source(table.path, tmp_path / f"t{workers}", EncodeOptions(str(tokenizer)), num_workers=workers)
+            encode_source(
+                table.path, tmp_path / f"t{workers}", TokensConfig(tokenizer=str(tokenizer)), num_workers=workers
+            )
         )
     assert manifests[0] == manifests[1]
     left, right = (sorted(read_sequences(tmp_path / f"t{n}"), key=lambda row: row[:2]) for n in (1, 2))
@@ -123,7 +129,7 @@ def test_pairs_share_their_prompt_ids(tokenizer, tmp_path):
         rejected_eid=EID(), gap=1.0, strategy="all",
     )  # fmt: skip
     write_pairs(tmp_path / "pairs", [pairs_to_batch([pair])])
-    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     assert (manifest["items"], manifest["sequences"]) == (1, 2)
     rows = pl.read_parquet(tmp_path / "tokens" / "sequences-*.parquet").sort("side")
     (length,) = set(rows["prompt_length"])
@@ -133,7 +139,7 @@ def test_pairs_share_their_prompt_ids(tokenizer, tmp_path):
 
 def test_a_folder_that_is_neither_is_refused(tokenizer, tmp_path):
     with pytest.raises(TableError, match="neither an experience table nor pairs"):
-        encode_source(tmp_path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+        encode_source(tmp_path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
 
 
 def made_pair(number: int, **fields) -> Pair:
@@ -144,11 +150,11 @@ def made_pair(number: int, **fields) -> Pair:
 
 
 def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source(tokenizer, tmp_path):
-    options = EncodeOptions(str(tokenizer))
+    options = TokensConfig(tokenizer=str(tokenizer))
     pairs = [made_pair(number) for number in (4, 2, 3)]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs[1:])])
     encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
-    encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=17))
+    encode_source(tmp_path / "pairs", tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer), max_length=17))
     refused = made_pair(5, chosen=[Message("user", "not the model")])
     write_pairs(tmp_path / "pairs", [pairs_to_batch([*pairs, refused, pairs[0]])])
     assert encode_source(tmp_path / "pairs", tmp_path / "tokens", options)["refused"] == {"not_generated": 1}
@@ -173,7 +179,7 @@ def test_the_arrays_of_a_pair_lie_in_the_mapped_file(tokenizer, tmp_path, peak_m
         made_pair(n, chosen=[Message("assistant", long)], rejected=[Message("assistant", long)]) for n in range(32)
     ]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(pairs)])
-    encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)), num_workers=1)
+    encode_source(tmp_path / "pairs", tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1)
     read_pairs(tmp_path / "tokens")  # makes the file
     with peak_memory(limit=500_000):
         cached = read_pairs(tmp_path / "tokens")
@@ -187,68 +193,108 @@ def test_a_cache_without_pairs_or_without_items_is_refused(table, tokenizer, tmp
         read_pairs(tmp_path)
     with Table(tmp_path / "other") as made:
         made.append([experience(1)])
-    encode_source(made.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    encode_source(made.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     with pytest.raises(TableError, match="1 sequences but no pairs"):
         read_pairs(tmp_path / "tokens")
 
 
 def test_what_another_run_encoded_is_not_read(table, tokenizer, tmp_path):
-    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     whole = list(read_sequences(tmp_path / "tokens"))
-    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), max_length=13))
+    encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer), max_length=13))
     assert max(len(sequence) for _, _, sequence in read_sequences(tmp_path / "tokens")) <= 13
-    encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     assert list(read_sequences(tmp_path / "tokens")) == whole
 
 
 def test_what_two_runs_wrote_at_the_same_time_counts_once(table, tokenizer, tmp_path):
-    first = encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer)))
+    first = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)))
     whole = list(read_sequences(tmp_path / "tokens"))
     for part in list((tmp_path / "tokens").glob("sequences-*.parquet")):
         shutil.copy(part, part.with_name(part.name.replace("sequences-", "sequences-9")))
-    assert encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer))) == first | {"from_cache": 8}
+    assert encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer))) == first | {
+        "from_cache": 8
+    }
     assert list(read_sequences(tmp_path / "tokens")) == whole
 
 
+GIVEN = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+NO_IDS = {"tokens": None, "prompt_length": None, "logprobs": None}
+
+
 def with_ids(number: int, text: str, **fields) -> Experience:
+    """An experience that was sampled letter by letter, which is not how its text is encoded, and has no stop token."""
     given = {"prompt": [Message("user", "hi")], "completion": [Message("assistant", text)], "reward": number}
-    said = [int(i) for char in text for i in small_backend().encode(char).ids]
-    arrays = {"tokens": [5, 6, *said], "prompt_length": 2, "logprobs": [-0.5] * len(said)}
+    prompt = small_backend().encode(GIVEN).ids
+    sampled = [int(i) for char in text for i in small_backend().encode(char).ids]
+    arrays = {"tokens": [*prompt, *sampled], "prompt_length": len(prompt), "logprobs": [-0.5] * len(sampled)}
     return experience(number, **(given | arrays | fields))
 
 
-def test_pairs_use_the_ids_that_their_experiences_recorded(tokenizer, tmp_path):
-    bare = {"tokens": None, "prompt_length": None, "logprobs": None}
+def encoded(source: Path, output: Path, tokenizer: Path, **options) -> dict:
+    return encode_source(source, output, TokensConfig(tokenizer=str(tokenizer), **options))
+
+
+def test_pairs_are_the_ids_that_their_experiences_recorded_found_by_lineage(tokenizer, tmp_path):
     with Table(tmp_path / "experience") as table:
-        table.append([with_ids(0, "bad"), with_ids(1, "good"), with_ids(2, "best", **bare)])
+        table.append([with_ids(0, "look"), with_ids(1, "hello"), with_ids(2, "there", **NO_IDS)])
     assert build_pairs([table], tmp_path / "pairs")["pairs"] == 3
-    without = encode_source(tmp_path / "pairs", tmp_path / "tokens", EncodeOptions(str(tokenizer)))
-    assert (without["recorded"], without["recorded_not_used"]) == (0, {})
-    options = EncodeOptions(str(tokenizer), experience=(str(table.path),))
-    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
-    assert (manifest["recorded"], manifest["exact"], manifest["from_cache"]) == (2, 3, 2)
-    recorded = [pair for pair in read_pairs(tmp_path / "tokens") if pair.chosen.report.source == "recorded"]
-    assert [pair.chosen.ids[:2].tolist() for pair in recorded] == [[5, 6]]
-    assert recorded[0].chosen.logprobs[2:].tolist() == [-0.5] * 4
-    assert recorded[0].prompt_length == 2
-    again = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
-    assert again == manifest | {"from_cache": 3}
+    manifest = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer)
+    assert (manifest["recorded"], manifest["exact"], manifest["sequences"]) == (4, 3, 6)
+    sampled = {exp.completion[0].text: exp.tokens for exp in table.records()}
+    for pair in read_pairs(tmp_path / "tokens"):
+        for side in (pair.chosen, pair.rejected):
+            text = small_backend().decode(side.ids[side.mask].tolist(), skip_special_tokens=False)
+            assert side.report.source == ("rendered" if text == "there<|im_end|>" else "recorded")
+            if side.report.source == "recorded":
+                assert side.ids.tolist() == sampled[text].tolist()
+                assert side.logprobs[side.mask].tolist() == [-0.5] * len(text)
+    assert encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer) == manifest | {"from_cache": 3}
+    ignored = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer, recorded="ignore")
+    assert (ignored["recorded"], ignored["exact"], ignored["from_cache"]) == (0, 3, 0)
 
 
-def test_recorded_ids_that_do_not_fit_are_counted(tokenizer, tmp_path):
-    other = with_ids(1, "good", tokens=[7, 6, 70, 71], logprobs=[-0.5] * 2)
+def test_pairs_whose_recorded_ids_cannot_be_found_are_not_encoded_from_their_text(tokenizer, tmp_path):
     with Table(tmp_path / "experience") as table:
-        table.append([with_ids(0, "bad"), other])
+        table.append([with_ids(0, "look"), with_ids(1, "hello")])
     build_pairs([table], tmp_path / "pairs")
-    options = EncodeOptions(str(tokenizer), experience=(str(table.path),))
-    manifest = encode_source(tmp_path / "pairs", tmp_path / "tokens", options)
-    assert manifest["recorded"] == 0
-    assert manifest["recorded_not_used"] == {"the sides were given different ids for the prompt": 2}
+    table.path.rename(tmp_path / "moved")
+    with pytest.raises(TableError, match=r"its experience table is not where it was: name it with --experience DIR"):
+        encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer)
+    named = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer, experience=(str(tmp_path / "moved"),))
+    assert named["recorded"] == 2
+    assert encoded(tmp_path / "pairs", tmp_path / "other", tokenizer, recorded="ignore")["exact"] == 1
+
+
+def test_recorded_ids_that_do_not_fit_are_refused(tokenizer, tmp_path):
+    foreign = with_ids(1, "hello", tokens=[7, 6, 70, 71], prompt_length=2, logprobs=[-0.5] * 2)
+    other_prompt = with_ids(2, "there")
+    other_prompt = with_ids(2, "there", tokens=[9, *other_prompt.tokens[1:]])
+    with Table(tmp_path / "experience") as table:
+        table.append([with_ids(0, "look"), foreign, other_prompt])
+    build_pairs([table], tmp_path / "pairs")
+    manifest = encoded(tmp_path / "pairs", tmp_path / "tokens", tokenizer)
+    assert (manifest["exact"], manifest["refused"]) == (0, {"prompts_differ": 1, "recorded_ids": 2})
+
+
+def test_an_answer_that_was_cut_short_has_no_stop_token(tokenizer, tmp_path):
+    cut = with_ids(0, "look", truncate_status="response_truncated", **NO_IDS)
+    with Table(tmp_path / "experience") as table:
+        table.append([cut, with_ids(1, "hello", **NO_IDS)])
+    build_pairs([table], tmp_path / "pairs")
+
+    def trained(source: Path) -> set[str]:
+        manifest = encoded(source, tmp_path / "tokens", tokenizer)
+        assert manifest["unstopped"] == 1
+        sequences = [sequence for _, _, sequence in read_sequences(tmp_path / "tokens")]
+        return {small_backend().decode(one.ids[one.mask].tolist(), skip_special_tokens=False) for one in sequences}
+
+    assert trained(tmp_path / "pairs") == trained(table.path) == {"look", "hello<|im_end|>"}
 
 
 def test_what_the_options_say_is_done(table, tokenizer, tmp_path):
     def made(**options):
-        return encode_source(table.path, tmp_path / "tokens", EncodeOptions(str(tokenizer), **options))
+        return encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer), **options))
 
     with table:
         table.append([experience(8, prompt=[Message("user", "one two <|im_end|> three")])])

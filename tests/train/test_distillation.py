@@ -4,11 +4,13 @@ import json
 
 import pytest
 
-from pairwright.config import Config
+from pairwright.config import Config, TokensConfig
 from pairwright.messages import ErrorSite, Message
 from pairwright.records import EID, Experience
 from pairwright.store.table import Table
+from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
+from pairwright.train.data import DataError, load_distill_data
 from pairwright.train.loop import Training
 
 
@@ -29,6 +31,21 @@ def failed_runs(tmp_path_factory):
             for number in range(6)
         ])  # fmt: skip
     return folder / "table"
+
+
+def test_the_hints_are_those_of_the_function_that_the_configuration_names(model, failed_runs, tmp_path):
+    (tmp_path / "own.py").write_text("def hint(messages, site): return f'count again after {len(messages)} messages'\n")
+    sections = [{"hint": f"{tmp_path}/own.py:hint"}, {"hint_sources": ["environment"]}, {}]
+    settings = [Config.model_validate({"train": {"sdpo": section}}).train.sdpo for section in sections]
+    options = TokensConfig(tokenizer=str(model))
+    tokenizer = ChatTokenizer.from_folder(model)
+    data = load_distill_data(failed_runs, options, settings[0], lambda done, total: None)
+    assert data.counts == {"without_hint": 0, "without_recovery": 0, "recorded": 0}
+    assert all("[Hint: count again after 4 messages]" in tokenizer.decode(item.teacher.ids) for item in data.items)
+    with pytest.raises(DataError, match="'without_hint': 6"):  # the tool's message would only be said twice
+        load_distill_data(failed_runs, options, settings[1], lambda done, total: None)
+    data = load_distill_data(failed_runs, options, settings[2], lambda done, total: None)
+    assert all("[Hint: There is no such file or folder." in tokenizer.decode(item.teacher.ids) for item in data.items)
 
 
 @pytest.mark.parametrize("teacher", ["initial", "same", "ema"])

@@ -23,9 +23,9 @@ from pairwright.train.model import ModelError, read_weights
 from train.made_runs import made_pair, make_model, make_pairs, make_runs
 
 
-def settings(**changes) -> Config:
+def settings(tokens=None, **changes) -> Config:
     base = {"batch_size": 8, "learning_rate": 1e-3, "threads": 1, "epochs": 2}
-    return Config.model_validate({"train": base | changes})
+    return Config.model_validate({"train": base | changes, "tokens": tokens or {}})
 
 
 def weights_of(folder):
@@ -320,14 +320,14 @@ def test_bf16_and_adafactor_train(model, pairs, tmp_path):
 
 
 def test_a_pair_longer_than_the_cap_is_counted_and_a_batch_of_one_works(model, pairs, tmp_path):
-    config = settings(max_length=36, truncation="drop", batch_size=1, max_steps=2)
+    config = settings({"max_length": 36, "truncation": "drop"}, batch_size=1, max_steps=2)
     train(config, model=model, pairs=pairs, output=tmp_path)
     assert read_status(tmp_path).counts["dpo"]["refused: too_long"] > 0
 
 
 def test_no_pair_left_is_one_line_that_says_why(model, pairs, tmp_path):
     with pytest.raises(PairwrightError, match="too_long"):
-        train(settings(max_length=3), model=model, pairs=pairs, output=tmp_path)
+        train(settings({"max_length": 3}), model=model, pairs=pairs, output=tmp_path)
 
 
 def test_an_unknown_loss_is_one_line_with_the_known_names(model, pairs, tmp_path):

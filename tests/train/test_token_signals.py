@@ -34,7 +34,7 @@ def table_of(folder, runs):
                     eid=EID(batch=0, task=0, run=number),
                     kind="single_turn",
                     prompt=[Message("user", "?")],
-                    completion=[Message("assistant", "!")],
+                    completion=[Message("assistant")],  # the ids say it all
                     tokens=np.array(PROMPT + answer, np.int32),
                     prompt_length=len(PROMPT),
                     **fields,
@@ -45,8 +45,8 @@ def table_of(folder, runs):
     return folder
 
 
-def run(model, runs, output, **settings):
-    config = Config.model_validate({"train": {**SETTINGS, **settings}})
+def run(model, runs, output, tokens=None, **settings):
+    config = Config.model_validate({"train": {**SETTINGS, **settings}, "tokens": tokens or {}})
     train(config, model=model, experience=runs, output=output)
     return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
 
@@ -118,7 +118,7 @@ def test_values_of_tokens_that_were_cut_off_are_not_used_and_counted(model, tmp_
     rewards = [np.array(row, np.float32) for row in ([1, 0, 0, 0], [0, 0, 0, 2])]
     scored = [{"token_level_reward": row, "reward": float(number)} for number, row in enumerate(rewards)]
     runs = table_of(tmp_path / "runs", [(ANSWER, fields) for fields in scored])
-    run(model, runs, tmp_path / "run", epochs=1, max_length=7, truncation="keep_end")
+    run(model, runs, tmp_path / "run", tokens={"max_length": 7, "truncation": "keep_end"}, epochs=1)
     counts = read_status(tmp_path / "run").counts["grpo"]
     assert counts["token_rewards_unused"] == 2
     assert "runs_by_token" not in counts

@@ -11,6 +11,7 @@ from typing import Literal
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pairwright.backends.failures import BackendError
 from pairwright.messages import Json
@@ -70,6 +71,7 @@ def write_dataset(
         for counts, found in ((refused, summary.refused), (noted, summary.noted)):
             for reason, num in found.items():
                 counts[reason] = counts.get(reason, 0) + num
+    noted |= _lost_by_text(table)
     _check(written, refused, pairs=pairs, target=target, validation=validation)
     if not written[1]:
         (folder / names[1]).unlink()
@@ -88,6 +90,18 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
             f"{trainer} would train other data than these pairs hold ({counts}; docs/exports.md says what that means): "
             f"train with the local backend, or accept it with {key}: true"
         )
+
+
+def _lost_by_text(pairs: Path) -> dict[str, int]:
+    """What a trainer that gets text cannot know: sides whose sampled token ids were recorded, which it encodes anew,
+    and sides that were cut short, to which it adds a stop token."""
+    facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
+    columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]
+    counts = dict.fromkeys(facts, 0)
+    for batch in pair_batches(pairs, columns):
+        for note, name in facts.items():
+            counts[note] += sum(pc.sum(batch.column(f"{side}_{name}")).as_py() or 0 for side in ("chosen", "rejected"))
+    return {note: num for note, num in counts.items() if num}
 
 
 def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Path:

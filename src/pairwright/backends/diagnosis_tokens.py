@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.backends.findings import Finding, Patient, fine, warn, wrong
+from pairwright.config.tokens import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME, pair_batches
 from pairwright.places import is_address
@@ -23,7 +24,7 @@ from pairwright.store.table import Table
 from pairwright.tokens.check import check_template
 from pairwright.tokens.items import Item, Source
 from pairwright.tokens.refusals import TokensError
-from pairwright.tokens.stage import EncodeOptions, encode_items
+from pairwright.tokens.stage import encode_items
 
 _SAMPLE = 256
 _WAY_OUT = "train a model whose chat template has tool calls, or accept it: tokens.allow_dropped: true"
@@ -32,33 +33,53 @@ _REASONS = {"dropped": _WAY_OUT, "multimodal": "tokens.allow_images: true trains
 
 def check_tokens(patient: Patient) -> Iterator[Finding]:
     """Whether the template renders what is trained."""
-    if patient.model is None or not (Path(patient.model) / "tokenizer.json").is_file():
+    tokenizer = patient.config.tokens.tokenizer or patient.model
+    if tokenizer is None or not (Path(tokenizer) / "tokenizer.json").is_file():
         return
     try:
-        quirks = {quirk.name for quirk in check_template(patient.model).quirks}
+        renders_calls = "no_calls" not in {quirk.name for quirk in check_template(tokenizer).quirks}
     except TokensError:
         return  # check_model has the reason
+    options = patient.config.tokens.model_copy(update={"tokenizer": tokenizer})
     tables = list(_tables(patient))
     for folder in tables:
-        num_calls, num_rows = _count_calls(folder)
-        if num_calls and "no_calls" in quirks and not patient.config.tokens.allow_dropped:
-            records = f"{folder}: {num_calls:,} of {num_rows:,} records"
-            yield wrong("tokens", f"{records} have tool calls, but the chat template renders none", _WAY_OUT)
+        finding = None if renders_calls else _check_calls(folder, options)
+        if finding is not None:
+            yield finding
         else:
-            yield from _check_items(patient, str(folder), islice(Source(folder, salt="").items(set()), _SAMPLE))
+            yield from _check_items(str(folder), islice(_items(folder, options), _SAMPLE), options)
     if not tables:
-        yield from _check_items(patient, "sources.paths", islice(_source_items(patient), _SAMPLE))
+        yield from _check_items("sources.paths", islice(_source_items(patient), _SAMPLE), options)
 
 
-def _check_items(patient: Patient, where: str, items: Iterator[Item]) -> Iterator[Finding]:
+def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
+    """Calls in the whole table, for a template that renders none. Where their token ids were recorded, these are
+    trained: so some of the records with calls are encoded."""
+    num_calls, num_rows = _count_calls(folder)
+    if not num_calls:
+        return None
+    with_calls = islice((item for item in _items(folder, options) if _has_calls(item)), _SAMPLE)
+    if not any(row.get("refusal") == "dropped" for row in encode_items(list(with_calls), options)):
+        return None
+    records = f"{folder}: {num_calls:,} of {num_rows:,} records"
+    return wrong("tokens", f"{records} have tool calls, but the chat template renders none", _WAY_OUT)
+
+
+def _items(folder: Path, options: TokensConfig) -> Iterator[Item]:
+    source = Source(folder, salt="", experience=options.experience, use_recorded=options.recorded == "use")
+    return source.items(set())
+
+
+def _has_calls(item: Item) -> bool:
+    completion = () if item.experience is None else item.experience.completion
+    return any(message.tool_calls for message in (*completion, *item.chosen, *item.rejected))
+
+
+def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> Iterator[Finding]:
     """Encode some items, and tell what is refused and what is missing from prompts."""
     sample = list(items)
     if not sample:
         return
-    settings = patient.config.tokens
-    options = EncodeOptions(
-        str(patient.model), allow_dropped=settings.allow_dropped, allow_images=settings.allow_images
-    )
     rows = encode_items(sample, options)
     size = f"{where}: {len(sample):,} records encoded"
     refused = [row for row in rows if row.get("refusal")]

@@ -32,7 +32,8 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
     command = train_command(folder, request)
-    shown = {"name": config.name, "seed": config.seed, "train": config.train.model_dump(mode="json")}
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("tokens", "train")}
+    shown = {"name": config.name, "seed": config.seed, **sections}
     write_yaml(folder / CONFIG, shown, heading="Written by pairwright: what this job trains with.")
     job = new_job("local", model=request.model, pairs=request.pairs)
     job = write_job(folder, changed(job, details={"command": command, "pid": None}))

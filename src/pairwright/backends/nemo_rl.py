@@ -56,7 +56,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
                       key="backend.nemo_rl.accept_other_data")  # fmt: skip
     say(f"exported {dataset} to {files}")
     output = folder.resolve() / "nemo-rl"
-    tree = nemo_rl_config(config.train, settings, dataset, model=model, output=output, seed=config.seed)
+    tree = nemo_rl_config(config, dataset, model=model, output=output)
     path = (folder / "nemo-rl-dpo.yaml").resolve()
     write_yaml(path, tree, heading="Written by pairwright for examples/run_dpo.py of NeMo RL.")
     script = _write_script(folder, path, model, settings)
@@ -152,7 +152,7 @@ def _directory(settings: NemoRlConfig) -> Path:
 
 
 def _refuse_longer(pairs: Path, model: str, config: Config) -> None:
-    limit = config.train.max_length or config.backend.nemo_rl.max_total_sequence_length
+    limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
     found = num_longer(pairs, model, limit=limit)
     if found and not config.backend.nemo_rl.accept_other_data:
         raise BackendError(

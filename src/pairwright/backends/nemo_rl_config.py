@@ -11,6 +11,7 @@ from typing import Any
 
 from pairwright.backends.dataset import Dataset
 from pairwright.backends.translation import micro_batch, steps_between, steps_per_epoch
+from pairwright.config import Config
 from pairwright.config.backend import NemoRlConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
@@ -20,17 +21,17 @@ _OURS = ("data", "policy.model_name", "policy.tokenizer", "checkpointing.checkpo
 _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDataset"}
 
 
-def nemo_rl_config(
-    train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, model: str, output: Path, seed: int
-) -> Json:
+def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
+    train, settings, seed = config.train, config.backend.nemo_rl, config.seed
+    max_length = config.tokens.pair_length or settings.max_total_sequence_length
     num_gpus = settings.gpus_per_node * settings.num_nodes
     size, _ = micro_batch(train, num_gpus=num_gpus, trainer="NeMo RL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=False)
     tree: Json = {
         "dpo": _dpo(train, dataset, num_gpus=num_gpus, size=size, per_epoch=per_epoch, seed=seed),
         "checkpointing": _checkpointing(train, dataset, output=output, per_epoch=per_epoch),
-        "policy": _policy(train, settings, model=model, size=size, per_epoch=per_epoch),
-        "data": _data(train, settings, dataset),
+        "policy": _policy(train, settings, model=model, size=size, per_epoch=per_epoch, max_length=max_length),
+        "data": _data(train, settings, dataset, max_length=max_length),
         "logger": _logger(train, output),
         "cluster": {"gpus_per_node": settings.gpus_per_node, "num_nodes": settings.num_nodes},
     }
@@ -71,13 +72,15 @@ def _checkpointing(train: TrainConfig, dataset: Dataset, *, output: Path, per_ep
     }
 
 
-def _policy(train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int) -> Json:
+def _policy(
+    train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int, max_length: int
+) -> Json:
     return {
         "model_name": model,
         "tokenizer": {"name": model, "chat_template_kwargs": None},
         "train_global_batch_size": train.batch_size,
         "train_micro_batch_size": size,
-        "max_total_sequence_length": train.max_length or settings.max_total_sequence_length,
+        "max_total_sequence_length": max_length,
         "precision": "bfloat16" if train.precision == "bf16" else "float32",
         "offload_optimizer_for_logprob": False,
         "dtensor_cfg": {
@@ -150,7 +153,7 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     ]
 
 
-def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset) -> Json:
+def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_length: int) -> Json:
     keys: Json = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
     named: Json = {"dataset_name": _CLASSES[settings.dataset], **(keys if settings.dataset == "binary" else {})}
 
@@ -158,7 +161,7 @@ def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset) -> Json:
         return {**named, "data_path": str(path.resolve()), "subset": None, "split": None}
 
     return {
-        "max_input_seq_length": train.max_length or settings.max_total_sequence_length,
+        "max_input_seq_length": max_length,
         "shuffle": train.shuffle,
         "num_workers": 1,
         "train": one(dataset.training),

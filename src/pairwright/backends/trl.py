@@ -54,7 +54,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
                       key="backend.trl.accept_other_data")  # fmt: skip
     say(f"exported {dataset} to {files}")
     path = (folder / "trl-dpo.yaml").resolve()
-    tree = trl_config(train, dataset, model=model, output=(folder / "model").resolve(), seed=config.seed)
+    tree = trl_config(config, dataset, model=model, output=(folder / "model").resolve())
     write_yaml(path, {**tree, **settings.options}, heading="Written by pairwright for `trl dpo --config FILE`.")
     command = [*settings.command, "dpo", "--config", str(path)]
     details = {"command": command, "config": str(path), "files": dataset.as_json(), "script": " ".join(command),
@@ -65,8 +65,9 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     return launch(folder, write_job(folder, job), command, directory=None, say=say)
 
 
-def trl_config(train: TrainConfig, dataset: Dataset, *, model: str, output: Path, seed: int) -> Json:
-    """The options of `trl dpo` for a section `train`."""
+def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
+    """The options of `trl dpo` for a configuration."""
+    train, seed = config.train, config.seed
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=True)
     tree: Json = {
@@ -92,7 +93,7 @@ def trl_config(train: TrainConfig, dataset: Dataset, *, model: str, output: Path
         "loss_weights": [train.dpo.preference_loss_weight],
         "beta": train.dpo.beta,
         "label_smoothing": train.dpo.label_smoothing,
-        "max_length": train.max_length,  # null: TRL would cut at 1024 by itself
+        "max_length": config.tokens.pair_length,  # null: TRL would cut at 1024 by itself
         "bf16": train.precision == "bf16",
         "gradient_checkpointing": train.gradient_checkpointing,
         "seed": seed,

@@ -59,10 +59,12 @@ def _report(collected: "Collected", output: Path, config: Path, *, as_json: bool
     if len(collected.errors) > _MOST_ERRORS:
         say(f"... and {len(collected.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
     status = collected.status
-    if status.num_runs and not status.num_done:
-        raise PairwrightError(
-            f"all {status.num_runs:,} runs failed: look at {output}/collection/ledger.jsonl, then add --resume"
-        )
+    if (reason := collected.why_empty()) is not None:
+        raise PairwrightError(reason)
+    for line in status.lines_without_ids():
+        say(line)
+    if status.num_silent:
+        say(f"{status.num_silent:,} of {status.num_done:,} runs that are done recorded nothing")
     again = f"; pairwright collect {config} -o {output} --resume retries them" if collected.errors else ""
     say(
         f"{status.num_done:,} of {status.num_runs:,} runs done, {status.num_failed:,} failed{again}. "
@@ -81,10 +83,12 @@ def _figures(collected: "Collected") -> dict[str, Any]:
         "failed": status.num_failed,
         "candidates": status.num_candidates,
         "unscored": status.num_candidates - status.num_scored,
+        "silent_runs": status.num_silent,
         "pairs": status.num_pairs,
         "mean_reward": status.mean_reward,
         "tokens": status.num_tokens,
         "seconds": round(collected.seconds, 3),
+        "without_token_ids": dict(status.without_ids),
         "failures": dict(status.failures),
         "retries": dict(status.retries),
     }

@@ -16,6 +16,7 @@ from pairwright.cli import config, evaluate, experience, jobs, pairs, serve, tok
 from pairwright.cli.collect import collect_runs
 from pairwright.cli.demo import run_demo
 from pairwright.cli.doctor import doctor
+from pairwright.cli.explain import explain_run
 from pairwright.cli.export import export_pairs
 from pairwright.cli.extras import extras_with
 from pairwright.cli.import_files import import_files
@@ -24,6 +25,7 @@ from pairwright.cli.places import refuse_addresses
 from pairwright.cli.record import record
 from pairwright.cli.report import report
 from pairwright.cli.run import run_flow
+from pairwright.cli.teach import ask_teachers
 from pairwright.cli.train import train_model
 from pairwright.errors import PairwrightError
 
@@ -39,6 +41,7 @@ app.command("demo", cls=WithOverrides)(run_demo)
 app.command("import")(import_files)
 app.command("collect")(collect_runs)
 app.command("record")(record)
+app.command("teach")(ask_teachers)
 app.add_typer(experience.app, name="experience")
 app.add_typer(pairs.app, name="pairs")
 app.command("export")(export_pairs)
@@ -48,6 +51,7 @@ app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(serve.app, name="serve")
 app.command("report")(report)
+app.command("explain")(explain_run)
 app.command("doctor")(doctor)
 app.add_typer(config.app, name="config")
 

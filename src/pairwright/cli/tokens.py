@@ -41,6 +41,11 @@ class Boundaries(StrEnum):
     at_turns = "split"
 
 
+class Recorded(StrEnum):
+    use = "use"
+    ignore = "ignore"
+
+
 class Verify(StrEnum):
     quick = "quick"
     all = "all"
@@ -79,7 +84,11 @@ def build(
         bool | None, typer.Option("--allow-images/--refuse-images", help="Train on tokens alone, without images.")
     ] = None,
     experience: Annotated[
-        list[str] | None, typer.Option(metavar=PLACE, help="Table whose recorded token ids pairs use; repeat.")
+        list[str] | None,
+        typer.Option(metavar=PLACE, help="Table that the pairs were built from, if it was moved; repeat."),
+    ] = None,
+    recorded: Annotated[
+        Recorded | None, typer.Option(help="Token ids that were recorded: use them, or encode the text.")
     ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
     engine: EngineOption = None,
@@ -113,21 +122,27 @@ def show(
         bool, typer.Option("--allow-dropped", help="Also turns of which the template does not render everything.")
     ] = False,
     allow_images: Annotated[bool, typer.Option("--allow-images", help="Also messages with images.")] = False,
+    config: Annotated[Path | None, typer.Option(help="--hints: a configuration; train.sdpo says which.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    from pairwright.config import load_config
     from pairwright.places import local_folder, place
+    from pairwright.tokens.hinting import Hinter
     from pairwright.tokens.preview import preview
     from pairwright.tokens.show import describe_dropped, html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
     with local_folder(place(path)) as here:  # sequences are mapped into memory
+        hinter = Hinter(load_config(config).train.sdpo) if hints else None
         found = preview(
-            here, ready, name=name, num=num, hints=hints, allow_dropped=allow_dropped, allow_images=allow_images,
+            here, ready, name=name, num=num, hints=hinter, allow_dropped=allow_dropped, allow_images=allow_images,
             refused=lambda title, reason: say(f"{title}: refused: {reason}"),
         )  # fmt: skip
+        if hinter is not None:
+            hinter.close()
     if html is not None:
         html.write_text(html_page(ready, found), encoding="utf-8")
         say(f"{len(found)} sequences painted in {html}")
@@ -174,13 +189,13 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
 def _build(
     given: dict[str, Any], *, source: str | None, output: str | None, config: Path | None, as_json: bool
 ) -> None:
-    from pairwright.config import Config, load_config
+    from pairwright.config import Config, TokensConfig, load_config
     from pairwright.places import place
-    from pairwright.tokens.stage import EncodeOptions, encode_source
+    from pairwright.tokens.stage import encode_source
 
     settings = Config() if config is None else load_config(config)
     name, address = given.pop("engine"), given.pop("address")
-    told = settings.tokens.model_dump(exclude={"collator"})
+    told = settings.tokens.model_dump()
     told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}
     told |= {name: given[name] for name in _SWITCHES if given[name] is not None}
     told["experience"] = tuple(map(str, told["experience"]))
@@ -190,10 +205,10 @@ def _build(
     if source is None or output is None or told["tokenizer"] is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    tokenizer, workers = str(told.pop("tokenizer")), told.pop("workers")
-    where = engine_settings(settings.engine, name, address, workers)
+    tokenizer = told["tokenizer"] = str(told["tokenizer"])
+    where = engine_settings(settings.engine, name, address, told["workers"])
     with Progress("encoding", "items") as progress, opened_engine(where) as engine:
-        options, folder = EncodeOptions(tokenizer, **told), place(output)
+        options, folder = TokensConfig(**told), place(output)
         manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, tokenizer, as_json=as_json)
 
@@ -205,7 +220,7 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         print_json(manifest)
     else:
         rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "recorded_not_used", "length"):
+        for name in ("refused", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
     for line in describe_losses(manifest):

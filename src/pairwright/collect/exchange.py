@@ -16,7 +16,8 @@ from pairwright.canonical import prompt_hash
 from pairwright.collect.answers import completions_of_chat
 from pairwright.collect.completion import Completion
 from pairwright.collect.event_stream import chat_response, final_response
-from pairwright.collect.experience import arrays_of, facts_of
+from pairwright.collect.experience import facts_of
+from pairwright.collect.sampled import arrays_of
 from pairwright.errors import PairwrightError
 from pairwright.messages import Json, Message
 from pairwright.records import EID, Experience, Kind

@@ -1,15 +1,12 @@
-"""One candidate of a step as an experience, with token ids and log-probabilities where they are exact.
+"""One candidate of a step as an experience, with the token ids and log-probabilities that were sampled.
 
 The id is the candidate's place (batch, task, run, step, position) and a hash of prompt and completion: the same
 candidate recorded again has the same id, another one never has.
 """
 
-from typing import Any
-
-import numpy as np
-
 from pairwright.canonical import canonical_messages, content_hash
 from pairwright.collect.completion import Completion
+from pairwright.collect.sampled import Sampled
 from pairwright.collect.tasks import Task
 from pairwright.messages import Json, Message
 from pairwright.records import EID, Experience, Kind
@@ -25,7 +22,7 @@ def experience_of(
     step_name: str | None,
     number: int,
     messages: tuple[Message, ...],
-    completion: Completion | None,
+    sampled: Sampled,
     score: float | None,
     components: Json,
     info: Json,
@@ -34,10 +31,7 @@ def experience_of(
 ) -> Experience:
     suffix = content_hash(prompt_hash, number, canonical_messages(messages))[:24]
     facts: Json = {"candidate": number, **({} if step_name is None else {"step_name": step_name})}
-    arrays: dict[str, Any] = {}
-    if completion is not None:
-        facts |= facts_of(completion)
-        arrays = arrays_of(completion)
+    is_cut = any(completion is not None and completion.finish_reason == "length" for completion in sampled.completions)
     return Experience(
         eid=EID(task.batch, task.id, task.run, step, suffix),
         kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
@@ -46,12 +40,31 @@ def experience_of(
         completion=messages,
         reward=score,
         reward_components=components,
-        truncate_status="response_truncated" if completion and completion.finish_reason == "length" else None,
+        truncate_status="response_truncated" if is_cut else None,
         model_version=model_version,
-        info={**facts, **info},
+        info={**facts, **facts_of_turns(sampled), **info},
         metrics=metrics,
-        **arrays,
+        **sampled.arrays,
     )
+
+
+def facts_of_turns(sampled: Sampled) -> Json:
+    """What is worth keeping of the answers beside messages and ids; lists have one item for each generated message."""
+    turns = [{} if completion is None else facts_of(completion) for completion in sampled.completions]
+    facts: Json = {}
+    if len(turns) == 1:
+        facts = turns[0]
+    else:
+        names = {"finish_reason": "finish_reasons", "response_id": "response_ids", "logprobs": "logprobs"}
+        for name, plural in names.items():
+            values = [turn.get(name) for turn in turns]
+            if any(value is not None for value in values):
+                facts[plural] = values
+    if sampled.without_ids is not None:
+        facts["without_ids"] = sampled.without_ids
+    if sampled.has_other_tools:
+        facts["has_other_tools"] = True
+    return facts
 
 
 def facts_of(completion: Completion) -> Json:
@@ -60,17 +73,3 @@ def facts_of(completion: Completion) -> Json:
     if completion.logprobs is not None and completion.token_texts is not None:
         facts["logprobs"] = {"tokens": completion.token_texts, "logprobs": completion.logprobs}
     return {key: value for key, value in facts.items() if value is not None}
-
-
-def arrays_of(completion: Completion) -> dict[str, Any]:
-    """Prompt and answer as one sequence of ids, if both are known; all of the answer was generated."""
-    prompt, answer = completion.prompt_ids, completion.token_ids
-    if not prompt or not answer:
-        return {}
-    arrays: dict[str, Any] = {
-        "tokens": np.array(prompt + answer, dtype=np.int32),
-        "prompt_length": len(prompt),
-    }
-    if completion.logprobs is not None and len(completion.logprobs) == len(answer):
-        arrays["logprobs"] = np.array(completion.logprobs, dtype=np.float32)
-    return arrays

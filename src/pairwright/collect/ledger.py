@@ -36,6 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reward_max: float | None = None
     reward: float | None = None  # the final reward, where the run has one
     num_tokens: int = 0
+    without_ids: dict[str, int] = {}  # candidates that have no token ids, by reason (sampled.py)
 
     @property
     def key(self) -> RunKey:

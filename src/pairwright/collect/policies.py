@@ -42,9 +42,10 @@ class RunPolicy:
         *,
         calls: CallLog | None = None,
         on_answer: Callable[[list[Completion]], None] | None = None,
+        on_call: Callable[[Ask, list[Completion]], None] | None = None,
     ) -> None:
         self._policy, self._config, self._task = policy, config, task
-        self._calls, self._on_answer = calls, on_answer
+        self._calls, self._on_answer, self._on_call = calls, on_answer, on_call
         self._known = {} if calls is None else calls.take(task)
         self._asked: dict[str, int] = {}
 
@@ -64,7 +65,10 @@ class RunPolicy:
         stop: Sequence[str] | None = None,
         seed: int | None = None,
     ) -> list[Completion]:
-        """Answers to a prompt (text, messages, or chat messages as dicts), as many as `n`."""
+        """Answers to a prompt (text, messages, or chat messages as dicts), as many as `n`.
+
+        `on_answer` learns of those that were asked for just now, `on_call` of all of them.
+        """
         config = self._config
         ask = Ask(
             messages=as_messages(prompt, "prompt", role="user"),
@@ -76,6 +80,12 @@ class RunPolicy:
             stop=config.stop if stop is None else tuple(stop),
             seed=0 if seed is None else seed,
         )
+        answers = await self._answered(ask, seed)
+        if self._on_call is not None:
+            self._on_call(ask, answers)
+        return answers
+
+    async def _answered(self, ask: Ask, seed: int | None) -> list[Completion]:
         key = content_hash(ask.key(), seed)
         number = self._asked[key] = self._asked.get(key, -1) + 1
         known = self._known.pop((key, number), None)

@@ -6,21 +6,23 @@
 
 A candidate goes to the table when it has its score: at the end of its step, or at the end of the run for what the
 final reward or the scorer of finished runs decides. Its id is made of its place and content, so a run that is played
-again after a crash records nothing twice. Outside of a collection recording does nothing, so that the same code runs
-in production.
+again after a crash records nothing twice. What the policy returned in this run is matched with what is recorded
+(sampled.py): token ids, log-probabilities, finish reasons and tools come from there. Outside of a collection recording
+does nothing, so that the same code runs in production.
 """
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
 from pairwright.canonical import prompt_hash
 from pairwright.collect.completion import Completion, Prompt, as_messages
 from pairwright.collect.experience import experience_of
+from pairwright.collect.sampled import Sampled, SampledCalls
 from pairwright.collect.tasks import Task
 from pairwright.errors import RecordError
 from pairwright.messages import Json, Message
@@ -39,6 +41,7 @@ class Candidate:
     components: Json = field(default_factory=dict)
     info: Json = field(default_factory=dict)
     metrics: Json = field(default_factory=dict)
+    sampled: Sampled = field(default_factory=Sampled)
 
     @property
     def text(self) -> str:
@@ -46,18 +49,36 @@ class Candidate:
 
 
 class Step:
-    """A decision point: a prompt and the candidates that compete for it."""
+    """A decision point: a prompt and the candidates that compete for it.
+
+    `tools` that are not named (None) are those that the policy was asked with for each candidate.
+    """
 
     def __init__(
-        self, recorder: "Recorder | None", prompt: Prompt, tools: Sequence[Json], name: str | None, index: int
+        self, recorder: "Recorder | None", prompt: Prompt, tools: Sequence[Json] | None, name: str | None, index: int
     ) -> None:
         self.prompt = as_messages(prompt, "prompt", role="user")
-        self.tools = tuple(tools)
         self.name, self.index = name, index
         self.candidates: list[Candidate] = []
-        self.prompt_hash = prompt_hash(self.prompt, self.tools)
+        self._tools = None if tools is None else tuple(tools)
+        self._hashed: tuple[tuple[Json, ...], str] | None = None
         self._recorder = recorder
         self._num_emitted = 0
+
+    @property
+    def tools(self) -> tuple[Json, ...]:
+        """The tools of the step: those that were named, else those of its first candidate."""
+        return self.tools_of(self.candidates[0]) if self.candidates else self._tools or ()
+
+    def tools_of(self, candidate: Candidate) -> tuple[Json, ...]:
+        return (candidate.sampled.tools or ()) if self._tools is None else self._tools
+
+    def prompt_hash_of(self, candidate: Candidate) -> str:
+        """What a candidate may be compared with: the same prompt with the same tools."""
+        tools = self.tools_of(candidate)
+        if self._hashed is None or self._hashed[0] != tools:
+            self._hashed = tools, prompt_hash(self.prompt, tools)
+        return self._hashed[1]
 
     def candidate(
         self,
@@ -73,7 +94,9 @@ class Step:
         messages = (given.message,) if given else as_messages(completion, "completion", role="assistant")  # type: ignore[arg-type]
         if not messages:
             raise RecordError("completion", completion, "at least one message")
-        made = Candidate(messages, given, score, dict(components or {}), dict(info or {}), dict(metrics or {}))
+        calls = SampledCalls() if self._recorder is None else self._recorder.calls
+        sampled = calls.match_messages(self.prompt, messages) if given is None else calls.match_completion(given)
+        made = Candidate(messages, given, score, dict(components or {}), dict(info or {}), dict(metrics or {}), sampled)
         self.candidates.append(made)
         return made
 
@@ -125,21 +148,26 @@ class Recorder:
     ) -> None:
         self.task = task
         self.steps: list[Step] = []
+        self.calls = SampledCalls()
         self.final_reward: float | None = None
         self._emit, self._score_step = emit, score_step
         self._model_version = model_version
         self._open: dict[str, Step] = {}
         self._numbers = itertools.count()
 
+    def place(self, *, task: int | str, run: int) -> None:
+        """Record under another task and run from now on: what a replay asks belongs to the run that it replays."""
+        self.task = replace(self.task, id=task, run=run)
+
     def step(
-        self, prompt: Prompt, *, tools: Sequence[Json] = (), name: str | None = None, index: int | None = None
+        self, prompt: Prompt, *, tools: Sequence[Json] | None = None, name: str | None = None, index: int | None = None
     ) -> Step:
         """A step of this run; they are numbered as they begin unless `index` says otherwise."""
         made = Step(self, prompt, tools, name, next(self._numbers) if index is None else index)
         self.steps.append(made)
         return made
 
-    def start(self, name: str, prompt: Prompt, *, tools: Sequence[Json] = ()) -> None:
+    def start(self, name: str, prompt: Prompt, *, tools: Sequence[Json] | None = None) -> None:
         """Begin a step whose candidates come as events with its name."""
         self._open[name] = self.step(prompt, tools=tools, name=name)
 
@@ -150,7 +178,7 @@ class Recorder:
         *,
         score: float | None = None,
         prompt: Prompt | None = None,
-        tools: Sequence[Json] = (),
+        tools: Sequence[Json] | None = None,
         info: Json | None = None,
     ) -> None:
         """A candidate of the step with this name. Where no start came, the prompt that is given here begins it."""
@@ -167,12 +195,15 @@ class Recorder:
         completion: Completion | Prompt,
         *,
         reward: float | None = None,
-        tools: Sequence[Json] = (),
+        tools: Sequence[Json] | None = None,
         components: Json | None = None,
         info: Json | None = None,
         metrics: Json | None = None,
     ) -> None:
-        """A whole trajectory as one experience: everything that the model and its tools did after the prompt."""
+        """A whole trajectory as one experience: everything that the model and its tools did after the prompt.
+
+        The ids that the policy sampled in its turns become one sequence, with what the environment added masked out.
+        """
         made = self.step(prompt, tools=tools)
         made.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
         self.emit_scored(made)
@@ -195,26 +226,31 @@ class Recorder:
                 candidate.score = self.final_reward
             self.emit_scored(waiting)
         for waiting in self.steps:  # what nobody scored is kept as unscored
-            rest = waiting.take_rest()
-            if rest:
-                self._emit(waiting.prompt_hash, [self._experience(waiting, *item) for item in rest])
+            self._emit_all(waiting, waiting.take_rest())
 
     def emit_scored(self, closed: Step) -> None:
-        ready = closed.take_scored()
-        if ready:
-            self._emit(closed.prompt_hash, [self._experience(closed, *item) for item in ready])
+        self._emit_all(closed, closed.take_scored())
+
+    def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
+        """Hand candidates over, apart by what they may be compared with."""
+        groups: dict[str, list[Experience]] = {}
+        for number, candidate in numbered:
+            experience = self._experience(closed, number, candidate)
+            groups.setdefault(closed.prompt_hash_of(candidate), []).append(experience)
+        for key, experiences in groups.items():
+            self._emit(key, experiences)
 
     def _experience(self, of: Step, number: int, candidate: Candidate) -> Experience:
         return experience_of(
             self.task,
             prompt=of.prompt,
-            tools=of.tools,
-            prompt_hash=of.prompt_hash,
+            tools=of.tools_of(candidate),
+            prompt_hash=of.prompt_hash_of(candidate),
             step=of.index,
             step_name=of.name,
             number=number,
             messages=candidate.messages,
-            completion=candidate.completion,
+            sampled=candidate.sampled,
             score=candidate.score,
             components=candidate.components,
             info=candidate.info,
@@ -241,7 +277,9 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
         _current.reset(token)
 
 
-def step(prompt: Prompt, *, tools: Sequence[Json] = (), name: str | None = None, index: int | None = None) -> Step:
+def step(
+    prompt: Prompt, *, tools: Sequence[Json] | None = None, name: str | None = None, index: int | None = None
+) -> Step:
     """A step of the run that is going on. Outside of a collection its candidates go nowhere."""
     recorder = _current.get()
     if recorder is None:

@@ -30,7 +30,7 @@ from pairwright.collect.playing import failed_entry
 from pairwright.collect.policies import RunPolicy, make_policy
 from pairwright.collect.recording import Recorder, Step, recording
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
-from pairwright.collect.tally import PairCount, RunTally, Status
+from pairwright.collect.tally import PairCount, RunTally, Status, reasons_of
 from pairwright.collect.tasks import Task, load_tasks, run_seed
 from pairwright.collect.writer import Writer
 from pairwright.config import Config
@@ -52,6 +52,19 @@ class Collected:
     experience: Path
     seconds: float
     errors: list[Entry]
+
+    def why_empty(self) -> str | None:
+        """Why there is nothing to go on with, or None: every run failed, or none recorded a candidate."""
+        status, ledger = self.status, self.experience.parent / "collection" / "ledger.jsonl"
+        if status.num_runs and not status.num_done:
+            return f"all {status.num_runs:,} runs failed: look at {ledger}, then add --resume"
+        if not status.num_candidates:
+            return (
+                f"{status.num_done:,} runs are done and recorded nothing: the workflow must record what the policy "
+                "does, with step(prompt) and its candidate(answer), or with recorder.trajectory(prompt, messages); "
+                "then collect into another folder"
+            )
+        return None
 
 
 def collect(
@@ -198,6 +211,7 @@ class Collection:
             reward_max=tally.reward_max,
             reward=recorder.final_reward,
             num_tokens=tally.num_tokens,
+            without_ids=dict(tally.without_ids),
         )
         await self._writer.finish(entry)
         self._ended(entry)
@@ -208,7 +222,9 @@ class Collection:
             tally.num_tokens += num_tokens
             self.status.num_tokens += num_tokens
 
-        policy = RunPolicy(self._policy, self._config.policy, task, calls=self._calls, on_answer=count)
+        policy = RunPolicy(
+            self._policy, self._config.policy, task, calls=self._calls, on_answer=count, on_call=recorder.calls.add
+        )
         with recording(recorder):
             output = await self._workflow(*(task, policy, recorder)[: self._num_parameters])
         unscored = any(step.unscored for step in recorder.steps)
@@ -229,6 +245,7 @@ class Collection:
             if reward is not None:
                 self.status.num_scored += 1
                 self.status.reward_sum += reward
+        self.status.without_ids.update(reasons_of(experiences))
         self.status.num_candidates += len(experiences)
         self.status.num_pairs = self._pairs.total
         self._writer.add(
@@ -240,6 +257,7 @@ class Collection:
         status = self.status
         if entry.state == "done":
             status.num_done += 1
+            status.num_silent += not entry.num_candidates
         elif entry.kind is not None:
             status.failures[entry.kind] = status.failures.get(entry.kind, 0) + 1
         status.retries = getattr(self._policy, "retries", {})
@@ -263,6 +281,8 @@ class Collection:
             self.status.num_candidates += entry.num_candidates
             self.status.num_scored += entry.num_scored
             self.status.reward_sum += entry.reward_sum
+            self.status.without_ids.update(entry.without_ids)
+            self.status.num_silent += not entry.num_candidates
         self.status.num_done = self.status.num_before = len(done)
         batch = self._config.collect.batch
         tids = {EID(batch, task.id).tid: task.id for task in self._tasks}

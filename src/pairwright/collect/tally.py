@@ -3,9 +3,11 @@
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pairwright.collect.failures import FailureKind
+from pairwright.collect.sampled import WITHOUT_IDS
 from pairwright.records import Experience
 
 
@@ -35,6 +37,11 @@ class PairCount:
         rewards[reward] += 1
 
 
+def reasons_of(experiences: Iterable[Experience]) -> list[str]:
+    """Why experiences have no token ids; nothing for those that have them."""
+    return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
+
+
 @dataclass
 class RunTally:
     """What one run has recorded."""
@@ -46,10 +53,12 @@ class RunTally:
     reward_min: float | None = None
     reward_max: float | None = None
     pairs: PairCount = field(default_factory=PairCount)
+    without_ids: Counter[str] = field(default_factory=Counter)
 
     def add(self, experience: Experience, prompt_hash: str) -> float | None:
         """Count a candidate; gives its reward if that is a score."""
         self.num_candidates += 1
+        self.without_ids.update(reasons_of([experience]))
         self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
         reward = experience.reward
         if reward is None or not math.isfinite(reward):
@@ -77,7 +86,17 @@ class Status:
     num_tokens: int = 0
     failures: dict[FailureKind, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
+    without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
+    num_silent: int = 0  # runs that are done and recorded nothing
     started: float = field(default_factory=time.monotonic)
+
+    def lines_without_ids(self) -> list[str]:
+        """One line for each reason for which candidates have no token ids."""
+        which = f"of {self.num_candidates:,} candidates without token ids"
+        return [
+            f"{count:,} {which}: {reason}, {WITHOUT_IDS.get(reason, '')}"
+            for reason, count in self.without_ids.most_common()
+        ]
 
     @property
     def num_failed(self) -> int:

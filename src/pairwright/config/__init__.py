@@ -1,7 +1,7 @@
 """Configuration: one model tree, one file a section, filled from YAML, the environment and the command line."""
 
 from pairwright.config.backend import BackendConfig
-from pairwright.config.collect import CollectConfig, ScorerConfig
+from pairwright.config.collect import CollectConfig, ScorerConfig, TeachConfig
 from pairwright.config.engine import EngineConfig
 from pairwright.config.evaluate import EvaluateConfig
 from pairwright.config.loading import config_schema, load_config, merged_tree, shown_config
@@ -10,13 +10,12 @@ from pairwright.config.pairs import PairsConfig
 from pairwright.config.policy import PolicyConfig
 from pairwright.config.section import Section
 from pairwright.config.sources import SourcesConfig
-from pairwright.config.tokens import CollatorConfig, TokensConfig
+from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.config.tree import Config
 
 __all__ = [
     "BackendConfig",
-    "CollatorConfig",
     "CollectConfig",
     "Config",
     "EngineConfig",
@@ -27,6 +26,7 @@ __all__ = [
     "ScorerConfig",
     "Section",
     "SourcesConfig",
+    "TeachConfig",
     "TokensConfig",
     "TrainConfig",
     "config_schema",

@@ -51,6 +51,15 @@ class ScorerConfig(Section):
         return self
 
 
+class TeachConfig(Section):
+    """Who is asked for an action at every decision of a student's table."""
+
+    teachers: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Name of a teacher: its endpoint or folder. The name is its version in the records and its folder's name."""
+    max_concurrency: Count = 64
+    """States at once; one teacher is asked after the other."""
+
+
 class CollectConfig(Section):
     """What is collected."""
 

@@ -38,7 +38,8 @@ def load_config(
     """The configuration of a file (or the defaults), with the environment and then the overrides applied."""
     environment = os.environ if environment is None else environment
     tree = merged_tree(path, overrides=overrides, environment=environment)
-    return _validated(_filled(tree, environment, "config"), str(path or "config"))
+    config = _validated(_filled(tree, environment, "config"), str(path or "config"))
+    return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
 def shown_config(
@@ -141,6 +142,15 @@ def _validated(tree: dict[str, Any], where: str) -> Config:
     except pydantic.ValidationError as error:
         problems = [_explain(problem) for problem in error.errors(include_url=False, include_input=False)]
         raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+
+
+def _with_hint_file(config: Config, folder: Path) -> Config:
+    """`train.sdpo.hint` as path/file.py:function counts from here, then from the folder of the configuration."""
+    place, _, function = (config.train.sdpo.hint or "").rpartition(":")
+    if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
+        return config
+    hinted = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
+    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": hinted})})
 
 
 def _explain(problem: Any) -> str:

@@ -1,40 +1,18 @@
-"""`tokens`: which tokenizer, how long sequences may be, what is refused; caps and channels of the combined collator."""
+"""`tokens`: how messages become sequences. The only declaration of these options: the tokens stage, training, the flow
+and the command line all take this section."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pairwright.config.section import Section
 
 
-class CollatorConfig(Section):
-    """The combined collator: which channels it fills from traces, and how long their sequences may be."""
-
-    max_length: int = Field(default=4096, ge=1)
-    """Tokens of a sequence of the policy and distill channels."""
-    max_pair_length: int = Field(default=2048, ge=1)
-    """Tokens of a side of the preference channel."""
-    truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end"
-    """What to keep of what is longer."""
-    keep_first: int = Field(default=0, ge=0)
-    """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
-    ignore_index: int = -100
-    """Label of tokens that are not trained."""
-    reward_key: str | None = None
-    """Name of the reward component to use instead of the reward."""
-    use_policy: bool = True
-    """Fill the policy channel (GRPO)."""
-    use_distill: bool = True
-    """Fill the distill channel (SDPO) with hinted error turns."""
-    use_preference: bool = True
-    """Fill the preference channel (DPO) with the pairs of the traces."""
-
-
 class TokensConfig(Section):
     """Messages to sequences."""
 
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json."""
+    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of an experience's sequence; longer ones are cut."""
     max_pair_length: int | None = Field(default=None, ge=1)
@@ -58,8 +36,20 @@ class TokensConfig(Section):
     allow_images: bool = False
     """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
     recorded. By default such records are refused: no channel uses them."""
+    recorded: Literal["use", "ignore"] = "use"
+    """Token ids that were recorded when the model sampled: they are the sequence, and a record whose ids do not fit its
+    messages or this tokenizer is refused; or ignore them and encode the messages."""
     experience: tuple[str, ...] = ()
-    """Experience tables whose recorded token ids pairs use where both sides have them."""
+    """Experience tables that pairs were built from, where their recorded ids are; by default those that the pairs'
+    funnel.json names."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; by default one a core."""
-    collator: CollatorConfig = CollatorConfig()
+
+    @property
+    def pair_length(self) -> int | None:
+        """The longest side of a pair."""
+        return self.max_length if self.max_pair_length is None else self.max_pair_length
+
+    def content(self) -> dict[str, Any]:
+        """The options that decide what a sequence is: part of every cache key. Paths and workers are not."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "experience", "workers"})

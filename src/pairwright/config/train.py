@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
+from pairwright.config.policy import PolicyConfig as ModelConfig
 from pairwright.config.section import Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -123,6 +124,16 @@ class DistillConfig(Named):
     """teacher ema: how much of the new weights each step takes in."""
     templates: dict[str, str] = Field(default={})
     """Hints by error kind, beside the built-in ones."""
+    hint: str | None = None
+    """Function of (messages, site) that returns a hint or null: module:function or path/file.py:function."""
+    judge: ModelConfig = ModelConfig()
+    """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
+    hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
+        "function", "kind", "environment", "judge",
+    )  # fmt: skip
+    """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
+    hint_cache: str | None = None
+    """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
 
 
 class LoraConfig(Named):
@@ -191,10 +202,6 @@ class TrainConfig(Named):
     """Compute the prompt of a pair once for both sides, where the model can."""
     threads: Positive | None = None
     """CPU threads; null takes the cores that are idle when the run starts."""
-    max_length: Positive | None = None
-    """Longest side of a pair, in tokens; the prompt is cut, a completion that does not fit is left out and counted."""
-    truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end"
-    """What is kept of a prompt that is cut."""
     finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
     """All weights, an adapter, or an adapter merged into the result."""
     quantization: Literal["none", "nf4"] = "none"
@@ -228,6 +235,9 @@ class TrainConfig(Named):
         if not isinstance(data, dict):
             return data
         data = dict(data)
+        for name in ("max_length", "truncation"):
+            if name in data:
+                raise ValueError(f"{name}: sequences are cut where they are encoded: set tokens.{name}")
         kind = data.pop("training_type", None)
         if kind is not None:
             if kind not in ("dpo", "sft", "grpo"):

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from pairwright.config.backend import BackendConfig
-from pairwright.config.collect import CollectConfig
+from pairwright.config.collect import CollectConfig, TeachConfig
 from pairwright.config.engine import EngineConfig
 from pairwright.config.evaluate import EvaluateConfig
 from pairwright.config.loop import LoopConfig
@@ -28,6 +28,7 @@ class Config(Section):
     sources: SourcesConfig = SourcesConfig()
     policy: PolicyConfig = PolicyConfig()
     collect: CollectConfig = CollectConfig()
+    teach: TeachConfig = TeachConfig()
     pairs: PairsConfig = PairsConfig()
     tokens: TokensConfig = TokensConfig()
     train: TrainConfig = TrainConfig()

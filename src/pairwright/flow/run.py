@@ -156,9 +156,8 @@ class Flow:
         start = self._trained(model)
         pairs_key = content_hash("pairs", config.pairs.model_dump(mode="json"), config.seed, [key for _, key in used])
         settings = config.train.model_dump(mode="json")
-        allowed = [config.tokens.allow_dropped, config.tokens.allow_images]
-        cut = [settings["max_length"], settings["truncation"], *allowed]
-        tokens_key = content_hash("tokens", pairs_key, cut, _model_key(self.initial))
+        encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
+        tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
         train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
         inputs = {
             "pairs": place / "pairs",
@@ -230,8 +229,13 @@ class Flow:
         return model
 
     def _round_config(self) -> Config:
-        """The reference of a round is what it starts from, unless the first model stays the reference."""
+        """The configuration of a round: its reference is what it starts from, unless the first model stays it; a
+        tokenizer of its own is found beside the configuration, as the model is."""
         config = self.config
+        name = config.tokens.tokenizer
+        if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
+            tokens = config.tokens.model_copy(update={"tokenizer": str(self.base / name)})
+            config = config.model_copy(update={"tokens": tokens})
         if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
             train = config.train.model_copy(update={"reference": str(self.initial)})
             return config.model_copy(update={"train": train})

@@ -14,8 +14,8 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.messages import Json
 
 _TOKEN_COUNTS = (
-    "items", "exact", "sequences", "tokens", "trained_tokens", "truncated", "refused", "with_dropped_content",
-    "with_dropped_prompt_content", "with_images_left_out",
+    "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
+    "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out",
 )  # fmt: skip
 
 
@@ -35,10 +35,13 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
     found = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
     status = found.status
-    if status.num_runs and not status.num_done:
-        raise PairwrightError(f"all {status.num_runs:,} runs failed: look at {folder}/collection/ledger.jsonl")
+    if (reason := found.why_empty()) is not None:
+        raise PairwrightError(reason)
+    for line in status.lines_without_ids():
+        view.say(line)
     return {
         "runs": status.num_done, "failed": status.num_failed, "candidates": status.num_candidates,
+        "without_token_ids": status.without_ids.total(), "silent_runs": status.num_silent,
         "tokens": status.num_tokens, "mean_reward": status.mean_reward,
     }  # fmt: skip
 
@@ -84,19 +87,15 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
     """Encode the pairs with the tokenizer of the model."""
     from pairwright.tokens.manifest import describe_losses
-    from pairwright.tokens.stage import EncodeOptions, encode_source
+    from pairwright.tokens.stage import encode_source
 
-    settings = config.train
-    options = EncodeOptions(
-        str(model), settings.max_length, settings.truncation, allow_dropped=config.tokens.allow_dropped,
-        allow_images=config.tokens.allow_images,
-    )  # fmt: skip
+    options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with opened(config.engine) as engine:
         found = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
     if not found["encoded"]:
         raise PairwrightError(
-            f"no pair could be encoded: {found['refused']}; pairwright tokens show {folder} --tokenizer {model} has "
-            "the reasons"
+            f"no pair could be encoded: {found['refused']}; pairwright tokens show {folder} --tokenizer "
+            f"{options.tokenizer} has the reasons"
         )
     for line in describe_losses(found):
         view.say(f"warning: {line}")
@@ -114,8 +113,26 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
             config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
             pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
         )  # fmt: skip
-        return {"model": str(result.model), "steps": result.num_steps, **result.metrics}
+        counts = _account(folder, view)
+        return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}
     return _submitted(config, model, folder, inputs, view)
+
+
+def _account(folder: Path, view: View) -> Json:
+    """The ledger of a training: tokens that were generated and trained, by channel. It has to add up."""
+    from pairwright.ledger import LedgerError, build_ledger
+
+    ledger = build_ledger(folder.parent.name, folder, encode=False)
+    for note in ledger.notes:
+        view.say(f"ledger: {note}")
+    if ledger.problems:
+        raise LedgerError("the ledger does not add up: " + "; ".join(ledger.problems))
+    counts: Json = {}
+    for one in ledger.accounts:
+        trained = next((fate.tokens for fate in one.fates if fate.name == "trained"), 0)
+        counts[f"{one.channel}_trained_tokens"] = trained
+        view.say(f"ledger: {one.channel}: {trained:,} of {one.tokens:,} known generated tokens trained; the sums agree")
+    return counts
 
 
 def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:

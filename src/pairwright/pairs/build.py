@@ -26,6 +26,7 @@ from pairwright.pairs.candidates import count_reasons
 from pairwright.pairs.curriculum import shares
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.hints import hint_for
+from pairwright.pairs.lineage import table_reference
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import outcomes, write_outcomes
@@ -73,7 +74,7 @@ def build_pairs(
         stage.close(num_out)
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
-    summary = {**_summary(plan, num_pairs), **funnel.as_json()}
+    summary = {**_summary(plan, num_pairs, output), **funnel.as_json()}
     _write_json(output / FILE_NAME, summary)
     return summary
 
@@ -133,7 +134,7 @@ def _decided(kept: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> p
     )
 
 
-def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
+def _summary(plan: Plan, num_pairs: int, output: Place) -> dict[str, Any]:
     selection, options = plan.selection, plan.options
     effect = length_effect(selection.differences)
     summary: dict[str, Any] = {
@@ -143,6 +144,7 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
         "length_effect": effect if abs(effect) != float("inf") else str(effect),
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
+        "tables": [table_reference(table, output) for table in plan.tables],
     }
     if selection.stages is not None:
         counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices
@@ -62,8 +63,23 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
             made |= _identities(some, texts, one, other)
         else:
             made = rewritten(some, texts, one, other)
+        made |= _token_facts(texts, one, other)
         columns = [made[name] if name in made else some[name].to_arrow() for name in PAIR_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
+
+
+def _token_facts(texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short."""
+    facts = {
+        "recorded": pc.is_valid(texts["num_tokens"]),
+        "cut": pc.equal(texts["truncate_status"], "response_truncated").fill_null(False),
+    }
+    sides = zip(SIDES, (chosen, rejected), strict=True)
+    return {
+        f"{side}_{name}": values.take(int64_array(rows)).combine_chunks()
+        for side, rows in sides
+        for name, values in facts.items()
+    }
 
 
 def _pieces(

@@ -48,7 +48,12 @@ NARROW_PAIR_TYPES = {
     "curriculum_stage": pa.int64(),
     "num_chosen_characters": pa.int64(),
     "num_rejected_characters": pa.int64(),
+    "chosen_recorded": pa.bool_(),
+    "rejected_recorded": pa.bool_(),
+    "chosen_cut": pa.bool_(),
+    "rejected_cut": pa.bool_(),
 }
+_ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")  # null in files without them
 PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
     [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)], metadata={"pairwright.pairs": "1"}
@@ -102,7 +107,10 @@ def pair_batches(
         names = PAIR_SCHEMA.names if columns is None else list(columns)
         schema = pa.schema([PAIR_SCHEMA.field(name) for name in names], metadata=PAIR_SCHEMA.metadata)
         for number in range(file.num_row_groups):
-            rows = file.read_row_group(number, columns=names, use_threads=False).select(names)
+            rows = file.read_row_group(number, columns=names, use_threads=False)
+            for name in set(names).difference(rows.column_names):
+                rows = rows.append_column(name, pa.nulls(rows.num_rows, PAIR_SCHEMA.field(name).type))
+            rows = rows.select(names)
             yield from (rows if dictionaries else rows.cast(schema)).combine_chunks().to_batches()
 
 
@@ -232,7 +240,7 @@ def _opened_remote(folder: Remote, read_dictionary: Sequence[str]) -> Iterator[p
 
 
 def _check(file: pq.ParquetFile, path: Place) -> None:
-    missing = [name for name in PAIR_SCHEMA.names if name not in file.schema_arrow.names]
+    missing = [name for name in PAIR_SCHEMA.names if name not in (*file.schema_arrow.names, *_ADDED_LATER)]
     if missing:
         raise TableError(f"{path}: not a pairs table: it has no column {missing[0]!r}")
 

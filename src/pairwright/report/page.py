@@ -12,6 +12,7 @@ from pathlib import Path
 from pairwright.errors import PairwrightError
 from pairwright.report.curves import curves_section
 from pairwright.report.funnel_shown import funnel_section
+from pairwright.report.ledger_section import ledger_section
 from pairwright.report.markup import Markup, join, tag
 from pairwright.report.outcome import outcome_section
 from pairwright.report.pairs_shown import pairs_section
@@ -42,6 +43,7 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
         ("funnel", funnel_section),
         ("pairs", pairs_section),
         ("tokens", lambda found: tokens_section(found, tokenizer)),
+        ("ledger", ledger_section),
         ("training", curves_section),
         ("settings", settings_section),
     ]

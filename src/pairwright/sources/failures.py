@@ -1,10 +1,17 @@
-"""The kind of a failure, told from its type or text, in the words that all formats use."""
+"""The kind of a failure (messages.ERROR_KINDS), from its type or text, in the words that all formats use."""
 
 _WORDS = (
     ("timeout", ("timeout", "timed out")),
     ("file_not_found", ("filenotfound", "no such file")),
     ("unknown_tool", ("unknown tool", "unknowntool", "tool not found", "no tool named")),
-    ("invalid_arguments", ("validationerror", "validation error", "invalid argument", "jsondecodeerror")),
+    ("missing_argument", ("missing required", "field required", "is a required property", "required positional arg")),
+    ("invalid_json", ("jsondecodeerror", "invalid json", "not valid json", "malformed json")),
+    ("invalid_arguments", ("validationerror", "validation error", "invalid argument")),
+    (
+        "permission_denied",
+        ("permission denied", "permissionerror", "permissiondenied", "access denied", "not permitted"),
+    ),
+    ("not_found", (" not found", "does not exist")),
 )
 
 

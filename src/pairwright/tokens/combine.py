@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -30,9 +30,6 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.truncate import Truncation, truncate
-
-if TYPE_CHECKING:
-    from pairwright.config.tokens import CollatorConfig
 
 HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
 
@@ -60,11 +57,6 @@ class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_dropped: bool = False
     allow_images: bool = False
     hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
-
-
-def options_of(config: "CollatorConfig") -> CombineOptions:
-    """What the `tokens.collator` section of a configuration says."""
-    return CombineOptions(**config.model_dump())
 
 
 class Collator:
@@ -107,14 +99,16 @@ class Collator:
     def _policy(self, traces: Items[Trace]) -> tuple[list[Sequence], list[float]]:
         sequences: list[Sequence] = []
         rewards: list[float] = []
-        allowed = {"allow_dropped": self.options.allow_dropped, "allow_images": self.options.allow_images}
+        encode = partial(
+            encode_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+        )
         for trace in traces:
             reward = reward_of(trace.experience, self.options.reward_key)
             if reward is None:
                 self.counts["policy: unscored"] += 1
                 continue
             try:
-                for sequence in encode_experience(self.tokenizer, trace.experience, **allowed):
+                for sequence in encode(self.tokenizer, trace.experience):
                     self.counts["policy: dropped_prompt_content"] += bool(sequence.report.prompt_dropped)
                     cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
                     self.counts["policy: truncated"] += cut is not sequence

@@ -7,23 +7,31 @@ history gives one item for each group of turns that share a context. What is too
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
-from pairwright.tokens.dropped import refuse_dropped
+from pairwright.records import Experience
+from pairwright.tokens.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.encode import encode_located, prepared
 from pairwright.tokens.hints import Hint, addendum, with_hint
 from pairwright.tokens.marks import Chat
-from pairwright.tokens.recorded import RecordedTurn, sequence_of_turns
+from pairwright.tokens.recorded import (
+    RecordedTurn,
+    recorded_turns,
+    sequence_of_arrays,
+    sequence_of_turns,
+    without_stop,
+)
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.regions import Located
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
-from pairwright.tokens.truncate import Truncation, turn_end
+from pairwright.tokens.truncate import Truncation, cut_position
 from pairwright.tokens.turns import last_group, located_groups
 
 
@@ -79,13 +87,16 @@ def encode_distillations(
     *,
     train_from: int = 0,
     recorded: Mapping[int, RecordedTurn] | None = None,
+    student: Sequence | None = None,
+    is_cut: bool = False,
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
     """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
 
-    `recorded`: what was sampled, where it is known; else the student is rendered and split at the turns, so that no
-    token reaches across the start of one.
+    `recorded`: what was sampled, where it is known, and `student` the whole recorded sequence; else the student is
+    rendered and split at the turns, so that no token reaches across the start of one. A conversation that `is_cut`
+    ends without a stop token.
     """
     if not hints:
         raise Refusal("not_generated", "there is no hint to distil")
@@ -107,7 +118,11 @@ def encode_distillations(
     for part, located in groups:
         if any(region.message in hinted for region in located.regions):
             located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
-            items.append(_item(ready, part, told_chat[: len(part)], schemas, located, hinted, recorded))
+            own = _student(
+                ready, part, schemas, located, recorded, student if len(groups) == 1 else None,
+                is_cut=is_cut and len(part) == len(chat),
+            )  # fmt: skip
+            items.append(_item(ready, own, told_chat[: len(part)], schemas, located, hinted, recorded))
     return items
 
 
@@ -124,9 +139,50 @@ def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded:
     return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
 
 
-def _item(
+def _student(
     tokenizer: ChatTokenizer,
     chat: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    recorded: Mapping[int, RecordedTurn] | None,
+    student: Sequence | None,
+    *,
+    is_cut: bool,
+) -> Sequence:
+    """What happened, as one sequence: as it was recorded, or rendered."""
+    if student is not None:
+        return student
+    if recorded:
+        sampled = {region.message: recorded[region.message] for region in located.regions}
+        return sequence_of_turns(tokenizer, chat, tools, located, sampled)
+    rendered = encode_located(tokenizer, chat, tools, located, boundaries="split")
+    return without_stop(rendered) if is_cut else rendered
+
+
+def distill_experience(
+    tokenizer: ChatTokenizer,
+    experience: Experience,
+    hints: Items[Hint],
+    *,
+    recorded: Literal["use", "ignore"] = "use",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> list[Distillation]:
+    """The hinted turns of an experience. Recorded ids are the student's sequence, and the completion's ids in both."""
+    refuse_media_inputs(experience, allow=allow_images)
+    messages, tools = experience.messages, list(experience.tools) or None
+    encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
+    if experience.tokens is None or recorded == "ignore":
+        start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
+        return encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
+    student = sequence_of_arrays(tokenizer, experience)
+    turns = recorded_turns(student)
+    return encode(tokenizer, messages, hints, tools, recorded=turns, student=student)
+
+
+def _item(
+    tokenizer: ChatTokenizer,
+    student: Sequence,
     told: Chat,
     tools: list[Json] | None,
     located: Located,
@@ -134,12 +190,9 @@ def _item(
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
     turns = [region.message for region in located.regions]
+    sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
-        student = sequence_of_turns(tokenizer, chat, tools, located, sampled)
-    else:
-        student = encode_located(tokenizer, chat, tools, located, boundaries="split")
-        sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     given = last_group(tokenizer, told, tools, turns, require_stop=False)
     if [region.message for region in given.regions] != turns:
         raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
@@ -180,7 +233,7 @@ def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
     if keep_first > common:
         return None
     first = np.arange(keep_first)
-    start = turn_end(sides[0], max(map(len, sides)) - max_length + keep_first)
+    start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
     starts = [start, start] if start <= common else _after_a_turn(sides, max_length - keep_first)
     if starts is None:
         return None

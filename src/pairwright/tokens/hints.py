@@ -1,15 +1,17 @@
 """Error sites and hints: what a teacher is told that the student was not.
 
 A site is where a conversation shows a failure; its target is the next turn that the model generated, the recovery. A
-hint comes from the kind of the error (HINTS), from what the environment said, or from a judge whose answers are kept on
-disk. Sites without a hint or without a recovery are skipped, and counted.
+hint comes from a function of the user's, from the kind of the error (HINTS), from what the environment reported, or
+from a judge whose answers are cached on disk. A hint that only repeats what the conversation says between the failure
+and the recovery teaches nothing and is none. Sites without a hint or without a recovery are skipped, and counted.
 """
 
 import hashlib
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,18 +19,24 @@ import msgspec
 
 from pairwright.messages import ErrorSite, Message
 
-Judge = Callable[[Sequence[Message], ErrorSite], str | None]
-HintSource = Literal["kind", "environment", "judge"]
+Judge = Callable[[Sequence[Message], ErrorSite], str | None]  # a hint for a site of a conversation, or None
+HintSource = Literal["function", "kind", "environment", "judge"]
+HINT_SOURCES: tuple[HintSource, ...] = ("function", "kind", "environment", "judge")
+_TOOLS_SENTENCE = re.compile(r"[^.]*\{tools\}[^.]*\.?")
 
-# Error kind -> hint. Fields: tool, tools (the available ones), error (what was seen).
+# Error kind (messages.ERROR_KINDS) -> hint. Fields: tool, tools (the available ones; a sentence with them is left out
+# where none are known), error (what was reported).
 HINTS: dict[str, str] = {
     "unknown_tool": "There is no tool named {tool}. The available tools are: {tools}.",
     "invalid_arguments": "The arguments of {tool} did not match its schema. Check names and types, and call it again.",
     "invalid_json": "The arguments of {tool} were not valid JSON. Write them as one JSON object.",
     "missing_argument": "The call of {tool} lacked a required argument. Read its schema and give every required one.",
+    "file_not_found": "There is no such file or folder. List what is there, and use a path that exists.",
     "not_found": "What {tool} was asked for does not exist. Look up the right name before trying again.",
     "permission_denied": "{tool} is not allowed to do this here. Choose another way.",
     "timeout": "{tool} took too long. Ask for less at a time.",
+    "nonzero_exit": "The command of {tool} failed. Find the cause in its output and fix that before running it again.",
+    "exception": "This raised an exception. Its last line names the cause: change what led to it before going on.",
     "tool_error": "{tool} failed. Read its message, correct the cause, and do not repeat the same call.",
 }
 
@@ -63,11 +71,16 @@ def hints_for(
     sites: Sequence[ErrorSite],
     *,
     templates: Mapping[str, str] = HINTS,
-    sources: Sequence[HintSource] = ("kind", "environment", "judge"),
+    sources: Sequence[HintSource] = HINT_SOURCES,
+    function: Judge | None = None,
     judge: Judge | None = None,
     cache: Path | None = None,
 ) -> tuple[list[Hint], HintCounts]:
-    """At most one hint for each recovery turn, from the first source that has one."""
+    """At most one hint for each recovery turn, from the first source that has one.
+
+    `templates` are hints by error kind, `function` and `judge` give a hint for a conversation and a site; `cache` is a
+    folder for the judge's answers.
+    """
     hints: dict[int, Hint] = {}
     counts: Counter[str] = Counter()
     for site in sites:
@@ -75,7 +88,9 @@ def hints_for(
         if target is None:
             counts["without_recovery"] += 1
             continue
-        found = _hint(messages, site, templates, sources, judge, cache)
+        context = messages[site.index : target]
+        texts = _texts(messages, site, templates, sources, function, judge, cache)
+        found = next((item for item in texts if not is_repetition(item[0], context)), None)
         if found is None:
             counts["without_hint"] += 1
             continue
@@ -108,26 +123,50 @@ def _recovery(messages: Sequence[Message], index: int) -> int | None:
     return None
 
 
-def _hint(
+def is_repetition(hint: str, context: Sequence[Message]) -> bool:
+    """Whether one of the messages says all of a hint already; case and white space do not count.
+
+    >>> is_repetition("No such  word", [Message("tool", "Error: no such word.")])
+    True
+    """
+    words = _plain(hint)
+    return any(words in _plain(message.text) for message in context)
+
+
+def _texts(
     messages: Sequence[Message],
     site: ErrorSite,
     templates: Mapping[str, str],
     sources: Sequence[HintSource],
+    function: Judge | None,
     judge: Judge | None,
     cache: Path | None,
-) -> tuple[str, HintSource] | None:
+) -> Iterator[tuple[str, HintSource]]:
+    """The hints that the sources have, in their order; a source is asked only if those before it had none."""
     for source in sources:
         text: str | None = None
-        if source == "kind" and site.kind in templates:
-            fields = {"tool": site.tool or "the tool", "tools": ", ".join(site.available_tools), "error": site.text}
-            text = templates[site.kind].format(**fields)
+        if source == "function" and function is not None:
+            text = function(messages, site)
+        elif source == "kind" and site.kind in templates:
+            text = _from_template(templates[site.kind], site)
         elif source == "environment":
-            text = site.text.strip() or None
+            text = site.text
         elif source == "judge" and judge is not None:
             text = _judged(messages, site, judge, cache)
-        if text:
-            return text, source
-    return None
+        if text and text.strip():
+            yield text.strip(), source
+
+
+def _from_template(template: str, site: ErrorSite) -> str:
+    if not site.available_tools:
+        template = _TOOLS_SENTENCE.sub("", template)
+    fields = {"tool": site.tool or "the tool", "tools": ", ".join(site.available_tools), "error": site.text}
+    text = template.format(**fields).strip()
+    return text[:1].upper() + text[1:] if site.tool is None else text
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def _judged(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache: Path | None) -> str | None:

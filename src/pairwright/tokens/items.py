@@ -1,10 +1,11 @@
 """What the tokens stage encodes: the items of an experience table or of a pairs table, each with its key.
 
-A key is a hash of the item's content and of what the stage was told (`salt`), so that an item that was encoded before
-is recognised without reading its text. Pairs get the experiences of their sides where these recorded token ids.
+A key is a hash of the item's content and of the stage's options (`salt`), so that an item that was encoded before is
+recognised without reading its text. A pair comes with the experiences of its sides where these recorded token ids; they
+are found by its lineage, and a pair whose ids cannot be found is an error, never encoded from its text in silence.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -14,20 +15,24 @@ import pyarrow as pa
 from pairwright.canonical import content_hash
 from pairwright.errors import TableError
 from pairwright.messages import Json, Message
+from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.table import FILE_NAME, pair_batches
 from pairwright.places import Place
-from pairwright.records import Experience, Kind, Side
+from pairwright.records import EID, Experience, Kind, Side
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
+from pairwright.tokens.recorded_pairs import is_cut_side
 
 _EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length")
-_PAIR_KEY = ("id", "chosen_uid", "rejected_uid")
+_PAIR_KEY = ("id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")
+_SIDES = ("chosen", "rejected")
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache."""
+    """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
+    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short."""
 
     key: str
     id: str
@@ -36,20 +41,36 @@ class Item(msgspec.Struct, frozen=True):
     tools: tuple[Json, ...] = ()
     chosen: tuple[Message, ...] = ()
     rejected: tuple[Message, ...] = ()
-    recorded: tuple[Experience, Experience] | None = None
+    sources: tuple[Experience | None, Experience | None] = (None, None)
+    cut: tuple[bool, bool] = (False, False)
 
 
 class Source:
-    """An experience table or a folder of pairs. `experience` are tables whose recorded ids the pairs may use."""
+    """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, where
+    these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for."""
 
-    def __init__(self, path: Place, *, salt: str, experience: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: Place, *, salt: str, experience: tuple[str, ...] = (), use_recorded: bool = True) -> None:
         self.path = path
         self.is_pairs = (path / FILE_NAME).exists()
         if not self.is_pairs and not (path / "table.json").exists():
             raise TableError(f"{path}: neither an experience table nor pairs")
-        self._salt = salt
-        self._tables = [Table(folder, create=False) for folder in experience]
-        self._recorded = {uid for table in self._tables for uid in _recorded_uids(table)}
+        self._salt, self._use_recorded = salt, use_recorded
+        self._tables: list[Table] = []
+        self._recorded: dict[str, str] = {}
+        if self.is_pairs and use_recorded:
+            self._tables = source_tables(path, experience)
+            self._recorded = _recorded_rows(self._tables, self._sides_with_ids())
+
+    def _sides_with_ids(self) -> pl.Series:
+        """The ids of the experiences on sides that have recorded tokens."""
+        names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
+        frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
+        sides = [
+            frame.filter(pl.col(f"{side}_recorded").fill_null(True))[f"{side}_uid"]
+            for frame in frames
+            for side in _SIDES
+        ]
+        return pl.concat(sides).unique() if sides else pl.Series("uid", [], pl.String)
 
     def keys(self) -> Iterator[str]:
         """The keys of all items, in the order of the source."""
@@ -71,8 +92,8 @@ class Source:
         return content_hash(self._salt, row)
 
     def _pair_key(self, row: Json) -> str:
-        sides = [row["chosen_uid"], row["rejected_uid"]]
-        return content_hash(self._salt, row["id"], sides if self._recorded.issuperset(sides) else None)
+        sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
+        return content_hash(self._salt, row["id"], sides, [bool(row[f"{side}_cut"]) for side in _SIDES])
 
     def _experiences(self, known: set[str]) -> Iterator[Item]:
         for batch in Table(self.path, create=False).scan():
@@ -88,22 +109,33 @@ class Source:
             for row in batch.to_pylist():
                 if (key := self._pair_key(row)) not in known:
                     fresh.setdefault(key, row)
-            experiences = self._fetched({row[name] for row in fresh.values() for name in _PAIR_KEY[1:]})
+            uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
+            experiences = self._fetched({self._recorded[uid] for uid in uids if uid in self._recorded})
             for key, row in fresh.items():
                 prompt, chosen, rejected = (
                     _messages_of(row[name] or "[]") for name in ("prompt", "chosen", "rejected")
                 )
-                left, right = experiences.get(row["chosen_uid"]), experiences.get(row["rejected_uid"])
-                recorded = (left, right) if left is not None and right is not None else None
-                tools = _tools_of(row["tools"] or "[]")
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, recorded)
+                left, right = (self._source(row, side, experiences) for side in _SIDES)
+                tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut)
+
+    def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
+        """The experience that recorded the ids of a side."""
+        uid = row[f"{side}_uid"]
+        if uid in self._recorded:
+            return experiences[self._recorded[uid]]
+        if row[f"{side}_recorded"] and self._use_recorded:
+            raise TableError(
+                f"pair {row['id']}: token ids were recorded for {uid}, but its experience table is not where it was: "
+                "name it with --experience DIR (tokens.experience), or encode the text with --recorded ignore"
+            )
+        return None
 
     def _fetched(self, uids: set[str]) -> dict[str, Experience]:
-        """The experiences with recorded ids among these."""
-        wanted = sorted(uids & self._recorded)
+        """The experiences with these ids."""
         found: dict[str, Experience] = {}
-        for table in self._tables if wanted else ():
-            rows = table.lazy().filter(pl.col("uid").is_in(wanted) & pl.col("num_tokens").is_not_null()).collect()
+        for table in self._tables if uids else ():
+            rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)) & pl.col("num_tokens").is_not_null()).collect()
             for experience in from_arrow(rows.to_arrow()):
                 found.setdefault(experience.eid.uid, experience)
         return found
@@ -115,14 +147,25 @@ def _item_of(key: str, experience: Experience) -> Item:
     assert experience.chosen is not None
     assert experience.rejected is not None
     sides = _messages(experience.chosen), _messages(experience.rejected)
+    cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
     has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
-    recorded = (experience, experience) if has_more else None
-    return Item(key, experience.eid.uid, None, experience.prompt, experience.tools, *sides, recorded)
+    sources = (experience, experience) if has_more else (None, None)
+    return Item(key, experience.eid.uid, None, experience.prompt, experience.tools, *sides, sources, cut)
 
 
-def _recorded_uids(table: Table) -> Iterator[str]:
-    for batch in table.scan(where=pl.col("num_tokens").is_not_null(), columns=["uid"]):
-        yield from batch.column("uid").to_pylist()
+def _recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
+    """Which of these ids have recorded tokens: id -> id of the row that holds them. The sides of a preference are in
+    its row, whatever their own ids are."""
+    rows: dict[str, str] = {}
+    for table in tables:
+        has_ids = table.lazy().filter(pl.col("num_tokens").is_not_null())
+        found = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
+        rows |= {uid: uid for uid in found if uid not in rows}
+        preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
+        for uid, *sides in preferences.iter_rows():
+            eids = (msgspec.json.decode(side).get("eid") for side in sides)
+            rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
+    return rows
 
 
 def _messages(side: Side) -> tuple[Message, ...]:

@@ -1,6 +1,5 @@
 """The manifest of encoded sequences: every count of the items of one source, from the cache."""
 
-from collections import Counter
 from typing import Any
 
 import msgspec
@@ -44,7 +43,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "template_rewrites_history": int((per_item > 1).sum()),
         "recorded": sum(report.get("source") == "recorded" for report in reports),
         "recorded_text_differs": sum(bool(report.get("text_differs")) for report in reports),
-        "recorded_not_used": dict(sorted(Counter(filter(None, (r.get("unrecorded") for r in reports))).items())),
+        "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
         "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),

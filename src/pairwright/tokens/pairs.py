@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,7 +19,8 @@ from pairwright.records import Experience
 from pairwright.tokens.dropped import refuse_dropped, refuse_media, refuse_media_inputs
 from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
 from pairwright.tokens.marks import Chat
-from pairwright.tokens.recorded_pairs import recorded_pair
+from pairwright.tokens.recorded import without_stop
+from pairwright.tokens.recorded_pairs import RecordedSide, recorded_side, shared_prompt
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.regions import Located, Verify
 from pairwright.tokens.sequence import Sequence
@@ -31,6 +32,8 @@ from pairwright.tokens.turns import located_groups
 Encodings = dict[Part, tuple[Array, Array]]
 Found = TypeVar("Found")
 _AT_ONCE = 64
+Name = Literal["chosen", "rejected"]
+SIDES: tuple[Name, Name] = ("chosen", "rejected")
 
 
 class EncodedPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +44,19 @@ class EncodedPair(msgspec.Struct, frozen=True, kw_only=True):
     prompt_length: int
 
 
+Sources = tuple[Experience | None, Experience | None]
+
+
 class PairMessages(NamedTuple):
-    """What is compared. `recorded` are the experiences of the two sides, whose own ids are used where they fit."""
+    """What is compared. `sources` are the experiences of the two sides where these recorded token ids, which then are
+    the side; a preference is the source of both its sides. A side that was `cut` short has no stop token."""
 
     prompt: Messages
     chosen: Messages
     rejected: Messages
     tools: Items[Json] | None = None
-    recorded: tuple[Experience, Experience] | None = None
+    sources: Sources = (None, None)
+    cut: tuple[bool, bool] = (False, False)
 
 
 def encode_pair(
@@ -58,7 +66,9 @@ def encode_pair(
     rejected: Messages,
     tools: Items[Json] | None = None,
     *,
-    recorded: tuple[Experience, Experience] | None = None,
+    sources: Sources = (None, None),
+    cut: tuple[bool, bool] = (False, False),
+    recorded: Literal["use", "ignore"] = "use",
     max_length: int | None = None,
     truncation: Truncation = "keep_end",
     keep_first: int = 0,
@@ -69,9 +79,9 @@ def encode_pair(
     allow_images: bool = False,
 ) -> EncodedPair:
     """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
-    pair = PairMessages(prompt, chosen, rejected, tools, recorded)
+    pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
     (found,) = encode_pairs(
-        tokenizer, [pair], max_length=max_length, truncation=truncation, keep_first=keep_first,
+        tokenizer, [pair], recorded=recorded, max_length=max_length, truncation=truncation, keep_first=keep_first,
         control_tokens=control_tokens, require_stop=require_stop, verify=verify, allow_dropped=allow_dropped,
         allow_images=allow_images,
     )  # fmt: skip
@@ -84,6 +94,7 @@ def encode_pairs(
     tokenizer: Any,
     pairs: Iterable[PairMessages],
     *,
+    recorded: Literal["use", "ignore"] = "use",
     max_length: int | None = None,
     truncation: Truncation = "keep_end",
     keep_first: int = 0,
@@ -100,15 +111,15 @@ def encode_pairs(
     """
     ready = chat_tokenizer(tokenizer)
     draft_pair = partial(
-        _drafted, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        _drafted, recorded=recorded, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
         allow_dropped=allow_dropped, allow_images=allow_images,
     )  # fmt: skip
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
         drafts = [_attempt(draft_pair, ready, pair) for pair in group]
-        known = [draft for draft in drafts if isinstance(draft, _Draft)]
-        prompts = list(dict.fromkeys(draft.prompt for draft in known))
-        tails = list(dict.fromkeys(tail for draft in known for tail in draft.tails))
+        rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
+        prompts = list(dict.fromkeys(side.prompt for side in rendered))
+        tails = list(dict.fromkeys(side.tail for side in rendered))
         encodings = encode_parts(ready, prompts, continues=False), encode_parts(ready, tails, continues=True)
         for draft in drafts:
             found = _attempt(_encoded, ready, draft, *encodings) if isinstance(draft, _Draft) else draft
@@ -148,14 +159,22 @@ def _keep(side: Sequence, kept: Any, prompt_length: int) -> Sequence:
     return side.take(np.concatenate([kept, np.arange(prompt_length, len(side))]))
 
 
-class _Draft(NamedTuple):
-    """A pair that is rendered and located, but not encoded."""
+class _Rendered(NamedTuple):
+    """A side that is rendered and located, but not encoded: its prompt, and what follows."""
 
-    sides: list[tuple[Chat, Located]]
-    tools: list[Json] | None
+    chat: Chat
+    located: Located
     prompt: Part
-    tails: list[Part]
-    unrecorded: str
+    tail: Part
+    is_cut: bool
+
+
+class _Draft(NamedTuple):
+    """A pair whose sides are recorded, or rendered; each side is in one of the two."""
+
+    tools: list[Json] | None
+    rendered: dict[str, _Rendered]
+    recorded: dict[str, RecordedSide]
 
 
 def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError:
@@ -169,32 +188,48 @@ def _drafted(
     tokenizer: ChatTokenizer,
     pair: PairMessages,
     *,
+    recorded: Literal["use", "ignore"],
     control_tokens: ControlTokens,
     require_stop: bool,
     verify: Verify,
     allow_dropped: bool,
     allow_images: bool,
-) -> _Draft | EncodedPair:
-    if pair.recorded is not None and not allow_images:
-        _refuse_recorded_media(pair, pair.recorded)
-    recorded = _recorded(tokenizer, pair)
-    if isinstance(recorded, EncodedPair):
-        return recorded
-    tools = tokenizer.schemas(pair.tools)
-    sides = [
-        _located_side(
-            tokenizer, pair.prompt, side, tools, require_stop=require_stop, verify=verify, allow_images=allow_images
-        )
-        for side in (pair.chosen, pair.rejected)
-    ]
-    for name, (_, located) in zip(("chosen", "rejected"), sides, strict=True):
-        refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
-    starts = [located.regions[0].start for _, located in sides]
-    texts = [located.rendered.text for _, located in sides]
-    if texts[0][: starts[0]] != texts[1][: starts[1]]:
+) -> _Draft:
+    if not allow_images:
+        _refuse_recorded_media(pair)
+    draft = _Draft(tokenizer.schemas(pair.tools), {}, {})
+    sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
+    for name, completion, source, is_cut in sides:
+        if source is not None and source.tokens is not None and recorded == "use":
+            prompt, answer = _records(pair.prompt), _records(completion)
+            draft.recorded[name] = recorded_side(tokenizer, prompt, answer, source, name)
+            continue
+        located = _located_side(
+            tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify,
+            allow_images=allow_images,
+        )  # fmt: skip
+        refuse_dropped(located[1].dropped, allow=allow_dropped, where=f"{name}: ")
+        draft.rendered[name] = _Rendered(*located, *_parts(tokenizer, located[1], control_tokens), is_cut)
+    if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
-    parts = [_parts(tokenizer, located, control_tokens) for _, located in sides]
-    return _Draft(sides, tools, parts[0][0], [tail for _, tail in parts], recorded)
+    return draft
+
+
+def _refuse_recorded_media(pair: PairMessages) -> None:
+    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
+    for side, source in zip((pair.chosen, pair.rejected), pair.sources, strict=True):
+        if source is not None:
+            refuse_media_inputs(source, allow=False)
+            messages = [*pair.prompt, *side]
+            contents = [item.content if isinstance(item, Message) else item.get("content") for item in messages]
+            refuse_media([{"content": content} for content in contents], allow=False)
+
+
+def _records(messages: Messages) -> list[Message]:
+    records = [message for message in messages if isinstance(message, Message)]
+    if len(records) != len(messages):
+        raise Refusal("recorded_ids", "recorded ids belong to messages that are records, not dicts")
+    return records
 
 
 def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
@@ -204,28 +239,6 @@ def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTo
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
     return Part(text[:cut], before), Part(text[cut:], after)
-
-
-def _refuse_recorded_media(pair: PairMessages, sources: tuple[Experience, Experience]) -> None:
-    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
-    for source in sources:
-        refuse_media_inputs(source, allow=False)
-    for side in (pair.chosen, pair.rejected):
-        messages = [*pair.prompt, *side]
-        contents = [item.content if isinstance(item, Message) else item.get("content") for item in messages]
-        refuse_media([{"content": content} for content in contents], allow=False)
-
-
-def _recorded(tokenizer: ChatTokenizer, pair: PairMessages) -> EncodedPair | str:
-    """The pair's recorded ids, or why they are not used; empty where there are none."""
-    if pair.recorded is None:
-        return ""
-    given = (pair.prompt, pair.chosen, pair.rejected)
-    prompt, chosen, rejected = ([message for message in side if isinstance(message, Message)] for side in given)
-    if sum(map(len, given)) != len(prompt) + len(chosen) + len(rejected):
-        return "the messages are no records"
-    found = recorded_pair(tokenizer, prompt, chosen, rejected, pair.recorded)
-    return found if isinstance(found, str) else EncodedPair(**found._asdict())
 
 
 def _located_side(
@@ -251,23 +264,24 @@ def _located_side(
 
 
 def _encoded(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
-    ids, offsets = prompts[draft.prompt]
-    chosen, rejected = (
-        _encoded_side(tokenizer, side, draft, tail, (ids, offsets), tails[tail])
-        for side, tail in zip(draft.sides, draft.tails, strict=True)
-    )
-    return EncodedPair(chosen=chosen, rejected=rejected, prompt_length=len(ids))
+    sides = dict(draft.recorded)
+    for name, side in draft.rendered.items():
+        prompt = prompts[side.prompt]
+        sequence = _encoded_side(tokenizer, side, draft.tools, prompt, tails[side.tail])
+        sides[name] = RecordedSide(without_stop(sequence) if side.is_cut else sequence, len(prompt[0]))
+    chosen, rejected = sides["chosen"], sides["rejected"]
+    prompt_length = shared_prompt(tokenizer, chosen, rejected) if draft.recorded else chosen.start
+    return EncodedPair(chosen=chosen.sequence, rejected=rejected.sequence, prompt_length=prompt_length)
 
 
 def _encoded_side(
     tokenizer: ChatTokenizer,
-    side: tuple[Chat, Located],
-    draft: _Draft,
-    tail: Part,
+    side: _Rendered,
+    tools: list[Json] | None,
     prompt: tuple[Array, Array],
     completion: tuple[Array, Array],
 ) -> Sequence:
-    chat, located = side
+    located = side.located
     start, size = located.regions[0].start, len(prompt[0])
     encoded = finished(
         tokenizer,
@@ -277,9 +291,7 @@ def _encoded_side(
     )
     # A control token of the prompt may have swallowed white space after it; it stays the prompt's.
     encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
-    mask, message_index, paint = painted(encoded, located.rendered, located.regions, chat)
-    num_controls = len(draft.prompt.escaped) + len(tail.escaped)
-    report = checked_report(tokenizer, draft.tools, encoded, located, num_controls=num_controls)
-    if draft.unrecorded:
-        report = msgspec.structs.replace(report, unrecorded=draft.unrecorded)
+    mask, message_index, paint = painted(encoded, located.rendered, located.regions, side.chat)
+    num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
+    report = checked_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)

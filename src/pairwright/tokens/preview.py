@@ -13,12 +13,12 @@ import msgspec
 import polars as pl
 
 from pairwright.errors import PairwrightError, TableError
-from pairwright.tokens.cache import ITEMS, read_refusals, read_sequences
+from pairwright.tokens.cache import ITEMS, list_refusals, read_sequences
 from pairwright.tokens.distill import encode_distillations
 from pairwright.tokens.dropped import refuse_media_inputs
-from pairwright.tokens.hints import hints_for
+from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.items import Item, Source
-from pairwright.tokens.pairs import PairMessages, encode_pairs
+from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import TokensError
 from pairwright.tokens.sequence import Sequence
@@ -36,7 +36,7 @@ def preview(
     *,
     name: str | None = None,
     num: int = 3,
-    hints: bool = False,
+    hints: Hinter | None = None,
     allow_dropped: bool = False,
     allow_images: bool = False,
     refused: Callable[[str, str], None] = lambda title, reason: None,
@@ -62,21 +62,21 @@ def preview(
         if len(reasons) <= num:
             refused(title, str(result))
     if not sequences:
-        what = f"no sequence{' with a hint' if hints else ''}{'' if name is None else f' of {name}'}"
+        what = f"no sequence{'' if hints is None else ' with a hint'}{'' if name is None else f' of {name}'}"
         why = f": {len(reasons):,} refused, the first one because {reasons[0]}" if reasons else ""
         raise PairwrightError(f"{path}: {what}{why}")
     return sequences
 
 
 def _of_cache(path: Path, where: pl.Expr | None) -> Iterator[Result]:
-    for uid, _, detail in read_refusals(path, where):
+    for uid, _, detail in list_refusals(path, where):
         yield uid, TokensError(detail)
     for uid, side, sequence in read_sequences(path, where):
         yield f"{uid} {side}".strip(), sequence
 
 
 def _of_source(
-    path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: bool
+    path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: Hinter | None
 ) -> Iterator[Result]:
     try:
         source = Source(path, salt="")
@@ -85,9 +85,11 @@ def _of_source(
     num_refused = 0
     for item in source.items(set()):
         if name is None or item.id == name:
-            encode = _hinted if hints else _of_item
             try:
-                yield from encode(tokenizer, item, options)
+                if hints is None:
+                    yield from _of_item(tokenizer, item, options)
+                else:
+                    yield from _hinted(tokenizer, item, options, hints)
             except TokensError as error:
                 yield item.id, error
                 num_refused += 1
@@ -97,23 +99,25 @@ def _of_source(
 
 def _of_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
     if item.experience is not None:
-        yield from ((item.id, sequence) for sequence in encode_experience(tokenizer, item.experience, **options))
+        sequences = encode_experience(
+            tokenizer, item.experience, allow_dropped=options["allow_dropped"], allow_images=options["allow_images"]
+        )
+        yield from ((item.id, sequence) for sequence in sequences)
         return
-    compared = PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.recorded)
-    (pair,) = encode_pairs(
-        tokenizer, [compared], allow_dropped=options["allow_dropped"], allow_images=options["allow_images"]
-    )
-    if isinstance(pair, TokensError):
-        raise pair
+    sides = item.prompt, item.chosen, item.rejected
+    pair = encode_pair(
+        tokenizer, *sides, list(item.tools) or None, sources=item.sources, cut=item.cut,
+        allow_dropped=options["allow_dropped"], allow_images=options["allow_images"],
+    )  # fmt: skip
     yield f"{item.id} chosen", pair.chosen
     yield f"{item.id} rejected", pair.rejected
 
 
-def _hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
+def _hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hinter: Hinter) -> Iterator[Titled]:
     experience = item.experience
     if experience is None or not experience.errors:
         return
-    hints, _ = hints_for(experience.messages, experience.errors)
+    hints, _ = hinter(experience.messages, experience.errors)
     hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
     if hints:
         tools = list(experience.tools) or None

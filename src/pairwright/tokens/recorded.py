@@ -6,7 +6,7 @@ that were sampled turn by turn: the template encodes only what the environment a
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -33,23 +33,53 @@ class RecordedTurn(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...] | None = None
 
 
-def encode_experience(tokenizer: Any, experience: Experience, **options: Any) -> list[Sequence]:
+def encode_experience(
+    tokenizer: Any, experience: Experience, *, recorded: Literal["use", "ignore"] = "use", **options: Any
+) -> list[Sequence]:
     """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
-    rewrites history; options are those of `encode_turns`."""
+    rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
-    if experience.tokens is not None:
+    if experience.tokens is not None and recorded == "use":
         sequences = [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
     else:
         tools = list(experience.tools) or None
         sequences = encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
+        sequences = [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
     num_images = count_media(experience)
     return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
 
 
 def _count_images(sequence: Sequence, num_images: int) -> Sequence:
     return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, images=num_images))
+
+
+def is_cut(experience: Experience) -> bool:
+    """Whether the last answer was cut short, by a limit on tokens: the model sampled no stop token."""
+    return experience.truncate_status == "response_truncated"
+
+
+def without_stop(sequence: Sequence) -> Sequence:
+    """A rendered sequence that ends where its last turn was cut: the template's stop token, and what follows it, go."""
+    trained = np.flatnonzero(sequence.mask)
+    if not len(trained) or sequence.paint[trained[-1]] != Paint.STOP:
+        return sequence
+    end, turn = int(trained[-1]), int(sequence.message_index[trained[-1]])
+    report = msgspec.structs.replace(sequence.report, unstopped=(*sequence.report.unstopped, turn))
+    return msgspec.structs.replace(sequence.take(np.arange(end)), report=report)
+
+
+def recorded_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
+    """What was sampled in each turn of a recorded sequence, by message."""
+    turns = {}
+    for start, end in spans_of_mask(sequence.mask).tolist():
+        turn = int(sequence.message_index[start])
+        if turn < 0:
+            raise Refusal("recorded_ids", "the sampled spans are not one a turn, so no turn has ids of its own")
+        logprobs = None if sequence.logprobs is None else tuple(sequence.logprobs[start:end].tolist())
+        turns[turn] = RecordedTurn(tuple(sequence.ids[start:end].tolist()), logprobs)
+    return turns
 
 
 def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
@@ -76,7 +106,7 @@ def sequence_of(
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
     mask = np.zeros(len(ids), dtype=bool)
-    mask[prompt_length:] = True if action_mask is None else action_mask.astype(bool)
+    mask[prompt_length:] = response_mask(len(ids) - prompt_length, action_mask)
     if not mask.any():
         raise Refusal("not_generated", "the recorded mask is empty")
     logprobs = None
@@ -90,9 +120,14 @@ def sequence_of(
         for (start, stop), message in zip(spans, generated, strict=True):
             message_index[start:stop] = message
     paint = np.where(mask, Paint.GENERATED, Paint.TEMPLATE).astype(np.int8)
-    differs = _told_otherwise(tokenizer, ids[mask], len(prompt), completion)
+    differs = _turns_with_other_text(tokenizer, ids[mask], len(prompt), completion)
     report = Report(source="recorded", num_turns=len(spans), text_differs=differs)
     return Sequence(ids=ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report)
+
+
+def response_mask(length: int, action_mask: Array | None) -> Array:
+    """What was sampled of a response: all of it, unless a mask says otherwise."""
+    return np.ones(length, bool) if action_mask is None else action_mask.astype(bool)
 
 
 def spans_of_mask(mask: Array) -> Array:
@@ -101,16 +136,26 @@ def spans_of_mask(mask: Array) -> Array:
     return edges.reshape(-1, 2)
 
 
-def _told_otherwise(
+def _turns_with_other_text(
     tokenizer: ChatTokenizer, generated: Array, num_prompt: int, completion: Items[Message]
 ) -> tuple[int, ...]:
-    """Generated messages whose text is not what the ids say: recorded with another tokenizer, or edited since."""
-    told = tokenizer.decode(generated)
-    return tuple(
-        num_prompt + number
+    """Generated messages whose text the ids do not spell: edited since. Where none is spelled, it is a Refusal: the ids
+    are another tokenizer's. Control tokens that were sampled may be missing from the text."""
+    texts = {
+        num_prompt + number: message.content.strip()
         for number, message in enumerate(completion)
-        if message.is_generated and isinstance(message.content, str) and message.content.strip() not in told
-    )
+        if message.is_generated and isinstance(message.content, str) and message.content.strip()
+    }
+    differing = tuple(texts)
+    for skip_control in (False, True) if texts else ():
+        spelling = tokenizer.decode(generated, skip_control=skip_control)
+        differing = tuple(turn for turn in differing if texts[turn] not in spelling)
+        if not differing:
+            break
+    if texts and len(differing) == len(texts):
+        detail = "the ids spell none of the generated messages: they were recorded with another tokenizer"
+        raise Refusal("recorded_ids", detail, message=differing[0])
+    return differing
 
 
 def encode_recorded(

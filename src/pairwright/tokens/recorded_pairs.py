@@ -1,12 +1,12 @@
-"""Preferences whose ids were recorded: where both sides continue the same recorded prompt, they are the pair.
+"""The recorded ids of the sides of a pair: each side is what its model was given and then sampled, id by id.
 
-A preference keeps the prompt's ids once and each side's own. Two experiences keep their whole sequences; they make a
-pair of ids if they are of these messages and the ids before the first turn that is compared are equal. Otherwise the
-reason is told, and the messages are rendered.
+A side belongs to its source experience if the pair's prompt and completion are how that conversation begins; then its
+ids are the recorded ones up to the end of its last turn. A preference keeps the prompt's ids once and each side's own.
+Ids that do not fit are a Refusal: encoding the text instead would train tokens that nobody sampled.
 """
 
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -15,52 +15,59 @@ from pairwright.canonical import canonical_messages
 from pairwright.messages import Message
 from pairwright.records import Experience, Side
 from pairwright.tokens.recorded import sequence_of, spans_of_mask
+from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 
-class RecordedPair(NamedTuple):
-    chosen: Sequence
-    rejected: Sequence
-    prompt_length: int
+class RecordedSide(NamedTuple):
+    """A side's sequence; tokens before `start` are its prompt."""
+
+    sequence: Sequence
+    start: int
 
 
-def recorded_pair(
+def recorded_side(
     tokenizer: ChatTokenizer,
     prompt: Items[Message],
-    chosen: Items[Message],
-    rejected: Items[Message],
-    sources: tuple[Experience, Experience],
-) -> RecordedPair | str:
-    """The recorded ids of a pair, or why they are not used. `sources` are the experiences of the two sides; a
-    preference is the source of both."""
-    if any(source.tokens is None for source in sources):
-        return "no ids on one side"
-    sides = []
-    for name, completion, source in zip(("chosen", "rejected"), (chosen, rejected), sources, strict=True):
-        found = _side(tokenizer, prompt, completion, source, name)
-        if isinstance(found, str):
-            return found
-        sides.append(found)
-    (left, start), (right, other_start) = sides
-    if start != other_start or not np.array_equal(left.ids[:start], right.ids[:start]):
-        return "the sides were given different ids for the prompt"
-    return RecordedPair(left, right, start)
+    completion: Items[Message],
+    source: Experience,
+    side: Literal["chosen", "rejected"],
+) -> RecordedSide:
+    """The recorded ids of one side. `source` is its experience, or the preference that it is a side of."""
+    answer = source.chosen if side == "chosen" else source.rejected
+    conversation = source.messages if answer is None else (*source.prompt, *answer.messages)
+    size = len(prompt) + len(completion)
+    if canonical_messages(conversation[:size]) != canonical_messages([*prompt, *completion]):
+        raise Refusal("recorded_ids", f"{source.eid.uid} recorded ids of other messages")
+    if answer is None:
+        return _of_experience(tokenizer, source, len(prompt), size)
+    if len(prompt) != len(source.prompt) or size != len(conversation):
+        raise Refusal("recorded_ids", f"the ids of {source.eid.uid} end elsewhere than the prompt and this side")
+    return RecordedSide(_of_preference(tokenizer, source, answer), len(_ids(source)))
 
 
-def _side(
-    tokenizer: ChatTokenizer, prompt: Items[Message], completion: Items[Message], source: Experience, name: str
-) -> tuple[Sequence, int] | str:
-    """The ids of one side, and where its completion starts."""
-    side = source.chosen if name == "chosen" else source.rejected
-    told = source.completion if side is None else side.messages
-    if canonical_messages([*source.prompt, *told]) != canonical_messages([*prompt, *completion]):
-        return "the recorded ids are of other messages"
-    if side is None:
-        return _of_experience(tokenizer, source, len(prompt))
-    if len(prompt) != len(source.prompt):
-        return "the recorded prompt ends elsewhere"
-    return _of_preference(tokenizer, source, side), len(_ids(source))
+def shared_prompt(tokenizer: ChatTokenizer, chosen: RecordedSide, rejected: RecordedSide) -> int:
+    """How many ids the two sides share before what is trained.
+
+    The prompts of both must spell the same text. Their ids may differ, where turns that both runs sampled are part of
+    the prompt and were sampled as other tokens: each side then keeps the ids that its own run had.
+    """
+    left, right = (side.sequence.ids[: side.start] for side in (chosen, rejected))
+    if np.array_equal(left, right):
+        return chosen.start
+    size = min(len(left), len(right))
+    differ = np.flatnonzero(left[:size] != right[:size])
+    shared = int(differ[0]) if len(differ) else size
+    if not shared or tokenizer.decode(left) != tokenizer.decode(right):
+        raise Refusal("prompts_differ", "the recorded prompts of the two sides spell different texts")
+    return shared
+
+
+def is_cut_side(source: Experience, side: Literal["chosen", "rejected"]) -> bool:
+    """Whether the answer of this side was cut short."""
+    answer = source.chosen if side == "chosen" else source.rejected
+    return (source if answer is None else answer).truncate_status == "response_truncated"
 
 
 def _of_preference(tokenizer: ChatTokenizer, source: Experience, side: Side) -> Sequence:
@@ -70,25 +77,28 @@ def _of_preference(tokenizer: ChatTokenizer, source: Experience, side: Side) -> 
     return sequence_of(tokenizer, ids, *arrays, source.prompt, side.messages)
 
 
-def _of_experience(tokenizer: ChatTokenizer, source: Experience, num_prompt: int) -> tuple[Sequence, int] | str:
-    """An experience whose completion is compared from message `num_prompt` on: turns before it are context."""
+def _of_experience(tokenizer: ChatTokenizer, source: Experience, num_prompt: int, size: int) -> RecordedSide:
+    """The first `size` messages of an experience, compared from message `num_prompt` on: turns before are context."""
     assert source.prompt_length is not None
     ids = _ids(source).astype(np.int32)
     arrays = (source.prompt_length, source.action_mask, source.logprobs)
     whole = sequence_of(tokenizer, ids, *arrays, source.prompt, source.completion)
-    if num_prompt == len(source.prompt):
-        return whole, source.prompt_length
-    if num_prompt < len(source.prompt):
-        return "the recorded prompt is longer"
+    if num_prompt == len(source.prompt) and size == len(source.messages):
+        return RecordedSide(whole, source.prompt_length)
+    # One span of sampled tokens a generated message: only then is it known where a turn begins and ends.
     spans = spans_of_mask(whole.mask)
-    generated = [number for number, message in enumerate(source.messages) if message.is_generated]
-    turns = [number for number in generated if number >= len(source.prompt)]
+    turns = [
+        number for number in range(len(source.prompt), len(source.messages)) if source.messages[number].is_generated
+    ]
+    if num_prompt < len(source.prompt):
+        raise Refusal("recorded_ids", f"{source.eid.uid} recorded a longer prompt: its turns have no ids of their own")
     if len(turns) != len(spans) or num_prompt not in turns:
-        return "the recorded turns cannot be told apart"
+        raise Refusal("recorded_ids", f"{source.eid.uid} has {len(spans)} sampled spans for {len(turns)} turns")
     start = int(spans[turns.index(num_prompt)][0])
-    logprobs = None if whole.logprobs is None else whole.logprobs[start:]
-    messages = source.messages[:num_prompt], source.messages[num_prompt:]
-    return sequence_of(tokenizer, ids, start, whole.mask[start:], logprobs, *messages), start
+    end = int(spans[max(place for place, turn in enumerate(turns) if turn < size)][1])
+    logprobs = None if whole.logprobs is None else whole.logprobs[start:end]
+    messages = source.messages[:num_prompt], source.messages[num_prompt:size]
+    return RecordedSide(sequence_of(tokenizer, ids[:end], start, whole.mask[start:end], logprobs, *messages), start)
 
 
 def _ids(source: Experience) -> Array:

@@ -35,6 +35,7 @@ _WAY_OUT = {
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
+    "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }
 
 

@@ -38,7 +38,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
-    unrecorded   why recorded ids of a pair were not used
     """
 
     source: str = "rendered"
@@ -56,7 +55,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     split: bool = False
     truncated: int = 0
     text_differs: tuple[int, ...] = ()
-    unrecorded: str = ""
 
     @property
     def is_complete(self) -> bool:

@@ -19,55 +19,31 @@ import msgspec
 import xxhash
 
 from pairwright.canonical import content_hash
+from pairwright.config.tokens import TokensConfig
 from pairwright.engines import Engine, Pool
+from pairwright.errors import ConfigError
 from pairwright.messages import Json
 from pairwright.places import Place, Remote, staged
 from pairwright.records import Experience
 from pairwright.store.journal import sync_folder
 from pairwright.tokens.cache import scan_cache, write_items, write_part
-from pairwright.tokens.encode import Boundaries, ControlTokens
 from pairwright.tokens.items import Item, Source
 from pairwright.tokens.manifest import count_items
 from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.regions import Verify
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.tokens.truncate import Truncation, truncate
+from pairwright.tokens.truncate import truncate
 
 ITEMS_PER_TASK = 256
-_VERSION = 2  # of what is written for an item: a new one makes old rows unknown
-_NO_CONTENT = ("tokenizer", "experience")  # paths: what they hold is in the keys
-
-
-class EncodeOptions(msgspec.Struct, frozen=True):
-    """`max_length` caps experiences, `max_pair_length` pairs (where it is None: `max_length`). `keep_first` tokens stay
-    when the rest of a prompt's beginning is cut. `experience`: tables whose recorded ids pairs use. `allow_dropped`:
-    train turns of which the template does not render everything; `allow_images`: train on tokens alone."""
-
-    tokenizer: str
-    max_length: int | None = None
-    truncation: Truncation = "keep_end"
-    max_pair_length: int | None = None
-    keep_first: int = 0
-    boundaries: Boundaries = "whole"
-    control_tokens: ControlTokens = "keep"
-    require_stop: bool = True
-    verify: Verify = "quick"
-    experience: tuple[str, ...] = ()
-    allow_dropped: bool = False
-    allow_images: bool = False
-
-    @property
-    def pair_length(self) -> int | None:
-        return self.max_length if self.max_pair_length is None else self.max_pair_length
+_VERSION = 4  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
     source: Place,
     output: Place,
-    options: EncodeOptions,
+    options: TokensConfig,
     *,
     num_workers: int | None = None,
     engine: Engine | None = None,
@@ -77,17 +53,21 @@ def encode_source(
 
     Without an engine the work is done by processes of this machine: `num_workers`, or as many as there are cores.
     """
+    if options.tokenizer is None:
+        raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Says what is wrong with it before anything is read, and takes the place of what the folder held before.
     _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer_hash = folder_hash(Path(options.tokenizer))
-    told = {name: value for name, value in msgspec.to_builtins(options).items() if name not in _NO_CONTENT}
-    read = Source(source, salt=content_hash(_VERSION, tokenizer_hash, told), experience=options.experience)
+    read = Source(
+        source, salt=content_hash(_VERSION, tokenizer_hash, options.content()), experience=options.experience,
+        use_recorded=options.recorded == "use",
+    )  # fmt: skip
     if isinstance(output, Path):
         output.mkdir(parents=True, exist_ok=True)
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
     done = num_cached = len(known.intersection(keys))
-    engine = engine or Pool(num_workers or os.cpu_count() or 1)
+    engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
     for rows in engine.map(partial(encode_items, options=options), _tasks(read.items(known))):
         write_part(output, rows)
         done += len({row["key"] for row in rows})
@@ -96,7 +76,7 @@ def encode_source(
     found = count_items(output, keys, num_cached) | {
         "source": str(source),
         "tokenizer": tokenizer_hash,
-        "options": told,
+        "options": options.content(),
     }
     _write_manifest(output, msgspec.json.format(msgspec.json.encode(found)))
     return found
@@ -131,8 +111,9 @@ def _tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
 _loaded: dict[str, ChatTokenizer] = {}
 
 
-def encode_items(items: list[Item], options: EncodeOptions) -> list[Json]:
+def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
     """The rows of items: one a sequence, or one with the refusal."""
+    assert options.tokenizer is not None
     if options.tokenizer not in _loaded:
         _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer = _loaded[options.tokenizer]
@@ -153,13 +134,11 @@ def encode_items(items: list[Item], options: EncodeOptions) -> list[Json]:
     return rows
 
 
-def _experience_rows(
-    tokenizer: ChatTokenizer, item: Item, experience: Experience, options: EncodeOptions
-) -> list[Json]:
+def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experience, options: TokensConfig) -> list[Json]:
     sequences = encode_experience(
-        tokenizer, experience, boundaries=options.boundaries, control_tokens=options.control_tokens,
-        require_stop=options.require_stop, verify=options.verify, allow_dropped=options.allow_dropped,
-        allow_images=options.allow_images,
+        tokenizer, experience, recorded=options.recorded, boundaries=options.boundaries,
+        control_tokens=options.control_tokens, require_stop=options.require_stop, verify=options.verify,
+        allow_dropped=options.allow_dropped, allow_images=options.allow_images,
     )  # fmt: skip
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
@@ -169,12 +148,13 @@ def _experience_rows(
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
 
 
-def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: EncodeOptions) -> Iterator[EncodedPair | TokensError]:
+def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig) -> Iterator[EncodedPair | TokensError]:
     compared = (
-        PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.recorded) for item in items
+        PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut)
+        for item in items
     )
     return encode_pairs(
-        tokenizer, compared, max_length=options.pair_length, truncation=options.truncation,
+        tokenizer, compared, recorded=options.recorded, max_length=options.pair_length, truncation=options.truncation,
         keep_first=options.keep_first, control_tokens=options.control_tokens, require_stop=options.require_stop,
         verify=options.verify, allow_dropped=options.allow_dropped, allow_images=options.allow_images,
     )  # fmt: skip

@@ -164,8 +164,9 @@ class ChatTokenizer:
         flat = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, count=2 * len(ids))
         return ids, flat.reshape(-1, 2)
 
-    def decode(self, ids: Any) -> str:
-        text: str = self.backend.decode([int(number) for number in ids], skip_special_tokens=False)
+    def decode(self, ids: Any, *, skip_control: bool = False) -> str:
+        """The text of ids, with control tokens or without."""
+        text: str = self.backend.decode([int(number) for number in ids], skip_special_tokens=skip_control)
         return text
 
 

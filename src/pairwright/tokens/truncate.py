@@ -1,6 +1,7 @@
 """Sequences that are too long: cut between turns, never through one, and counted.
 
-"keep_end" keeps the last tokens: the cut moves on to the end of a trained turn that it would run through.
+"keep_end" keeps the last tokens: the cut moves on to the end of a trained turn that it would run through, or that would
+be left without a token before it.
 "keep_start" keeps the first tokens: what is left of a trained turn that does not fit is cut too.
 "drop" refuses. A sequence in which no trained turn is left is refused, too.
 """
@@ -43,7 +44,7 @@ def truncate(
             stop -= 1
         kept = np.arange(stop)
     else:
-        start = turn_end(sequence, length - max_length + keep_first)
+        start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
         kept = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
     cut = sequence.take(kept)
     if not cut.mask.any():
@@ -51,9 +52,12 @@ def truncate(
     return cut
 
 
-def turn_end(sequence: Sequence, position: int) -> int:
-    """The position, or the end of the trained turn that a cut there would run through."""
-    while 0 < position < len(sequence) and _same_turn(sequence, position):
+def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
+    """Where to cut the beginning off: the position, or the end of the trained turn that a cut there would run through.
+    A turn right after the cut goes, too, unless something is kept before it: nothing would predict its first token."""
+    while 0 < position < len(sequence) and (
+        _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
+    ):
         position += 1
     return position
 

@@ -3,7 +3,8 @@
 `CHANNELS` lists them. A weight of 0 leaves a channel out, with its data and its cost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,8 +14,10 @@ from torch import Tensor
 from pairwright.arrays import Array
 from pairwright.canonical import content_hash
 from pairwright.config import Config
+from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
     DataError,
     PairData,
@@ -25,6 +28,7 @@ from pairwright.train.data import (
 )
 from pairwright.train.distillation import DistillChannel, open_teacher
 from pairwright.train.layout import Tree
+from pairwright.train.ledger import Held
 from pairwright.train.likelihood import LikelihoodChannel, Likely
 from pairwright.train.metrics import Sums
 from pairwright.train.model import model_hash
@@ -66,6 +70,16 @@ class Channel(Protocol):
         ...
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
+    @property
+    def num_items(self) -> int: ...
+    def held(self, item: int) -> list[Held]:
+        """The sequences of an item, for the ledger."""
+        ...
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """What could not be encoded: id -> reason."""
+        ...
 
 
 class Limits:
@@ -94,7 +108,7 @@ def load_channels(
     progress: Callable[[dict[str, Any]], None],
 ) -> list[Any]:
     """The channels that have a weight, their data encoded and their reference computed."""
-    settings, weights = config.train, config.train.channels
+    settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _shown(progress, "encode")
     # one process encodes; the others then find everything in the cache
     if not ranks.is_first:
@@ -103,7 +117,7 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show, config.tokens)
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
@@ -113,9 +127,7 @@ def load_channels(
             sources = [experience, validation] if validation is not None else [experience]
             likely = _runs(
                 [
-                    load_policy_data(
-                        source, output / "tokens" / name, model, settings, show, config.tokens, scored=False
-                    )
+                    load_policy_data(source, output / "tokens" / name, options, show, scored=False)
                     for source, name in zip(sources, ("runs", "validation"), strict=False)
                 ]
             )
@@ -123,11 +135,11 @@ def load_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show, config.tokens)
+        runs = load_policy_data(source, output / "tokens" / "runs", options, show)
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, model, settings, show, config.tokens)
+        found = load_distill_data(source, options, settings.sdpo, show)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:
@@ -140,8 +152,13 @@ def load_channels(
     return channels
 
 
+def token_options(config: Config, model: Path) -> TokensConfig:
+    """The `tokens` section of a configuration, with the tokenizer of the model unless it names another."""
+    return config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
+
+
 def _compute_references(
-    channels: Sequence[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
+    channels: Items[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
     progress: Callable[[dict[str, Any]], None],
 ) -> None:  # fmt: skip
     """Score everything with the reference, once; what is known from before is not scored again."""
@@ -178,7 +195,7 @@ def _compute_references(
         channel.reference = known
 
 
-def _batches(makers: Sequence[Callable[[], Tree]], max_tokens: int) -> Any:
+def _batches(makers: Items[Callable[[], Tree]], max_tokens: int) -> Any:
     """Trees in batches of about so many tokens, made when they are needed."""
     batch: list[Tree] = []
     size = 0
@@ -193,7 +210,7 @@ def _batches(makers: Sequence[Callable[[], Tree]], max_tokens: int) -> Any:
         yield batch
 
 
-def _check_vocabulary(channels: Sequence[Any], policy: Policy, model: Path) -> None:
+def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None:
     for channel in channels:
         for tree in channel.trees_of(channel.order.batch(0))[1]:
             highest = max(int(part.max(initial=0)) for part in (tree.prompt, *tree.branches))
@@ -213,10 +230,12 @@ def _chosen(data: PairData) -> Likely:
         tree=tree,
         num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
         identity=lambda item: data.pairs.ids[item],
+        held=lambda item: data.held(item)[:1],
         weights=data.weights,
         train=data.train,
         validation=data.validation,
         counts=data.counts,
+        refused=data.refused,
         fingerprint=data.fingerprint,
     )
 
@@ -225,11 +244,13 @@ def _runs(parts: list[PolicyData]) -> Likely:
     """Runs of a table, and where there is a second one, its runs for validation."""
     trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
+    sequences = [sequence for part in parts for sequence in part.sequences]
     num_train = len(parts[0].ids)
     return Likely(
         tree=lambda item: trees[item],
         num_tokens=lambda item: trees[item].num_tokens,
         identity=lambda item: ids[item],
+        held=lambda item: [_held(ids[item], sequences[item])],
         weights=np.ones(len(trees), np.float32),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
@@ -237,8 +258,13 @@ def _runs(parts: list[PolicyData]) -> Likely:
             **parts[0].counts,
             **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
         },
+        refused=parts[0].refused,
         fingerprint=content_hash([part.fingerprint for part in parts]),
     )
+
+
+def _held(name: str, sequence: Sequence) -> Held:
+    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
 
 
 def _order(config: Config, items: Array) -> Order:
@@ -256,4 +282,4 @@ def _shown(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[i
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
 
 
-__all__ = ["CHANNELS", "Channel", "Limits", "load_channels"]
+__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options"]

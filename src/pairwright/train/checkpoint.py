@@ -34,6 +34,7 @@ class State(msgspec.Struct, kw_only=True):
 
     step: int = 0
     num_tokens: int = 0
+    trained_tokens: dict[str, int] = {}
     best_metric: float | None = None
     best_step: int | None = None
     num_bad_validations: int = 0

@@ -6,6 +6,7 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,19 @@ import polars as pl
 from pairwright.arrays import Array
 from pairwright.canonical import content_hash
 from pairwright.config.tokens import TokensConfig
-from pairwright.config.train import TrainConfig
+from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
-from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
-from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
-from pairwright.tokens.dropped import refuse_media_inputs
-from pairwright.tokens.hints import HINTS, hints_for
+from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
+from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
+from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.stage import EncodeOptions, encode_source
+from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.layout import Tree, tree_of
+from pairwright.train.ledger import Held
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
@@ -53,6 +54,7 @@ class PairData:
     train: Array
     validation: Array
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
     _recent: dict[int, Tree] = field(default_factory=dict)
 
     def tree(self, position: int) -> Tree:
@@ -62,6 +64,13 @@ class PairData:
                 self._recent.clear()
             self._recent[position] = self._made(position)
         return self._recent[position]
+
+    def held(self, position: int) -> list[Held]:
+        """Both sides, for the ledger."""
+        pair, name = self.pairs[position], self.pairs.ids[position]
+        unused = None if self.weights[position] > 0 else "the pair has weight 0"
+        sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
+        return [Held(name, side, one.ids, one.mask, one.message_index, unused) for side, one in sides]
 
     def is_full(self, position: int) -> bool:
         """Whether something is trained on both sides."""
@@ -99,6 +108,7 @@ class PolicyData:
     rewards: Array
     groups: Array
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
 
     @property
@@ -114,17 +124,16 @@ class DistillData:
     ids: list[str]
     items: list[Distillation]
     counts: dict[str, int]
+    refused: dict[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         return content_hash(self.ids, [len(item.student_index) for item in self.items])
 
 
-def load_pairs(
-    source: Path, tokens: Path, model: Path, settings: TrainConfig, show: Show, allow: TokensConfig | None = None
-) -> PairData:
-    """Encode the pairs of a table with the model's tokenizer (what is cached is not encoded again) and read them."""
-    manifest = encode_source(source, tokens, _options(model, settings, allow), progress=show)
+def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show) -> PairData:
+    """Encode the pairs of a table (what is cached is not encoded again) and read them."""
+    manifest = encode_source(source, tokens, options, progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
@@ -135,29 +144,25 @@ def load_pairs(
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
     if not len(pairs) or held.all():
         why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
-        raise DataError(f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {model}")
+        raise DataError(
+            f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {options.tokenizer}"
+        )
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
         train=np.flatnonzero(~held),
         validation=np.flatnonzero(held),
-        counts={**counts, "truncated": manifest["truncated"], **_losses(manifest)},
+        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
+        refused=read_refusals(tokens),
     )
 
 
 def load_policy_data(
-    source: Path,
-    tokens: Path,
-    model: Path,
-    settings: TrainConfig,
-    show: Show,
-    allow: TokensConfig | None = None,
-    *,
-    scored: bool = True,
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
-    manifest = encode_source(source, tokens, _options(model, settings, allow), progress=show)
+    manifest = encode_source(source, tokens, options, progress=show)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}
     for batch in table.scan(columns=columns):
@@ -187,58 +192,50 @@ def load_policy_data(
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts, **_losses(manifest)},
         trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
+        refused=read_refusals(tokens),
         signals=signals,
     )
 
 
-def load_distill_data(
-    source: Path, model: Path, settings: TrainConfig, show: Show, allow: TokensConfig | None = None
-) -> DistillData:
-    """The error turns of a table that have a hint and a recovery."""
-    tokenizer, allowed = ChatTokenizer.from_folder(model), allow or TokensConfig()
-    templates = {**HINTS, **settings.sdpo.templates}
+def load_distill_data(source: Path, options: TokensConfig, settings: DistillConfig, show: Show) -> DistillData:
+    """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
+    tokenizer = ChatTokenizer.from_folder(str(options.tokenizer))
+    hinter = Hinter(settings)
     ids: list[str] = []
     items: list[Distillation] = []
     counts: Counter[str] = Counter()
+    refused: dict[str, str] = {}
     table = Table(source, create=False)
     total = table.count()
     for number, experience in enumerate(table.records()):
         show(number, total)
-        hints, found = hints_for(experience.messages, experience.errors, templates=templates)
+        hints, found = hinter(experience.messages, experience.errors)
         counts["without_hint"] += found.without_hint
         counts["without_recovery"] += found.without_recovery
         hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
         if not hints:
             continue
-        tools: Any = list(experience.tools) or None
         try:
-            refuse_media_inputs(experience, allow=allowed.allow_images)
-            found_items = encode_distillations(
-                tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt),
-                allow_dropped=allowed.allow_dropped, allow_images=allowed.allow_images,
+            found_items = distill_experience(
+                tokenizer, experience, hints, recorded=options.recorded, allow_dropped=options.allow_dropped,
+                allow_images=options.allow_images,
             )  # fmt: skip
-            if settings.max_length is not None:
-                found_items = [
-                    truncate_distillation(item, settings.max_length, settings.truncation) for item in found_items
-                ]
+            if options.max_length is not None:
+                cut = partial(truncate_distillation, keep_first=options.keep_first)
+                found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
         except Refusal as refusal:
             counts[f"refused: {refusal.reason}"] += 1
+            refused[experience.eid.uid] = refusal.reason
             continue
         for name in ("dropped", "prompt_dropped"):
             counts[LOSSES[name]] += sum(bool(getattr(item.student.report, name)) for item in found_items)
+        counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
+    hinter.close()
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
-    return DistillData(ids, items, dict(counts))
-
-
-def _options(model: Path, settings: TrainConfig, allow: TokensConfig | None) -> EncodeOptions:
-    allowed = allow or TokensConfig()
-    return EncodeOptions(
-        str(model), settings.max_length, settings.truncation, allow_dropped=allowed.allow_dropped,
-        allow_images=allowed.allow_images,
-    )  # fmt: skip
+    return DistillData(ids, items, dict(counts), refused)
 
 
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:

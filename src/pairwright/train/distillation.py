@@ -21,6 +21,7 @@ from pairwright.losses.distill import DistillLosses, DistillOptions, distill_los
 from pairwright.tokens.distill import Distillation
 from pairwright.train.data import DistillData
 from pairwright.train.layout import Tree, tree_of
+from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.model import trainable
 from pairwright.train.order import Order, micro_batches
@@ -95,6 +96,7 @@ class DistillChannel:
             "sdpo/divergence": (float(sums["divergence"]), num),
             "sdpo/clipped": (float(sums["clipped"]), num),
             "num_tokens": (float(tokens), 0.0),
+            "trained_tokens": (num, 0.0),
         }
         return sums["loss"] / max(total, 1e-12), measured
 
@@ -109,6 +111,19 @@ class DistillChannel:
         if self._kind != "ema" or self.teacher is None:
             return {}
         return {f"teacher.{name}": tensor for name, tensor in trainable(self.teacher.model).items()}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.items)
+
+    def held(self, item: int) -> list[Held]:
+        one = self.data.items[item]
+        mask = _at(one.student_index, len(one.student))
+        return [Held(self.data.ids[item], "", one.student.ids, mask, one.student.message_index)]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self.data.refused
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [_student(self.data.items[item]) for item in items]

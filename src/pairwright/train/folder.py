@@ -37,6 +37,9 @@ class Status(msgspec.Struct, kw_only=True):
     error: str | None = None
     notes: list[str] = []
     counts: dict[str, dict[str, int]] = {}
+    inputs: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    trained_tokens: dict[str, int] = {}
     fingerprint: str = ""
     pid: int = 0
 
@@ -59,6 +62,14 @@ class RunFolder:
     @property
     def checkpoints(self) -> list[Path]:
         return checkpoints(self.path / "checkpoints")
+
+    def references(self, paths: Mapping[str, Any]) -> dict[str, str]:
+        """Paths relative to the folder, so that it can be moved with what it was made from."""
+        return {
+            name: os.path.relpath(Path(path).absolute(), self.path.absolute())
+            for name, path in paths.items()
+            if path is not None
+        }
 
     def write_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)

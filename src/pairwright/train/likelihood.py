@@ -15,6 +15,7 @@ from torch import Tensor
 from pairwright.arrays import Array
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.train.layout import Tree
+from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy
@@ -28,10 +29,12 @@ class Likely:
     tree: Callable[[int], Tree]
     num_tokens: Callable[[int], int]
     identity: Callable[[int], str]
+    held: Callable[[int], list[Held]]
     weights: Array
     train: Array
     validation: Array
     counts: dict[str, int]
+    refused: dict[str, str]
     fingerprint: str
 
 
@@ -78,6 +81,7 @@ class LikelihoodChannel:
             "nll": (-float(sums_S.detach().sum()), float(num_S.sum())),
             "num_tokens": (num_tokens, 0.0),
             "mask_fraction": (float(num_S.sum()), num_tokens),
+            "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
         return -(weight_S * sums_S).sum() / max(total, 1e-12), sums
 
@@ -86,6 +90,17 @@ class LikelihoodChannel:
 
     def followers(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.weights)
+
+    def held(self, item: int) -> list[Held]:
+        return self.data.held(item)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self.data.refused
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.identity(item) for item in items], [self.data.tree(item) for item in items]

@@ -30,6 +30,7 @@ from pairwright.train.checkpoint import (
 )
 from pairwright.train.data import LOSSES
 from pairwright.train.folder import RunFolder
+from pairwright.train.ledger import write_trained
 from pairwright.train.log import Log, Progress
 from pairwright.train.metrics import Sums, add, means, open_reporters
 from pairwright.train.model import model_hash, save_model, trainable
@@ -83,6 +84,7 @@ def train(
     try:
         with Stop() as stop:
             data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+            folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
             return Training(config, model, folder, ranks, data, progress).run(stop)
     except Stopped:
         folder.write_status(state="stopped")
@@ -174,10 +176,11 @@ class Training:
                 loss, found = channel.loss(policy, part, total)
                 if loss.requires_grad:
                     ((channel.weight if is_mine else 0.0) * loss).backward()
+                found[f"trained_tokens/{channel.name}"] = found.pop("trained_tokens")
                 if is_mine:
                     add(sums, {**found, "loss": (channel.weight * float(loss.detach()), 0.0)})
         self.ranks.sum_gradients(weights)
-        sums = self.ranks.sum_values(sums)
+        sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
         norm = clip_gradients(weights, self.settings.max_grad_norm)
         if not (loss_value <= self.settings.max_loss and norm < float("inf")):
@@ -190,6 +193,14 @@ class Training:
         for channel in self.channels:
             channel.after_update(policy)
         return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
+
+    def _count_trained(self, sums: Sums) -> Sums:
+        """Add what the losses were computed on to the run's count, for the ledger."""
+        trained = self.state.trained_tokens
+        for channel in self.channels:
+            count, _ = sums.pop(f"trained_tokens/{channel.name}", (0.0, 0.0))
+            trained[channel.name] = trained.get(channel.name, 0) + round(count)
+        return sums
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
@@ -211,7 +222,8 @@ class Training:
             add(sums, found)
         self.policy.settle()
         self.policy.model.train()
-        sums.pop("num_tokens", None)
+        for name in ("num_tokens", "trained_tokens"):
+            sums.pop(name, None)
         return means({"loss": (loss, 1.0), **sums}, "eval_")
 
     def save(self) -> None:
@@ -237,8 +249,15 @@ class Training:
             model = gathered_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
             name = save_model(model, folder.path, base=self.base, settings=settings)
+            write_trained(folder.path, self.channels, state.step)
         self.ranks.wait()
-        folder.write_status(state="completed", model=name, step=state.step, best_step=state.best_step)
+        folder.write_status(
+            state="completed",
+            model=name,
+            step=state.step,
+            best_step=state.best_step,
+            trained_tokens=state.trained_tokens,
+        )
         return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
 
     def dump(self, name: str) -> Path:
@@ -256,6 +275,7 @@ class Training:
         self.folder.write_status(
             num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
             counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
+            tokens=self.config.tokens.content(),
         )  # fmt: skip
         for note in notes:
             self.progress({"kind": "note", "note": note})
@@ -288,7 +308,9 @@ def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer
 
 def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
     settings = config.train.model_dump(mode="json", exclude=_HARMLESS)
-    return content_hash(config.seed, settings, initial, [channel.fingerprint for channel in channels])
+    return content_hash(
+        config.seed, settings, config.tokens.content(), initial, [channel.fingerprint for channel in channels]
+    )
 
 
 def _set_threads(wanted: int | None) -> None:

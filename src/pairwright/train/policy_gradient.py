@@ -20,6 +20,7 @@ from pairwright.losses.advantages import group_advantages
 from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
 from pairwright.train.data import PolicyData
 from pairwright.train.layout import Tree
+from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy
@@ -46,6 +47,7 @@ class PolicyChannel:
             is_active[item] = trained.any()
             self._advantages[item] = trained.mean() if len(trained) else 0.0
         active = np.flatnonzero(is_active)
+        self._active = set(active.tolist())
         if not len(active):
             raise PairwrightError(
                 f"grpo: {found.num_groups} groups, and in none do the rewards differ: nothing to learn from"
@@ -116,6 +118,7 @@ class PolicyChannel:
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
             "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
+            "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
         if reference_N is not None:
             sums["grpo/kl"] = (float(found.kl_sum), num)
@@ -126,6 +129,21 @@ class PolicyChannel:
 
     def followers(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.ids)
+
+    def held(self, item: int) -> list[Held]:
+        sequence, unused = self.data.sequences[item], None
+        if item not in self._active:
+            is_scored = bool(np.isfinite(self.data.rewards[item]))
+            unused = "no advantage: the rewards of its group are equal" if is_scored else "unscored"
+        return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self.data.refused
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]

@@ -17,6 +17,7 @@ from pairwright.losses.preference import PairLogps, PairLosses, PreferenceOption
 from pairwright.losses.unpaired import mismatch_sums, reference_point
 from pairwright.train.data import PairData
 from pairwright.train.layout import Tree
+from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, even_parts, micro_batches
 from pairwright.train.policy import Policy, Scored
@@ -114,6 +115,7 @@ class PreferenceChannel:
         sums = _measured(losses, plain_S.detach(), policy, scored)
         sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
         sums["mask_fraction"] = (float(len(scored.logps_N)), sums["num_tokens"][0])
+        sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
         return losses.loss_B.sum() / max(total, 1e-12), sums
 
     def after_update(self, policy: Policy) -> None:
@@ -121,6 +123,17 @@ class PreferenceChannel:
 
     def followers(self) -> dict[str, Any]:
         return {}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.pairs)
+
+    def held(self, item: int) -> list[Held]:
+        return self.data.held(item)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self.data.refused
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]

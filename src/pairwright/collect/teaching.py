@@ -1,0 +1,132 @@
+"""Teacher replay: teachers are asked for one action at every decision that a student's table recorded.
+
+    OUTPUT/NAME/experience/    one single-turn experience a state: its prompt is the state, its completion the action
+    OUTPUT/NAME/collection/    the ledger: the same call again asks only what is missing
+
+A decision is a generated message of an experience; its state is everything before it, with the experience's tools. A
+teacher is asked once at each state, however many runs of the student went through it, since it has one vote there
+(strategy `teachers`). An answer has task, run and step of the first decision at its state, and names it in `info`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pairwright.canonical import prompt_hash
+from pairwright.collect.failures import CollectError
+from pairwright.collect.runner import Collected, Watch, collect
+from pairwright.collect.tasks import Task
+from pairwright.config import Config, PolicyConfig
+from pairwright.errors import ConfigError
+from pairwright.messages import Json, Message
+from pairwright.records import EID, Experience, Kind
+from pairwright.store.table import Table
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Decision:
+    """A generated message of a student's experience: its place in the completion, and the state before it."""
+
+    student: EID
+    position: int
+    state: tuple[Message, ...]
+    tools: tuple[Json, ...]
+
+
+@dataclass
+class States:
+    """The states of a table at which a student decided, each once, in the order of the table.
+
+    `skipped` counts the experiences without a decision, by reason.
+    """
+
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    num_experiences: int = 0
+    num_decisions: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+
+
+def read_states(table: Table) -> States:
+    """The states of all decisions in a table."""
+    states = States()
+    for experience in table.records():
+        states.num_experiences += 1
+        positions = [number for number, message in enumerate(experience.completion) if message.is_generated]
+        reason = _skip_reason(experience, positions)
+        if reason is not None:
+            states.skipped[reason] += 1
+            continue
+        for position in positions:
+            states.num_decisions += 1
+            state = experience.prompt + experience.completion[:position]
+            key = prompt_hash(state, experience.tools)
+            if key not in states.decisions:
+                states.decisions[key] = Decision(experience.eid, position, state, experience.tools)
+    return states
+
+
+def teach(
+    states: States,
+    teachers: Mapping[str, PolicyConfig],
+    *,
+    output: Path,
+    seed: int = 0,
+    max_concurrency: int = 64,
+    base: Path | None = None,
+    watch: Callable[[str], Watch] | None = None,
+) -> dict[str, Collected]:
+    """Ask each teacher at each state, one teacher after the other; what is in `output` already is not asked again.
+
+    `teachers` maps names to policies: endpoints, or folders of local models, which count from here, then from `base`.
+    `watch(name)` gives what is shown the status of a teacher's collection.
+    """
+    if not teachers:
+        raise ConfigError("teach: expected at least one teacher, e.g. --teacher big=http://127.0.0.1:8001/v1#model")
+    for name in teachers:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"teach: got the name {name!r}, expected letters, digits, . _ -: it names a folder")
+    if not states.decisions:
+        raise CollectError(
+            f"no decision to ask teachers at in {states.num_experiences:,} experiences ({dict(states.skipped)}): "
+            "expected prompts and completions with messages that the model generated"
+        )
+    tasks: list[dict[str, Any]] = [{"id": key, "decision": decision} for key, decision in states.decisions.items()]
+    collected = {}
+    for name, policy in teachers.items():
+        config = Config.model_validate(
+            {"seed": seed, "collect": {"batch": name, "max_concurrency": max_concurrency}}
+        ).model_copy(update={"policy": policy.model_copy(update={"model_version": name, "num_candidates": 1})})
+        collected[name] = collect(
+            config,
+            output=output / name,
+            resume=True,
+            workflow=ask_teacher,
+            tasks=tasks,
+            base=base,
+            watch=None if watch is None else watch(name),
+        )
+    return collected
+
+
+async def ask_teacher(task: Task, policy: Any, recorder: Any) -> None:
+    """The workflow: one action at one state, recorded at the place of the student's decision."""
+    decision: Decision = task["decision"]
+    student = decision.student
+    recorder.place(task=student.task, run=student.run)
+    async with recorder.step(decision.state, tools=decision.tools, index=student.step) as step:
+        (answer,) = await policy.complete(decision.state, n=1, tools=decision.tools)
+        step.candidate(answer, info={"student": student.uid, "decision": decision.position})
+
+
+def _skip_reason(experience: Experience, positions: list[int]) -> str | None:
+    """Why an experience has no decision to ask about, or None."""
+    if experience.kind is Kind.PREFERENCE:
+        return "preference"
+    if not positions:
+        return "nothing_generated"
+    return None if experience.prompt or positions[0] else "no_prompt"

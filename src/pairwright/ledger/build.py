@@ -1,0 +1,146 @@
+"""The ledger of a training run, from what each stage wrote: experience tables, outcomes, pairs, trained.parquet.
+
+Every generated turn of the experiences that entered a channel has one fate there: trained, held out, not drawn, cut,
+refused, not paired, and why. The tokens that were drawn are compared with what the losses were computed on, and the ids
+that were trained with the ids that were sampled.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from pairwright.config.tokens import TokensConfig
+from pairwright.errors import PairwrightError
+from pairwright.ledger.account import CUT, Account, TurnRow, account
+from pairwright.ledger.answers import Answer, Key, count_tokens, read_answers
+from pairwright.pairs.lineage import source_tables
+from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
+from pairwright.pairs.table import pair_batches
+from pairwright.store.table import Table
+from pairwright.train.folder import read_status
+from pairwright.train.ledger import FILE_NAME
+
+Progress = Callable[[int, int], None]
+
+
+class LedgerError(PairwrightError):
+    """There is no ledger, or it does not add up."""
+
+    exit_code = 2
+
+
+class Ledger(msgspec.Struct):
+    """The accounts of one training run, and what limits them."""
+
+    name: str
+    accounts: list[Account]
+    notes: list[str] = []
+
+    @property
+    def problems(self) -> list[str]:
+        return [f"{self.name}, {one.channel}: {problem}" for one in self.accounts for problem in one.problems]
+
+
+def train_folders(folder: Path) -> list[tuple[str, Path]]:
+    """The training runs in the folder of a run, by name: of each round, or the folder itself."""
+    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
+    places = [(path.name, path / "train") for path in rounds] + [("train", folder / "train"), (folder.name, folder)]
+    training = [(name, path) for name, path in places if (path / "train.json").is_file()]
+    if not training:
+        raise PairwrightError(f"{folder}: no training run: expected train.json in it, or in its rounds")
+    return training
+
+
+def build_ledger(
+    name: str, folder: Path, *, encode: bool = True, progress: Progress = lambda done, total: None
+) -> Ledger:
+    """The ledger of a training run. With `encode`, turns without recorded ids are encoded to count their tokens."""
+    status = read_status(folder)
+    if status is None or not (folder / FILE_NAME).is_file():
+        state = "not there" if status is None else status.state
+        raise PairwrightError(f"{folder}: no {FILE_NAME}: the training is {state}; the ledger is written at its end")
+    inputs = {key: (folder / path).resolve() for key, path in status.inputs.items()}
+    rows = pl.read_parquet(folder / FILE_NAME)
+    ledger = Ledger(name, [])
+    for (channel,), own in rows.group_by("channel", maintain_order=True):
+        is_paired = own.filter(pl.col("side") != "").height > 0 or (channel == "dpo")
+        tables = source_tables(inputs["pairs"]) if is_paired else [Table(inputs["experience"], create=False)]
+        if not tables:
+            ledger.notes.append(f"{channel}: the tables that the pairs were built from are not there: no ledger")
+            continue
+        answers, num_repeated = read_answers(tables, use_recorded=status.tokens.get("recorded") != "ignore")
+        if num_repeated:
+            ledger.notes.append(f"{channel}: {num_repeated:,} records stand in the tables more than once")
+        if encode and any(None in answer.turns.values() for answer in answers.values()):
+            options = TokensConfig(**status.tokens, tokenizer=str(inputs["tokenizer"]))
+            count_tokens(answers, tables, options, folder / "ledger", progress)
+        one = _paired(str(channel), own, answers, inputs["pairs"]) if is_paired else _runs(str(channel), own, answers)
+        one.loss_tokens = status.trained_tokens.get(str(channel), 0)
+        ledger.accounts.append(one)
+    return ledger
+
+
+def _paired(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:
+    """A channel that trains pairs: answers are found by the lineage of the sides."""
+    sides = _sides(pairs, answers)
+    on_a_side = {key for keys in sides.values() for key, _ in keys}
+    reasons: dict[str, str | None] = {}
+    if (pairs / OUTCOMES).is_file():
+        reasons = dict(pl.read_parquet(pairs / OUTCOMES, columns=["uid", "reason"]).iter_rows())
+
+    def turn_rows() -> Iterator[TurnRow]:
+        for name, side, turn, tokens, times, fate, digest in _columns(rows):
+            both = sides.get(name, ())
+            for number, (key, shift) in enumerate(both):
+                if side == ("chosen", "rejected")[number] or (not side and turn is None):
+                    place = turn if turn is None or turn < 0 else turn + shift
+                    yield TurnRow(key, place, tokens, times, fate, digest)
+
+    def unheld(key: Key, answer: Answer, refusal: str | None) -> str:
+        if refusal is not None:
+            return refusal
+        if key in on_a_side:
+            return "not compared: before or after what its pairs compare" if channel == "dpo" else "not chosen"
+        return f"not paired: {reasons.get(answer.row) or 'the same record again'}"
+
+    return account(channel, answers, turn_rows(), unheld)
+
+
+def _runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Account:
+    """A channel that trains the runs of a table."""
+    held = set(rows.filter(pl.col("turn").is_not_null())["id"].to_list())
+
+    def unheld(key: Key, answer: Answer, refusal: str | None) -> str:
+        if refusal is not None:
+            return refusal
+        if channel == "sdpo":
+            return "no hint for this turn"
+        if key[0] in held:
+            return CUT
+        return "not selected" if answer.is_scored else "unscored"
+
+    turn_rows = (TurnRow((name, ""), *rest) for name, _, *rest in _columns(rows))
+    return account(channel, answers, turn_rows, unheld)
+
+
+def _columns(rows: pl.DataFrame) -> Iterator[Any]:
+    return rows.select("id", "side", "turn", "tokens", "times", "fate", "digest").iter_rows()
+
+
+def _sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
+    """For each pair, the answers of its two sides. A pair across groups has the prompt of its chosen side: messages of
+    the other side stand at other positions than in its experience, by the shift beside it."""
+    columns = ["id", "chosen_uid", "rejected_uid", "across_groups"]
+    found: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
+    for batch in pair_batches(pairs, columns):
+        for name, chosen, rejected, is_across in pl.DataFrame(batch).iter_rows():
+            keys = [(uid, side) if (uid, side) in answers else (uid, "") for uid, side in
+                    ((chosen, "chosen"), (rejected, "rejected"))]  # fmt: skip
+            shift = 0
+            if is_across and all(key in answers for key in keys):
+                shift = min(answers[keys[1]].turns) - min(answers[keys[0]].turns)
+            found[name] = ((keys[0], 0), (keys[1], shift))
+    return found

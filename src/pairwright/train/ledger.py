@@ -1,0 +1,103 @@
+"""What a run trained, turn by turn: `trained.parquet`, the trainer's part of the ledger (pairwright/ledger).
+
+One row for each turn of each sequence that the channels hold, drawn or not:
+
+    channel   dpo, sft, grpo, sdpo
+    id        the pair, or the experience
+    side      chosen or rejected; empty for an experience
+    turn      index of the message, -1 where recorded spans cannot be assigned to messages
+    tokens    trained tokens of the turn
+    times     updates that computed a loss on it
+    fate      trained, or why not; what could not be encoded is one row without a turn, "refused: <reason>"
+    digest    hash of the trained ids, to compare with what was sampled
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pairwright.arrays import Array
+
+FILE_NAME = "trained.parquet"
+TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"
+SCHEMA = pa.schema(
+    [
+        ("channel", pa.string()), ("id", pa.string()), ("side", pa.string()), ("turn", pa.int32()),
+        ("tokens", pa.int32()), ("times", pa.int32()), ("fate", pa.string()), ("digest", pa.uint64()),
+    ]
+)  # fmt: skip
+_ROWS_AT_ONCE = 65_536
+
+
+class Held(NamedTuple):
+    """A sequence that a channel holds. `mask` is what the loss is computed on; `unused` says why it is never drawn."""
+
+    id: str
+    side: str
+    ids: Array
+    mask: Array
+    message_index: Array
+    unused: str | None = None
+
+
+class Turn(NamedTuple):
+    turn: int
+    tokens: int
+    digest: int
+
+
+def trained_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]:
+    """The trained tokens of a sequence by turn, in order; an answer whose messages are unknown is one turn, -1.
+
+    >>> turns = trained_turns(np.array([5, 6, 7, 8]), np.array([0, 1, 1, 1], bool), np.array([-1, 1, 1, 3]))
+    >>> [(turn.turn, turn.tokens) for turn in turns]
+    [(1, 2), (3, 1)]
+    """
+    mask = np.asarray(mask, bool) & (np.arange(len(mask)) > 0)  # nothing predicts the first token of all
+    trained, messages = np.asarray(ids)[mask].astype(np.int32), np.asarray(message_index)[mask]
+    edges = [0, *(np.flatnonzero(np.diff(messages)) + 1).tolist(), len(trained)] if len(trained) else [0]
+    for start, end in pairwise(edges):
+        yield Turn(int(messages[start]), end - start, digest_of(trained[start:end]))
+
+
+def digest_of(ids: Array) -> int:
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids, dtype=np.int32).tobytes())
+
+
+def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None:
+    """Write what `num_steps` updates of the channels trained, and what they held and never drew."""
+    hidden = folder / f".{FILE_NAME}.tmp"
+    with pq.ParquetWriter(hidden, SCHEMA, compression="zstd") as writer:
+        rows: list[dict[str, Any]] = []
+        for channel in channels:
+            for row in _rows(channel, num_steps):
+                rows.append(row)
+                if len(rows) == _ROWS_AT_ONCE:
+                    writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+                    rows = []
+        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
+    hidden.replace(folder / FILE_NAME)
+
+
+def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
+    for name, reason in channel.refused.items():
+        yield {"channel": channel.name, "id": name, "side": "", "tokens": 0, "times": 0, "fate": f"refused: {reason}"}
+    times = np.zeros(channel.num_items, np.int64)  # how often each item was drawn
+    for step in range(num_steps):
+        times[channel.order.batch(step)] += 1
+    held_out = set(channel.validation.tolist())
+    for item in range(channel.num_items):
+        num_times = int(times[item])
+        for held in channel.held(item):
+            fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
+            for turn in trained_turns(held.ids, held.mask, held.message_index):
+                yield {
+                    "channel": channel.name, "id": held.id, "side": held.side, "times": num_times, "fate": fate,
+                    **turn._asdict(),
+                }  # fmt: skip
