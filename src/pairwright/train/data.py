@@ -227,8 +227,9 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
             counts[f"refused: {refusal.reason}"] += 1
             refused[experience.eid.uid] = refusal.reason
             continue
-        for name in ("dropped", "prompt_dropped"):
-            counts[LOSSES[name]] += sum(bool(getattr(item.student.report, name)) for item in found_items)
+        for name, counted in LOSSES.items():
+            if num_lacking := sum(bool(getattr(item.student.report, name)) for item in found_items):
+                counts[counted] += num_lacking
         counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
