@@ -10,6 +10,8 @@ from pairwright.errors import RecordError
 from pairwright.jsontext import check_json, check_text
 
 Json = dict[str, Any]
+TEXT = "text"  # the role of raw text that stands in no chat template
+TRUNCATED = "truncated"  # key of `extra`: the text was cut before its end, so no stop token follows it
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -30,6 +32,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
 
     `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
     Context that was copied or summarised into an assistant turn carries False.
+
+    Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
+    already. A conversation is all text or has none; records mark the text of a completion as generated.
     """
 
     role: str
@@ -72,6 +77,35 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         if isinstance(self.content, list):
             return "".join(part["text"] for part in self.content if isinstance(part.get("text"), str))
         return self.content or ""
+
+
+def text_prompt(text: str | None) -> tuple[Message, ...]:
+    """Raw text as a prompt; no message where there is no text."""
+    return (Message(TEXT, text),) if text else ()
+
+
+def text_completion(text: str | None, *, is_truncated: bool = False) -> tuple[Message, ...]:
+    """Raw text as a completion that the model generated; no message where there is no text."""
+    return (Message(TEXT, text, generated=True, extra={TRUNCATED: True} if is_truncated else {}),) if text else ()
+
+
+def completion_of_text(
+    text: str | None, *, prompt_is_text: bool, is_truncated: bool = False
+) -> tuple[Message, ...]:
+    """A completion that was recorded as text alone: after raw text it is raw text, after messages an assistant turn."""
+    if prompt_is_text:
+        return text_completion(text, is_truncated=is_truncated)
+    return (Message("assistant", text),) if text else ()
+
+
+def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A completion whose raw text is marked as generated, unless it is marked as context."""
+    return tuple(
+        msgspec.structs.replace(message, generated=True)
+        if message.role == TEXT and message.generated is None
+        else message
+        for message in completion
+    )
 
 
 class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

@@ -12,11 +12,11 @@ import polars as pl
 import xxhash
 
 from pairwright.canonical import canonical_messages, content_hash
-from pairwright.messages import Message
+from pairwright.messages import Message, completion_of_text, text_prompt
 from pairwright.pairs.table import num_characters
 from pairwright.store.table import Table
 
-_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
+_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text", "truncate_status")
 messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 
@@ -61,20 +61,29 @@ def conversations(
     for table in tables:
         for batch in table.scan(columns=_CONTENT):
             wanted = pl.DataFrame(batch).filter(pl.col("uid").is_in(uids.implode()))
-            for uid, prompt, tools, completion, prompt_text, response_text in wanted.iter_rows():
+            for uid, prompt, tools, completion, prompt_text, response_text, status in wanted.iter_rows():
                 if uid in left:
                     left.discard(uid)
-                    yield uid, given_messages(prompt, prompt_text), tools, made_messages(completion, response_text)
+                    is_truncated = status == "response_truncated"
+                    yield (
+                        uid, prompt_messages(prompt, prompt_text), tools,
+                        completion_messages(completion, response_text, prompt_is_text=not prompt,
+                                            is_truncated=is_truncated),
+                    )  # fmt: skip
 
 
-def given_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
-    """The messages of a prompt; plain text is one user message."""
-    return messages_of(prompt) if prompt else (Message("user", prompt_text),) if prompt_text else ()
+def prompt_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
+    """The messages of a prompt; plain text is one message of role text."""
+    return messages_of(prompt) if prompt else text_prompt(prompt_text)
 
 
-def made_messages(completion: str | None, response_text: str | None) -> tuple[Message, ...]:
-    """The messages of a completion; plain text is one assistant message."""
-    return messages_of(completion) if completion else (Message("assistant", response_text),) if response_text else ()
+def completion_messages(
+    completion: str | None, response_text: str | None, *, prompt_is_text: bool, is_truncated: bool
+) -> tuple[Message, ...]:
+    """The messages of a completion; plain text is one message."""
+    if completion:
+        return messages_of(completion)
+    return completion_of_text(response_text, prompt_is_text=prompt_is_text, is_truncated=is_truncated)
 
 
 def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes) -> Chain:
