@@ -89,9 +89,7 @@ def text_completion(text: str | None, *, is_truncated: bool = False) -> tuple[Me
     return (Message(TEXT, text, generated=True, extra={TRUNCATED: True} if is_truncated else {}),) if text else ()
 
 
-def completion_of_text(
-    text: str | None, *, prompt_is_text: bool, is_truncated: bool = False
-) -> tuple[Message, ...]:
+def completion_of_text(text: str | None, *, prompt_is_text: bool, is_truncated: bool = False) -> tuple[Message, ...]:
     """A completion that was recorded as text alone: after raw text it is raw text, after messages an assistant turn."""
     if prompt_is_text:
         return text_completion(text, is_truncated=is_truncated)

@@ -13,10 +13,11 @@ import pyarrow as pa
 
 from pairwright.canonical import content_hash
 from pairwright.errors import TableError
+from pairwright.grouping import conversation_of
 from pairwright.messages import Json, Message
 from pairwright.pairs.table import FILE_NAME, pair_batches
 from pairwright.places import Place
-from pairwright.records import Experience, Kind, Side
+from pairwright.records import Experience, Kind
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 
@@ -114,16 +115,12 @@ def _item_of(key: str, experience: Experience) -> Item:
         return Item(key, experience.eid.uid, experience)
     assert experience.chosen is not None
     assert experience.rejected is not None
-    sides = _messages(experience.chosen), _messages(experience.rejected)
+    prompt, chosen = conversation_of(experience, experience.chosen)
+    rejected = conversation_of(experience, experience.rejected).completion
     recorded = None if experience.tokens is None else (experience, experience)
-    return Item(key, experience.eid.uid, None, experience.prompt, experience.tools, *sides, recorded)
+    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, recorded)
 
 
 def _recorded_uids(table: Table) -> Iterator[str]:
     for batch in table.scan(where=pl.col("num_tokens").is_not_null(), columns=["uid"]):
         yield from batch.column("uid").to_pylist()
-
-
-def _messages(side: Side) -> tuple[Message, ...]:
-    """A side's messages; plain text is one assistant message."""
-    return side.messages or ((Message("assistant", side.text),) if side.text else ())

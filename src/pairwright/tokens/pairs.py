@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
-from pairwright.messages import Json, Message
+from pairwright.messages import Json, Message, mark_generated
 from pairwright.records import Experience
 from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
 from pairwright.tokens.marks import Chat
@@ -23,6 +23,7 @@ from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.regions import Located, Verify
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spelling import Part, encode_parts, escaped_controls, finished
+from pairwright.tokens.text import encode_raw_text, is_raw_text
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 from pairwright.tokens.truncate import Truncation
 from pairwright.tokens.turns import located_groups
@@ -161,6 +162,8 @@ def _drafted(
     recorded = _recorded(tokenizer, pair)
     if isinstance(recorded, EncodedPair):
         return recorded
+    if is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected]):
+        return _text_pair(tokenizer, pair, recorded, control_tokens=control_tokens, require_stop=require_stop)
     tools = tokenizer.schemas(pair.tools)
     sides = [
         _located_side(tokenizer, pair.prompt, side, tools, require_stop=require_stop, verify=verify)
@@ -172,6 +175,26 @@ def _drafted(
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     parts = [_parts(tokenizer, located, control_tokens) for _, located in sides]
     return _Draft(sides, tools, parts[0][0], [tail for _, tail in parts], recorded)
+
+
+def _text_pair(
+    tokenizer: ChatTokenizer, pair: PairMessages, unrecorded: str, *, control_tokens: ControlTokens, require_stop: bool
+) -> EncodedPair:
+    """A pair of raw text: both sides continue the ids of the prompt."""
+    start = len(pair.prompt)
+    sides = []
+    for completion in (pair.chosen, pair.rejected):
+        texts = [message for message in completion if isinstance(message, Message)]
+        prompt = [message for message in pair.prompt if isinstance(message, Message)]
+        sequence = encode_raw_text(
+            tokenizer, [*prompt, *mark_generated(tuple(texts))], train_from=start, control_tokens=control_tokens,
+            require_stop=require_stop,
+        )  # fmt: skip
+        if unrecorded:
+            report = msgspec.structs.replace(sequence.report, unrecorded=unrecorded)
+            sequence = msgspec.structs.replace(sequence, report=report)
+        sides.append(sequence)
+    return EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=int(np.argmax(sides[0].mask)))
 
 
 def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:

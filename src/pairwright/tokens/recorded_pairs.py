@@ -12,6 +12,7 @@ import numpy as np
 
 from pairwright.arrays import Array
 from pairwright.canonical import canonical_messages
+from pairwright.grouping import Conversation, conversation_of
 from pairwright.messages import Message
 from pairwright.records import Experience, Side
 from pairwright.tokens.recorded import sequence_of, spans_of_mask
@@ -53,32 +54,34 @@ def _side(
 ) -> tuple[Sequence, int] | str:
     """The ids of one side, and where its completion starts."""
     side = source.chosen if name == "chosen" else source.rejected
-    told = source.completion if side is None else side.messages
-    if canonical_messages([*source.prompt, *told]) != canonical_messages([*prompt, *completion]):
+    own = conversation_of(source, side)
+    if canonical_messages([*own.prompt, *own.completion]) != canonical_messages([*prompt, *completion]):
         return "the recorded ids are of other messages"
     if side is None:
-        return _of_experience(tokenizer, source, len(prompt))
-    if len(prompt) != len(source.prompt):
+        return _of_experience(tokenizer, source, own, len(prompt))
+    if len(prompt) != len(own.prompt):
         return "the recorded prompt ends elsewhere"
-    return _of_preference(tokenizer, source, side), len(_ids(source))
+    return _of_preference(tokenizer, source, side, own), len(_ids(source))
 
 
-def _of_preference(tokenizer: ChatTokenizer, source: Experience, side: Side) -> Sequence:
+def _of_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
     assert side.tokens is not None
     ids = np.concatenate([_ids(source), side.tokens]).astype(np.int32)
     arrays = (len(_ids(source)), side.action_mask, side.logprobs)
-    return sequence_of(tokenizer, ids, *arrays, source.prompt, side.messages)
+    return sequence_of(tokenizer, ids, *arrays, *own)
 
 
-def _of_experience(tokenizer: ChatTokenizer, source: Experience, num_prompt: int) -> tuple[Sequence, int] | str:
+def _of_experience(
+    tokenizer: ChatTokenizer, source: Experience, own: Conversation, num_prompt: int
+) -> tuple[Sequence, int] | str:
     """An experience whose completion is compared from message `num_prompt` on: turns before it are context."""
     assert source.prompt_length is not None
     ids = _ids(source).astype(np.int32)
     arrays = (source.prompt_length, source.action_mask, source.logprobs)
-    whole = sequence_of(tokenizer, ids, *arrays, source.prompt, source.completion)
-    if num_prompt == len(source.prompt):
+    whole = sequence_of(tokenizer, ids, *arrays, *own)
+    if num_prompt == len(own.prompt):
         return whole, source.prompt_length
-    if num_prompt < len(source.prompt):
+    if num_prompt < len(own.prompt):
         return "the recorded prompt is longer"
     spans = spans_of_mask(whole.mask)
     generated = [number for number, message in enumerate(source.messages) if message.is_generated]
