@@ -100,9 +100,7 @@ def test_dtypes_are_promoted_as_trinity_promotes_them(dtypes, floats, order):
         tokens = torch.tensor([1, 2 + number, 100 + number, 7][: 3 + number]).to(getattr(torch, dtype))
         logprobs = torch.tensor([-0.1, -3.7, -0.3][: 2 + number]).to(getattr(torch, kind))
         mask = torch.ones(len(logprobs), dtype=torch.bool)
-        ours.append(
-            Experience(kind="multi_turn", tokens=tokens, prompt_length=1, action_mask=mask, logprobs=logprobs)
-        )
+        ours.append(Experience(kind="multi_turn", tokens=tokens, prompt_length=1, action_mask=mask, logprobs=logprobs))
         theirs.append(trinity.Experience(tokens=tokens, prompt_length=1, action_mask=mask, logprobs=logprobs))
     for mine, their in (
         (gather_token_ids(ours, 2, 4, pad_id=7), trinity.gather_token_ids(theirs, 2, 4, 7)),

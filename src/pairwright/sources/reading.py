@@ -150,8 +150,10 @@ def binary_units(path: Place, layout: Layout) -> Iterator[Unit | Experience | Re
     try:
         with local_copy(path) as file:
             for number, value in enumerate(units_of(file)):
-                is_done = isinstance(value, Experience | Rejected)
-                yield value if is_done else (Origin(str(path), None, number), value)
+                if isinstance(value, Rejected):
+                    yield msgspec.structs.replace(value, file=str(path))
+                else:
+                    yield value if isinstance(value, Experience) else (Origin(str(path), None, number), value)
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
 
