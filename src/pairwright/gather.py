@@ -100,10 +100,10 @@ def _gather_response(arrays: list[Array | None], name: str, max_response: int, *
 
 
 def _placed(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
-    """Each array in a row of its own, from its start on. No value is changed: the dtype is one that holds all of them."""
+    """Each array in a row of its own, from its start on, in a dtype that holds the values of all of them."""
     first, dtype = arrays[0], _promote([array.dtype for array in arrays])
     if first.dtype.kind not in "iu":
-        pad_value = np.array(pad_value).astype(first.dtype)[()]  # as Trinity pads: in the dtype of the first one
+        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity pads: in the dtype of the first one
     try:
         out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
     except OverflowError:

@@ -162,7 +162,7 @@ def test_trinitys_own_bytes_with_numpy_scalars_are_read():
     ],
 )  # fmt: skip
 def test_other_values_of_numpy_are_refused_by_name(scalar):
-    with pytest.raises(UnsafeBytes, match="numpy|_NumpyDtype"):
+    with pytest.raises(UnsafeBytes, match=r"numpy|_NumpyDtype"):
         loads_trinity(trxp([{"info": {"x": scalar}}], {}))
 
 

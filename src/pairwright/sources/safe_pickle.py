@@ -3,7 +3,7 @@
 A pickle is a program: it may name any importable function and call it. Here it may build plain containers, numbers,
 text and bytes. Nothing that it names is imported. The classes in `holders` stand in as empty objects that only hold
 attributes, and numpy's scalars are read as the numbers that their bytes are; any other name becomes an inert object,
-and the value that holds it is refused by that name. Sizes that the bytes claim are checked before anything is allocated.
+and the value that holds it is refused by that name. Sizes that the bytes claim are checked before any allocation.
 """
 
 import io
@@ -36,7 +36,7 @@ class Held:
 
 
 class Foreign:
-    """Stands in for an object of a class or function that is not known: it takes whatever it is given, and does nothing."""
+    """Stands in for an object of an unknown class or function: it takes whatever it gets, and does nothing."""
 
     name = ""
 
@@ -78,7 +78,7 @@ def load_plain(data: bytes, holders: Holders | None = None) -> Any:
 
 
 def load(data: bytes, holders: Holders | None = None) -> Loaded:
-    """The value of a pickle, of which parts can be made plain one by one, so that a bad one does not spoil the others."""
+    """The value of a pickle, whose parts can be made plain one by one: a bad one does not spoil the others."""
     _check_opcodes(data)
     try:
         value = _PlainUnpickler(data, holders or {}).load()
