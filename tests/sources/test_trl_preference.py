@@ -9,6 +9,7 @@ from pairwright.messages import Message, ToolCall
 from pairwright.records import Kind
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
+from pairwright.sources.reading import detect, read_file
 from pairwright.sources.trl_preference import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_preference.jsonl"
@@ -62,6 +63,16 @@ def test_text_in_a_row_that_only_a_chat_can_be_is_a_turn(row):
     assert (experience.chosen.messages, experience.rejected.messages) == tuple(
         (Message("assistant", answer),) for answer in "ab"
     )
+
+
+@pytest.mark.parametrize("name", ["nemo-rl-preference", "trinity"])
+def test_rows_of_text_are_chats_where_a_format_is_named_that_renders_them_as_one(tmp_path, name):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "The sea is", "chosen": " salty.", "rejected": " dry."}\n')
+    assert detect(tmp_path / "rows.jsonl").format == "trl-preference"
+    layout = detect(tmp_path / "rows.jsonl", name)
+    (experience,) = read_file(tmp_path / "rows.jsonl", layout, Options())
+    assert (layout.format, experience.prompt) == (name, (Message("user", "The sea is"),))
+    assert experience.chosen.messages == (Message("assistant", " salty."),)
 
 
 def test_an_unpaired_text_stays_text():

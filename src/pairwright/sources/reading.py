@@ -140,6 +140,8 @@ def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"],
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
+            if format_name == name and any(map(reader.matches_named, records)):
+                return Layout(name, variant, shape)
     return None
 
 
