@@ -1,8 +1,8 @@
 """Preference data of NeMo RL.
 
     {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
-    {prompt, chosen, rejected}                           BinaryPreferenceDataset, where the format is named: TRL has rows
-                                                         of these keys, too. Text is a turn of a chat here
+    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only where the format is named, since
+                                                         TRL has rows of these keys. Text is a turn of a chat here
 
 Two completions of different ranks are a preference. More than two, or two of one rank, are no single preference: each
 is read as an experience of one task with reward = -rank, from which pairs are then built like any others. A `reward` of

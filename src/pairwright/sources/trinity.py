@@ -3,8 +3,8 @@
     {eid, type, messages, reward, ...}             an experience; fields as in trinity_bytes.py, without the tensors
     {messages: JSON text, tools: JSON text}        a conversation; the prompt ends before the first assistant turn
     {prompt, answer1, answer2, ...}                unjudged answers: an unscored experience each, all of one task
-    {system, prompt, chosen, rejected}             plaintext for DPO, where the format is named: TRL has rows of these keys,
-                                                   too. Trinity renders the texts as turns of a chat, and so they are read
+    {system, prompt, chosen, rejected}             plaintext for DPO; only where the format is named, since TRL has rows
+                                                   of these keys. Trinity renders the texts as turns of a chat
 
 Trinity's bytes (TRXP) are read by `loads_trinity`.
 """
