@@ -68,7 +68,7 @@ def steps_per_epoch(num_pairs: int, train: TrainConfig, *, keeps_rest: bool) -> 
     return steps
 
 
-def model_folder(model: str, *, trainer: str) -> str:
+def model_folder(model: str, *, trainer: str, needs_template: bool = True) -> str:
     """Where the trainer finds model and tokenizer: a folder as an absolute path, anything else as a name."""
     folder = Path(model)
     if not folder.is_dir():
@@ -76,7 +76,9 @@ def model_folder(model: str, *, trainer: str) -> str:
     if (folder / "adapter_config.json").exists():
         raise BackendError(f"{folder}: is an adapter; {trainer} wants the whole model: merge it first")
     try:
-        ChatTokenizer.from_folder(folder)
+        tokenizer = ChatTokenizer.from_folder(folder)
     except TokensError as error:
         raise BackendError(f"{error}; {trainer} would not train with this model's own template") from error
+    if needs_template and not tokenizer.has_template:
+        raise BackendError(f"{folder}: no chat template, and {trainer} would render the pairs with one: add it there")
     return str(folder.resolve())

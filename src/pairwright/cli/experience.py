@@ -55,6 +55,7 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first experiences: their conversation and reward, or whole as JSON lines."""
+    from pairwright.grouping import conversation_of
     from pairwright.store.jsonform import experience_to_json
     from pairwright.store.table import Table
 
@@ -65,14 +66,15 @@ def head(
             print_json_line(experience_to_json(exp))
             continue
         print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
-        for message in exp.prompt:
+        prompt, completion = conversation_of(exp)
+        for message in prompt:
             _print_message("  given ", message)
-        for message in exp.completion:
+        for message in completion:
             _print_message("  made  " if message.is_generated else "  seen  ", message)
         for name in ("chosen", "rejected"):
             side = getattr(exp, name)
-            for message in side.messages if side else ():
-                _print_message(f"  {name[:6]:6}", message)
+            for message in conversation_of(exp, side).completion if side else ():
+                _print_message(f"  {name:8} ", message)
         print()
     say(f"{len(found)} shown of {table.path}. Whole records: --json")
 

@@ -23,6 +23,7 @@ from pairwright.pairs.table import PAIR_SCHEMA
 
 SIDES = ("chosen", "rejected")
 _SHARED = ("prompt", "tools", "completion")
+_CUT_SIDE = '"truncate_status":"response_truncated"'  # in the JSON of a side; texts have their quotes escaped
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,16 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
 
 def _token_facts(texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
     """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short."""
-    facts = {
-        "recorded": pc.is_valid(texts["num_tokens"]),
-        "cut": pc.equal(texts["truncate_status"], "response_truncated").fill_null(False),
-    }
-    sides = zip(SIDES, (chosen, rejected), strict=True)
-    return {
-        f"{side}_{name}": values.take(int64_array(rows)).combine_chunks()
-        for side, rows in sides
-        for name, values in facts.items()
-    }
+    recorded = pc.is_valid(texts["num_tokens"])
+    is_cut = pc.equal(texts["truncate_status"], "response_truncated").fill_null(False)
+    facts: dict[str, pa.Array] = {}
+    for side, rows in zip(SIDES, (chosen, rejected), strict=True):
+        own = is_cut
+        if side in texts.column_names:  # preferences, whose sides have a status of their own
+            own = pc.or_(is_cut, pc.match_substring(texts[side], _CUT_SIDE).fill_null(False))
+        facts[f"{side}_recorded"] = recorded.take(int64_array(rows)).combine_chunks()
+        facts[f"{side}_cut"] = own.take(int64_array(rows)).combine_chunks()
+    return facts
 
 
 def _pieces(

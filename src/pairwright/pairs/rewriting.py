@@ -1,6 +1,6 @@
 """Texts of pairs that are not copied: plain text as a message, trajectories that are cut, given preferences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -10,28 +10,31 @@ import pyarrow as pa
 
 from pairwright.canonical import canonical_messages, content_hash, prompt_hash
 from pairwright.jsontext import encode
-from pairwright.messages import Message
+from pairwright.messages import TEXT, Message, completion_of_text, text_prompt
 from pairwright.pairs.candidates import Indices
 from pairwright.pairs.chains import messages_of
 from pairwright.pairs.given import side_messages
 from pairwright.pairs.identity import pair_key
 
 _LONG = pa.large_string()
+_OF_TEXT = ("prompt_text", "response_text", "num_prompt_messages")  # what messages of text need
 _MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 
 def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows with plain text as one message; `prompt_hash` and `completion_hash` are there where that was so."""
-    columns = {name: rows.column(name) for name in rows.schema.names if name not in ("prompt_text", "response_text")}
-    tools = columns["tools"]
-    for name, text, role in (("prompt", "prompt_text", "user"), ("completion", "response_text", "assistant")):
+    """Rows with plain text as one message; `prompt_hash` and `completion_hash` are there where that was so.
+
+    A prompt that is text becomes a message of role text, and so does the completion that follows it.
+    """
+    columns = {name: rows.column(name) for name in rows.schema.names if name not in _OF_TEXT}
+    for name, text in (("prompt", "prompt_text"), ("completion", "response_text")):
         hashes: list[str | None] = []
         if rows.column(text).null_count < len(rows) and columns[name].null_count:
-            values, plain = columns[name].to_pylist(), rows.column(text).to_pylist()
-            for row, (value, said) in enumerate(zip(values, plain, strict=True)):
-                messages = (Message(role, said),) if value is None and said else ()
-                values[row] = encode(messages).decode() if messages else value
-                hashes.append(_hash(name, messages, tools[row].as_py()) if messages else None)
+            values = columns[name].to_pylist()
+            for row, messages in enumerate(_messages_of_text(rows, name, text)):
+                is_text = bool(messages) and values[row] is None
+                values[row] = encode(messages).decode() if is_text else values[row]
+                hashes.append(_hash(name, messages, columns["tools"][row].as_py()) if is_text else None)
             columns[name] = pa.array(values, _LONG)
         columns[f"{name}_hash"] = pa.array(hashes, pa.string()) if hashes else pa.nulls(len(rows), pa.string())
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -50,10 +53,20 @@ def rewritten(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: 
     return made | {name: made[name].cast(pa.string()) for name in ("id", "prompt_hash")}
 
 
+def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tuple[Message, ...]]:
+    """The plain text of each row as messages."""
+    texts = rows.column(text).to_pylist()
+    if name == "prompt":
+        return map(text_prompt, texts)
+    sizes = rows.column("num_prompt_messages").to_pylist()
+    return (completion_of_text(value, prompt_is_text=size == 0) for value, size in zip(texts, sizes, strict=True))
+
+
 def _made(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
     prompt = messages_of(row["prompt"] or "[]")
     if cut is None:
-        chosen, rejected = side_messages(row["chosen"]), side_messages(row["rejected"])
+        prompt_is_text = not prompt or prompt[0].role == TEXT
+        chosen, rejected = (side_messages(row[side], prompt_is_text=prompt_is_text) for side in ("chosen", "rejected"))
     else:
         whole = prompt + messages_of(row["completion"] or "[]")
         prompt, chosen = whole[:cut], whole[cut:]

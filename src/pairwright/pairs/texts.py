@@ -24,7 +24,10 @@ from pairwright.places.parquet import footers_of
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024
-_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_tokens", "truncate_status")
+_CONTENT = (
+    "uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_prompt_messages", "num_tokens",
+    "truncate_status",
+)  # fmt: skip
 _OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
 _PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together
 _HELD = 3  # what texts take while they are held and copied, as a multiple of their size

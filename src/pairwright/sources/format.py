@@ -65,6 +65,7 @@ class Format:
     read: Read
     summary: str
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
+    matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
 
 
 def build(

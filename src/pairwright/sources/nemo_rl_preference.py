@@ -1,7 +1,8 @@
 """Preference data of NeMo RL.
 
     {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
-    {prompt, chosen, rejected}                           BinaryPreferenceDataset
+    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only where the format is named, since
+                                                         TRL has rows of these keys. Text is a turn of a chat here
 
 Two completions of different ranks are a preference. More than two, or two of one rank, are no single preference: each
 is read as an experience of one task with reward = -rank, from which pairs are then built like any others. A `reward` of
@@ -23,6 +24,7 @@ from pairwright.sources.preference import (
     SCORES,
     answer_from,
     conversations_from,
+    is_preference_row,
     preference_from,
     preference_of_row,
     prompt_from,
@@ -102,4 +104,7 @@ def _binary(row: Json, origin: Origin) -> Experience:
 
 read = guarded(read_unit)
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data")
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data",
+    matches_named=is_preference_row,
+)  # fmt: skip

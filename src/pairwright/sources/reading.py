@@ -140,6 +140,8 @@ def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"],
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
+            if format_name == name and any(map(reader.matches_named, records)):
+                return Layout(name, variant, shape)
     return None
 
 
@@ -150,8 +152,10 @@ def binary_units(path: Place, layout: Layout) -> Iterator[Unit | Experience | Re
     try:
         with local_copy(path) as file:
             for number, value in enumerate(units_of(file)):
-                is_done = isinstance(value, Experience | Rejected)
-                yield value if is_done else (Origin(str(path), None, number), value)
+                if isinstance(value, Rejected):
+                    yield msgspec.structs.replace(value, file=str(path))
+                else:
+                    yield value if isinstance(value, Experience) else (Origin(str(path), None, number), value)
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
 

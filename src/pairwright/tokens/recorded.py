@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
+from pairwright.grouping import conversation_of
 from pairwright.messages import Json, Message
 from pairwright.records import Experience, Kind
 from pairwright.tokens.encode import Messages, painted, prepared
@@ -41,8 +42,9 @@ def encode_experience(
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     if experience.tokens is not None and recorded == "use":
         return [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
+    prompt, completion = conversation_of(experience)
     tools = list(experience.tools) or None
-    sequences = encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
+    sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
     return [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
 
 
@@ -79,7 +81,7 @@ def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequ
     assert experience.prompt_length is not None
     return sequence_of(
         tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
-        experience.logprobs, experience.prompt, experience.completion,
+        experience.logprobs, *conversation_of(experience),
     )  # fmt: skip
 
 

@@ -24,11 +24,13 @@ class Paint(IntEnum):
     CALL = 7
     STOP = 8
     HINT = 9
+    TEXT = 10  # raw text that is not trained
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence was made, and what a user should know about it.
 
+    source       how the ids came about: rendered by the template, recorded, or raw text
     dropped      (message, field) that the template does not render
     rewritten    turns whose template text differs from when they were last (an empty <think> block)
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
