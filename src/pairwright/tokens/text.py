@@ -6,7 +6,7 @@
 The prompt is encoded as the tokenizer encodes a text, its BOS token once: text that was templated already begins with
 it. Each completion is encoded apart and continues these ids. The EOS token follows it unless it ends with a stop token;
 `without_stop` takes it away where the answer was cut short. These are the ids of TRL's DPOTrainer for its standard
-rows, except where a token would merge across the end of the prompt: there TRL leaves the end of the prompt out, and here
+rows, except where a token would merge across the end of the prompt: there TRL leaves the end of the prompt out, here
 the prompt stays what inference is given.
 """
 
