@@ -1,6 +1,7 @@
 """`pairwright doctor`: each thing that a run needs, and the way out where it is not there."""
 
 import json
+import shutil
 import socket
 import sys
 
@@ -8,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from backends.customizer_peer import Peer, running
-from backends.made_pairs import pair_with_tool_results, pairs_table
+from backends.made_pairs import pair, pair_with_tool_results, pairs_table
 from generate.tiny_models import byte_tokenizer, save_model
+from pairwright import Experience, Message, Table, ToolCall
 from pairwright.backends import customizer_api, diagnosis, diagnosis_model
 from pairwright.backends.diagnosis_model import Size, model_size, needs
 from pairwright.cli import app
@@ -182,3 +184,52 @@ def test_for_people_it_is_a_table_with_the_way_out(tmp_path):
     assert done.exit_code == 2
     assert "correct sources.paths" in done.stdout
     assert "checks failed: sources" in done.stderr
+
+
+def without_calls(model, folder):
+    """The same model with a template that has no tool calls and no tools."""
+    shutil.copytree(model, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = (
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_calls_that_the_template_does_not_render_are_a_failure(tmp_path, model):
+    bare = without_calls(model, tmp_path / "bare")
+    table = pairs_table(tmp_path / "pairs", [pair(0), pair_with_tool_results(1)])
+    code, rows = found({}, "--pairs", table, "--model", bare)
+    ((verdict, message, way_out),) = rows["tokens"]
+    assert (code, verdict) == (2, "failed")
+    assert "1 of 2 records have tool calls, but the chat template renders none" in message
+    assert "tokens.allow_dropped" in way_out
+    code, rows = found({"tokens": {"allow_dropped": True}}, "--pairs", table, "--model", bare)
+    assert (code, rows["tokens"][0][0]) == (0, "ok"), rows
+    code, rows = found({}, "--pairs", table, "--model", model)
+    assert (code, rows["tokens"][0][0]) == (0, "ok"), rows
+
+
+def test_the_experience_of_the_run_and_the_files_to_import_are_looked_at_too(tmp_path, model, traces):
+    bare = without_calls(model, tmp_path / "bare")
+    call = Message("assistant", "", tool_calls=(ToolCall("look", "{}", "1"),))
+    with Table(tmp_path / "run" / "experience") as table:
+        table.append([Experience(kind="single_turn", prompt=[Message("user", "hi")], completion=[call])])
+    code, rows = found({}, "--model", bare, "-o", tmp_path / "run")
+    assert (code, "have tool calls" in rows["tokens"][0][1]) == (2, True)
+    file = traces / "nemo_gym" / "xlam_fc__example_rollouts.jsonl"
+    code, rows = found({"sources": {"paths": [str(file)]}}, "--model", bare)
+    failed = [message for verdict, message, _ in rows["tokens"] if verdict == "failed"]
+    assert (code, "5 refused as dropped" in failed[0]) == (2, True)
+
+
+def test_a_prompt_that_is_not_rendered_whole_is_a_warning(tmp_path, model):
+    bare = without_calls(model, tmp_path / "bare")
+    tools = ({"type": "function", "function": {"name": "add"}},)
+    table = pairs_table(tmp_path / "pairs", [pair(0, tools=tools)])
+    code, rows = found({}, "--pairs", table, "--model", bare)
+    assert (code, rows["tokens"][0][0]) == (0, "warning")
+    assert "does not render parts of the prompt: tools in" in rows["tokens"][0][1]

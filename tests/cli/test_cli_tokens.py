@@ -61,7 +61,7 @@ def test_a_configuration_says_what_the_command_line_does_not(folder, tokenizer, 
     config.write_text(f"name: first\ntokens: {{tokenizer: {tokenizer}, max_length: 4, truncation: drop, workers: 1}}\n")
     done = run("tokens", folder, "--config", config, "-o", tmp_path / "tokens", "--json")
     manifest = json.loads(done.stdout)
-    assert (done.returncode, manifest["refused"]) == (0, {"too_long": 1})
+    assert (done.returncode, manifest["refused"]) == (1, {"too_long": 1})  # nothing is encoded
     assert manifest["options"]["truncation"] == "drop"
     words = ("--max-length", 1000, "--control-tokens", "refuse", "--verify", "all", "--no-require-stop")
     manifest = json.loads(run("tokens", folder, "--config", config, "-o", tmp_path / "tokens", *words, "--json").stdout)
@@ -102,3 +102,38 @@ def test_show_takes_tables_files_and_hints(tokenizer, tmp_path):
     file.write_text("{}")
     done = run("tokens", "show", file, "--tokenizer", tokenizer)
     assert (done.returncode, "expected a list of messages" in done.stderr) == (1, True)
+
+
+def test_calls_that_a_template_does_not_render_are_refused_unless_allowed(tokenizer, tmp_path):
+    call = ToolCall("look", '{"word": "zebra"}', "call00000")
+    completion = [Message("assistant", "", tool_calls=(call,)), Message("tool", "x", tool_call_id="call00000")]
+    runs = [
+        Experience(kind="multi_turn", prompt=[Message("user", "Time?")], completion=[*completion, last])
+        for last in (Message("assistant", "Noon."), Message("assistant", "One."))
+    ]
+    plain = Experience(kind="single_turn", prompt=runs[0].messages[:3], completion=[Message("assistant", "Two.")])
+    with Table(tmp_path / "experience") as table:
+        table.append([*runs, plain])
+    words = (
+        "tokens",
+        table.path,
+        "--tokenizer",
+        tokenizer.parent / "smollm2",
+        "--workers",
+        1,
+        "-o",
+        tmp_path / "tokens",
+    )
+    done = run(*words)
+    assert done.returncode == 0
+    assert "refused: dropped\t2" in done.stdout
+    assert "warning: 2 of 3 items are refused: dropped 2" in done.stderr
+    assert "warning: 1 of 1 sequences lack text, calls or tool schemas of the prompt" in done.stderr
+    shown = run("tokens", "show", tmp_path / "tokens", "--tokenizer", tokenizer.parent / "smollm2")
+    assert shown.stderr.count("refused: message 1: dropped: the template does not render tool_calls") == 2
+    assert "not rendered (prompt): tool_calls of message 1" in shown.stdout
+    done = run(*words, "--allow-dropped", "--json")
+    manifest = json.loads(done.stdout)
+    assert (done.returncode, manifest["encoded"], manifest["exact"]) == (0, 3, 1)
+    shown = run("tokens", "show", table.path, "--tokenizer", tokenizer.parent / "smollm2", "--allow-dropped")
+    assert "not rendered (generated): tool_calls of message 1" in shown.stdout

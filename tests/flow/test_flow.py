@@ -13,18 +13,31 @@ from typer.testing import CliRunner
 
 from pairwright.cli.main import app
 from pairwright.config import load_config
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed, View
 from pairwright.flow.plan import plan_rows
+from pairwright.flow.stages import tokens_stage
 from pairwright.generate import Engine, Request, Sampling
 from pairwright.ledger import build_ledger, train_folders
-from pairwright.messages import Message
-from pairwright.pairs.table import read_pairs
+from pairwright.messages import Message, ToolCall
+from pairwright.pairs.table import pair_id, pairs_to_batch, read_pairs, write_pairs
+from pairwright.records import EID, Pair
 from pairwright.store.table import Table
 from serve.served_models import served
 from train.made_runs import make_model
 
 HERE = Path(__file__).parent
+CALL = Message("assistant", "", tool_calls=(ToolCall("look", '{"at": "left"}', "call00000"),))
+
+
+def pair_of(rejected: list[Message]) -> Pair:
+    prompt, chosen = [Message("user", "where")], [Message("assistant", "yes")]
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    return Pair(
+        id=pair_id(prompt, tools, chosen, rejected), prompt=prompt, tools=tools, chosen=chosen, rejected=rejected,
+        chosen_reward=1.0, rejected_reward=0.0, chosen_eid=EID(task=0, suffix="a"), rejected_eid=EID(task=0, suffix="b"),
+        gap=1.0, strategy="all",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -229,3 +242,20 @@ def test_killed_in_any_stage_a_run_goes_on_to_the_same_pairs_and_weights(stage, 
     assert done.returncode == 0, done.stderr
     for name in ("round-1/pairs/pairs.parquet", "round-1/train/model/model.safetensors"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes(), name
+
+
+def test_the_tokens_stage_tells_what_is_refused_and_stops_where_nothing_is_left(model, tmp_path):
+    plain, called = pair_of([Message("assistant", "no")]), pair_of([CALL])
+    config = load_config(written(tmp_path, model), environment={})
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([plain, called])])
+    lines: list[str] = []
+    found = tokens_stage(config, tmp_path / "pairs", model, tmp_path / "tokens", View(say=lines.append))
+    assert (found["exact"], found["refused"], found["with_dropped_prompt_content"]) == (1, {"dropped": 1}, 2)
+    assert "warning: 1 of 2 items are refused: dropped 1" in lines
+    assert any("tool schemas of the prompt" in line for line in lines)
+    write_pairs(tmp_path / "calls", [pairs_to_batch([called])])
+    with pytest.raises(PairwrightError, match=r"no pair could be encoded: .'dropped': 1.; pairwright tokens show"):
+        tokens_stage(config, tmp_path / "calls", model, tmp_path / "none", View())
+    allowed = load_config(written(tmp_path, model, tokens__allow_dropped=True), environment={})
+    found = tokens_stage(allowed, tmp_path / "calls", model, tmp_path / "allowed", View())
+    assert (found["exact"], found["with_dropped_content"]) == (0, 1)

@@ -232,3 +232,21 @@ def test_an_unwritable_place_is_one_line(run, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PairwrightError, match="no report was written"):
         write_report(run, tmp_path / "file" / "report.html")
+
+
+def test_refusals_and_dropped_content_are_on_the_page_even_if_nothing_is_painted(run, tmp_path):
+    folder = tmp_path / "refused"
+    shutil.copytree(run, folder)
+    manifest = json.loads((folder / "tokens" / "manifest.json").read_text())
+    manifest |= {"items": 9, "refused": {"dropped": 4, "too_long": 1}, "with_dropped_prompt_content": 2}
+    (folder / "tokens" / "manifest.json").write_text(json.dumps(manifest))
+    note = "dpo: 5 records are refused: dropped 4, too_long 1"
+    (folder / "train.json").write_text(json.dumps({"state": "completed", "notes": [note]}))
+    words = ("5 of 9 items are refused: dropped 4, too_long 1", "2 of", "tool schemas of the prompt", note)
+    page = make_report(folder).html
+    assert all(word in page for word in words)
+    for part in (folder / "tokens").glob("sequences-*.parquet"):
+        part.unlink()
+    page = make_report(folder)
+    assert "tokens" in page.sections
+    assert words[0] in page.html

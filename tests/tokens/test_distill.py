@@ -53,7 +53,7 @@ def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -
     tokenizers = [small_tokenizer("channels, return becomes end"), *map(real_tokenizer, names)]
     chats = [CHAT, *([tuple(failing(0, "why") + failing(1, "how"))] * len(names))]
     for tokenizer, chat in zip(tokenizers, chats, strict=True):
-        items = encode_distillations(tokenizer, chat, HINTS)
+        items = encode_distillations(tokenizer, chat, HINTS, allow_dropped=True)
         assert [target for item in items for target in item.targets] == [3, 7]
         renderer = tokenizer.renderer(None)
         for item in items:
@@ -87,7 +87,7 @@ def test_recorded_ids_are_continued_on_a_template_that_rewrites_history() -> Non
 
 @pytest.fixture
 def item() -> Distillation:
-    return encode_distillation(small_tokenizer("chatml with calls"), CHAT, HINTS)
+    return encode_distillation(small_tokenizer("chatml with calls"), CHAT, HINTS, allow_dropped=True)
 
 
 def check_cut(whole: Distillation, cut: Distillation, limit: int) -> None:

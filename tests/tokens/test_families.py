@@ -40,9 +40,14 @@ def compare(ours: Any, hf: Any, case: str, stops: tuple[str, ...]) -> str:
     chat, tools = CASES[case]
     refusal = error = sequence = None
     try:
-        sequence = encode_chat(ours, chat, tools)
+        sequence = encode_chat(ours, chat, tools, allow_dropped=True)
     except Refusal as caught:
         refusal = caught
+    if sequence is not None and sequence.report.dropped:
+        with pytest.raises(Refusal, match="dropped: the template does not render"):
+            encode_chat(ours, chat, tools)
+    elif sequence is not None:
+        assert encode_chat(ours, chat, tools) == sequence
     try:
         ids, mask = oracle(hf, chat, tools, stops)
     except Exception as caught:  # Inexact, or whatever the template raises in transformers

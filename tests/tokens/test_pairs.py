@@ -55,7 +55,9 @@ def test_a_token_that_would_merge_across_the_boundary_is_split_on_both_sides() -
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.refused])
 def test_every_family_gives_equal_prompts(name: str) -> None:
     tokenizer = small_tokenizer(name)
-    pair = encode_pair(tokenizer, [user("Zulu")], [assistant("ok", reasoning="r")], [assistant("  ok\n")])
+    pair = encode_pair(
+        tokenizer, [user("Zulu")], [assistant("ok", reasoning="r")], [assistant("  ok\n")], allow_dropped=True
+    )
     assert pair.chosen.ids[: pair.prompt_length].tolist() == pair.rejected.ids[: pair.prompt_length].tolist()
     assert "ok" in trained(tokenizer, pair.chosen)
     assert "Zulu" not in trained(tokenizer, pair.chosen)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pairwright.backends.diagnosis_model import Size, memory_available, model_size, needs
 from pairwright.backends.diagnosis_services import check_policy, check_service
+from pairwright.backends.diagnosis_tokens import check_tokens
 from pairwright.backends.findings import Finding, Patient, Verdict, fine, untold, wrong
 from pairwright.errors import PairwrightError
 from pairwright.sources.files import expand_paths
@@ -25,8 +26,8 @@ def diagnose(patient: Patient) -> list[Finding]:
     """All findings, in the order of the flow."""
     found: list[Finding] = []
     for check in (
-        check_sources, check_tasks, check_policy, check_pairs, check_model, check_memory, check_disk, check_packages,
-        check_programs, check_service,
+        check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_memory, check_disk,
+        check_packages, check_programs, check_service,
     ):  # fmt: skip
         try:
             found += check(patient)

@@ -9,6 +9,7 @@ from pairwright.config import Config
 
 class Verdict(StrEnum):
     OK = "ok"
+    WARNING = "warning"
     FAILED = "failed"
     UNKNOWN = "unknown"
 
@@ -37,6 +38,10 @@ class Patient:
 
 def fine(name: str, message: str) -> Finding:
     return Finding(name, Verdict.OK, message)
+
+
+def warn(name: str, message: str) -> Finding:
+    return Finding(name, Verdict.WARNING, message)
 
 
 def wrong(name: str, message: str, way_out: str) -> Finding:

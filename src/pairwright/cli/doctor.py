@@ -45,7 +45,12 @@ def doctor(
         say(f"{len(failed)} of {len(found)} checks failed: {'; '.join(item.name for item in failed)}")
         raise typer.Exit(2)
     untold = sum(item.verdict is Verdict.UNKNOWN for item in found)
-    say(f"{len(found)} checks, nothing wrong" + (f", {untold} could not be told" if untold else ""))
+    warned = sum(item.verdict is Verdict.WARNING for item in found)
+    say(
+        f"{len(found)} checks, nothing wrong"
+        + (f", {warned} warnings" if warned else "")
+        + (f", {untold} could not be told" if untold else "")
+    )
 
 
 def _local_model(config: "Config") -> str | None:

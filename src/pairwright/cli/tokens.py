@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
+_SWITCHES = ("require_stop", "keep_first", "allow_dropped", "allow_images")  # False and 0 are values
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -75,6 +76,13 @@ def build(
         bool | None, typer.Option("--require-stop/--no-require-stop", help="Refuse turns without a stop token.")
     ] = None,
     verify: Annotated[Verify | None, typer.Option(help="Prompts to compare: of four turns, or of all.")] = None,
+    allow_dropped: Annotated[
+        bool | None,
+        typer.Option("--allow-dropped/--refuse-dropped", help="Train turns that the template renders in part."),
+    ] = None,
+    allow_images: Annotated[
+        bool | None, typer.Option("--allow-images/--refuse-images", help="Train on tokens alone, without images.")
+    ] = None,
     experience: Annotated[
         list[str] | None,
         typer.Option(metavar=PLACE, help="Table that the pairs were built from, if it was moved; repeat."),
@@ -110,6 +118,10 @@ def show(
     hints: Annotated[
         bool, typer.Option("--hints", help="Experience table: the hinted teachers of error turns.")
     ] = False,
+    allow_dropped: Annotated[
+        bool, typer.Option("--allow-dropped", help="Also turns of which the template does not render everything.")
+    ] = False,
+    allow_images: Annotated[bool, typer.Option("--allow-images", help="Also messages with images.")] = False,
     config: Annotated[Path | None, typer.Option(help="--hints: a configuration; train.sdpo says which.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: AsJson = False,
@@ -119,13 +131,16 @@ def show(
     from pairwright.places import local_folder, place
     from pairwright.tokens.hinting import Hinter
     from pairwright.tokens.preview import preview
-    from pairwright.tokens.show import html_page, legend, painted_text, token_rows
+    from pairwright.tokens.show import describe_dropped, html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     ready = ChatTokenizer.from_folder(tokenizer)
     with local_folder(place(path)) as here:  # sequences are mapped into memory
         hinter = Hinter(load_config(config).train.sdpo) if hints else None
-        found = preview(here, ready, name=name, num=num, hints=hinter)
+        found = preview(
+            here, ready, name=name, num=num, hints=hinter, allow_dropped=allow_dropped, allow_images=allow_images,
+            refused=lambda title, reason: say(f"{title}: refused: {reason}"),
+        )  # fmt: skip
         if hinter is not None:
             hinter.close()
     if html is not None:
@@ -142,6 +157,8 @@ def show(
     for title, sequence in found:
         console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
         console.print(painted_text(ready, sequence))
+        for line in describe_dropped(sequence):
+            console.print(line)
 
 
 @app.command()
@@ -180,7 +197,7 @@ def _build(
     name, address = given.pop("engine"), given.pop("address")
     told = settings.tokens.model_dump()
     told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}
-    told |= {name: given[name] for name in ("require_stop", "keep_first") if given[name] is not None}
+    told |= {name: given[name] for name in _SWITCHES if given[name] is not None}
     told["experience"] = tuple(map(str, told["experience"]))
     if config is not None:
         source = source or str(Path("runs") / settings.name / "pairs")
@@ -197,6 +214,8 @@ def _build(
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
+    from pairwright.tokens.manifest import describe_losses
+
     if as_json:
         print_json(manifest)
     else:
@@ -204,9 +223,13 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         for name in ("refused", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
+    for line in describe_losses(manifest):
+        say(f"warning: {line}")
     num_refused = sum(manifest["refused"].values())
     say(
-        f"{manifest['sequences']:,} sequences of {manifest['exact']:,} items in {output}, {num_refused:,} refused, "
+        f"{manifest['sequences']:,} sequences of {manifest['encoded']:,} items in {output}, {num_refused:,} refused, "
         f"{manifest['trained_share']:.1%} of tokens trained. "
         f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
     )
+    if not manifest["sequences"]:
+        raise typer.Exit(1)

@@ -47,6 +47,12 @@ def train_model(
     report_to: Annotated[str | None, typer.Option(help="tensorboard, wandb, mlflow, trackio; comma-separated.")] = None,
     dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of dropout.")] = None,
+    allow_dropped: Annotated[
+        bool, typer.Option("--allow-dropped", help="Train turns of which the template does not render everything.")
+    ] = False,
+    allow_images: Annotated[
+        bool, typer.Option("--allow-images", help="Train on tokens alone where there are images.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -63,6 +69,8 @@ def train_model(
     overrides = [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
     overrides += [("train.finetuning_type", "lora")] if lora else []
     overrides += [("train.report_to", f"[{report_to}]")] if report_to else []
+    overrides += [("tokens.allow_dropped", "true")] if allow_dropped else []
+    overrides += [("tokens.allow_images", "true")] if allow_images else []
     overrides += [("seed", str(seed))] if seed is not None else []
     overrides += [_override(text) for text in settings or ()]
     found = load_config(config, overrides=overrides)

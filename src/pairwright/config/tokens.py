@@ -30,6 +30,12 @@ class TokensConfig(Section):
     """Refuse turns that no stop token follows."""
     verify: Literal["quick", "all"] = "quick"
     """Render the prompts of four turns of a conversation and compare them, or of every turn."""
+    allow_dropped: bool = False
+    """Train turns of which the chat template does not render everything that the model generated (tool calls,
+    reasoning, text beside calls). By default they are refused."""
+    allow_images: bool = False
+    """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
+    recorded. By default such records are refused: no channel uses them."""
     recorded: Literal["use", "ignore"] = "use"
     """Token ids that were recorded when the model sampled: they are the sequence, and a record whose ids do not fit its
     messages or this tokenizer is refused; or ignore them and encode the messages."""

@@ -13,6 +13,11 @@ from pairwright.engines import opened
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.messages import Json
 
+_TOKEN_COUNTS = (
+    "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
+    "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class View:
@@ -81,17 +86,20 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
 
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
     """Encode the pairs with the tokenizer of the model."""
+    from pairwright.tokens.manifest import describe_losses
     from pairwright.tokens.stage import encode_source
 
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with opened(config.engine) as engine:
         found = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
-    if not found["exact"]:
+    if not found["encoded"]:
         raise PairwrightError(
-            f"no pair could be encoded: {found['refused']}; see pairwright tokens check --tokenizer {model}"
+            f"no pair could be encoded: {found['refused']}; pairwright tokens show {folder} --tokenizer "
+            f"{options.tokenizer} has the reasons"
         )
-    names = ("items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated")
-    return {name: found[name] for name in names}
+    for line in describe_losses(found):
+        view.say(f"warning: {line}")
+    return {name: found[name] for name in _TOKEN_COUNTS}
 
 
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:

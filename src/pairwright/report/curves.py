@@ -48,6 +48,7 @@ def curves_section(run: RunFolder) -> Section | None:
     others = [name for name in names if name not in used and name not in _NO_CURVE]
     more = [plot for name in others[:MAX_MORE] if (plot := _plot(rows, name, ((name, "accent"),)))]
     parts: list[Markup] = [tag("p", _sentence(run, rows, num_bad), class_="lead")]
+    parts += [tag("p", note, class_="note") for note in _notes(run)]
     displaced = _displacement(rows)
     if displaced:
         parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
@@ -156,6 +157,12 @@ def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
     if num_bad:
         parts.append(f"{num_bad:,} lines of metrics could not be read")
     return ", ".join(parts) + "."
+
+
+def _notes(run: RunFolder) -> list[str]:
+    """What training noted: records that were refused, content that the template does not render."""
+    states = [read_json(one.train) for one in run.rounds if one.train]
+    return list(dict.fromkeys(str(note) for state in states for note in state.get("notes", ())))
 
 
 def _is_number(value: object) -> bool:

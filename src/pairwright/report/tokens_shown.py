@@ -1,6 +1,7 @@
 """Tokens painted by what they are, trained ones underlined: the sequences of some of the pairs that are shown."""
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -11,6 +12,7 @@ from pairwright.report.pairs_shown import shown_pairs
 from pairwright.report.run_folder import RunFolder, read_json
 from pairwright.report.section import Section
 from pairwright.tokens.cache import read_sequences
+from pairwright.tokens.manifest import describe_losses
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence
@@ -36,7 +38,9 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         if ready is None and tokenizer is not None:
             raise PairwrightError(f"{tokenizer}: not the tokenizer that {cached} was made with; leave --tokenizer out")
     if not found or ready is None:
-        return None
+        # nothing to paint, but what was refused or left out is said in any case
+        has_losses = cached is not None and bool(describe_losses(_manifest(cached)))
+        return Section("tokens", "Tokens", _counts(cached)) if has_losses else None
     seen = {Paint(int(paint)) for _, _, sequence in found for paint in sequence.paint}
     keys = [tag("span", told[0], class_=f"p{int(paint)}") for paint, told in PALETTE.items() if paint in seen]
     parts = [
@@ -55,12 +59,15 @@ def _made_with(
     cached: Path, folders: list[Path], pairs: list[Pair], found: list[tuple[str, str, Sequence]]
 ) -> ChatTokenizer | None:
     """The tokenizer that cached sequences were made with: its files are the same, or it gives the same ids."""
-    made_with = read_json(cached / "manifest.json").get("tokenizer") if (cached / "manifest.json").is_file() else None
+    manifest = _manifest(cached)
+    made_with = manifest.get("tokenizer")
+    options = manifest.get("options", {})
+    allowed = {name: bool(options.get(name)) for name in ("allow_dropped", "allow_images")}
     for folder in sorted(folders, key=lambda folder: folder_hash(folder) != made_with):
         ready = ChatTokenizer.from_folder(folder)
         if folder_hash(folder) == made_with:
             return ready
-        ids = {(name, side): sequence.ids.tolist() for name, side, sequence in _encoded(ready, pairs)}
+        ids = {(name, side): sequence.ids.tolist() for name, side, sequence in _encoded(ready, pairs, **allowed)}
         if found and all(ids.get((name, side)) == sequence.ids.tolist() for name, side, sequence in found):
             return ready
     return None
@@ -72,29 +79,38 @@ def _from_cache(folder: Path, pairs: list[Pair]) -> list[tuple[str, str, Sequenc
     return sorted(found, key=lambda row: (ids.index(row[0]), row[1]))
 
 
-def _encoded(tokenizer: ChatTokenizer, pairs: list[Pair]) -> list[tuple[str, str, Sequence]]:
+def _encoded(
+    tokenizer: ChatTokenizer, pairs: list[Pair], *, allow_dropped: bool = False, allow_images: bool = False
+) -> list[tuple[str, str, Sequence]]:
     found = []
     for pair in pairs:
         try:
-            made = encode_pair(tokenizer, pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None)
+            made = encode_pair(
+                tokenizer, pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None,
+                allow_dropped=allow_dropped, allow_images=allow_images,
+            )  # fmt: skip
         except (Refusal, TemplateError):  # the tokens stage counts it; there is nothing to paint
             continue
         found += [(pair.id, "chosen", made.chosen), (pair.id, "rejected", made.rejected)]
     return found
 
 
+def _manifest(cached: Path) -> dict[str, Any]:
+    path = cached / "manifest.json"
+    return dict(read_json(path)) if path.is_file() else {}
+
+
 def _counts(cached: Path | None) -> Markup:
-    if cached is None or not (cached / "manifest.json").is_file():
+    manifest = {} if cached is None else _manifest(cached)
+    if not manifest:
         return Markup("")
-    manifest = read_json(cached / "manifest.json")
     refused = sum(manifest.get("refused", {}).values())
     told = (
-        f"{manifest.get('sequences', 0):,} sequences of {manifest.get('exact', 0):,} pairs, "
+        f"{manifest.get('sequences', 0):,} sequences of {manifest.get('encoded', manifest.get('exact', 0)):,} pairs, "
         f"{manifest.get('tokens', 0):,} tokens, {manifest.get('trained_share', 0):.1%} of them trained, "
-        f"{refused:,} refused"
+        f"{refused:,} refused."
     )
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in manifest.get("refused", {}).items())
-    return tag("p", told + (f" ({reasons})." if reasons else "."), class_="note")
+    return join([tag("p", line, class_="note") for line in (told, *describe_losses(manifest))])
 
 
 def _pair(tokenizer: ChatTokenizer, name: str, sequences: list[tuple[str, Sequence]]) -> Markup:

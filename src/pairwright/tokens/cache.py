@@ -83,6 +83,15 @@ def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple
         yield name, side, rows.sequence(row)
 
 
+def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str, str, str]]:
+    """What the last run refused, in the order of its source: id, reason, detail."""
+    keys = scan_parquet(output / ITEMS, pa.schema([("key", pa.string())])).unique(maintain_order=True)
+    rows = scan_cache(output).filter(pl.col("refusal").is_not_null()).unique("key", keep="first")
+    frame = keys.join(rows, on="key", how="inner", maintain_order="left")
+    frame = frame if where is None else frame.filter(where)
+    return list(frame.select("id", "refusal", "detail").collect().iter_rows())
+
+
 def read_refusals(output: Path) -> dict[str, str]:
     """The items of the last run that were refused: id -> reason."""
     keys = pl.scan_parquet(output / ITEMS)

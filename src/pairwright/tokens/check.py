@@ -1,7 +1,7 @@
 """What a chat template can and cannot do, found by trying it on small conversations.
 
 A quirk is not a fault: it says what to expect of this model's data (`rewrites_history`: one sequence for each turn or
-question; `drops_content`: text beside a call is not trained, since the template leaves it out).
+question; `drops_content`: text beside a call is left out by the template, so such turns are refused unless allowed).
 """
 
 import itertools
@@ -173,7 +173,7 @@ def _dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     )
     for name, what, message, field in cases:
         try:
-            report = encode_chat(tokenizer, [_user("one"), message], require_stop=False).report
+            report = encode_chat(tokenizer, [_user("one"), message], require_stop=False, allow_dropped=True).report
         except Refusal:
             continue
         if (1, field) in report.dropped:
@@ -193,7 +193,7 @@ def _example(
     tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None
 ) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
     try:
-        sequence = encode_chat(tokenizer, chat, tools)
+        sequence = encode_chat(tokenizer, chat, tools, allow_dropped=True)
     except Refusal:
         return (), ()
     parts = []

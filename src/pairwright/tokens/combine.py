@@ -23,6 +23,7 @@ from pairwright.tokens.collate import (
     collate_preference,
 )
 from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
+from pairwright.tokens.dropped import refuse_media_inputs
 from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, hints_for
 from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
@@ -42,7 +43,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`max_length` caps the policy and distill channels, `max_pair_length` the preference channel. `reward_key` names a
-    reward component to use instead of the reward."""
+    reward component to use instead of the reward. `allow_dropped`, `allow_images`: see `encode_chat`."""
 
     max_length: int = 4096
     max_pair_length: int = 2048
@@ -53,6 +54,8 @@ class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
     use_policy: bool = True
     use_distill: bool = True
     use_preference: bool = True
+    allow_dropped: bool = False
+    allow_images: bool = False
     hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
 
 
@@ -96,13 +99,17 @@ class Collator:
     def _policy(self, traces: Items[Trace]) -> tuple[list[Sequence], list[float]]:
         sequences: list[Sequence] = []
         rewards: list[float] = []
+        encode = partial(
+            encode_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+        )
         for trace in traces:
             reward = reward_of(trace.experience, self.options.reward_key)
             if reward is None:
                 self.counts["policy: unscored"] += 1
                 continue
             try:
-                for sequence in encode_experience(self.tokenizer, trace.experience):
+                for sequence in encode(self.tokenizer, trace.experience):
+                    self.counts["policy: dropped_prompt_content"] += bool(sequence.report.prompt_dropped)
                     cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
                     self.counts["policy: truncated"] += cut is not sequence
                     sequences.append(cut)
@@ -123,12 +130,15 @@ class Collator:
                 continue
             tools: list[Json] | None = list(experience.tools) or None
             try:
+                refuse_media_inputs(experience, allow=self.options.allow_images)
                 found = encode_distillations(
-                    self.tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt)
-                )
+                    self.tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt),
+                    allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images,
+                )  # fmt: skip
             except Refusal as refusal:
                 self.counts[f"distill: {refusal.reason}"] += 1
                 continue
+            self.counts["distill: dropped_prompt_content"] += sum(bool(i.student.report.prompt_dropped) for i in found)
             items += [item for item in map(self._cut, found) if item is not None]
         return items
 
@@ -152,12 +162,14 @@ class Collator:
         encoded = []
         for item in encode_pairs(
             self.tokenizer, compared, max_length=self.options.max_pair_length, truncation=self.options.truncation,
-            keep_first=self.options.keep_first,
+            keep_first=self.options.keep_first, allow_dropped=self.options.allow_dropped,
+            allow_images=self.options.allow_images,
         ):  # fmt: skip
             if isinstance(item, TokensError):
                 self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1
                 continue
             self.counts["preference: truncated"] += bool(item.chosen.report.truncated)
+            self.counts["preference: dropped_prompt_content"] += bool(item.chosen.report.prompt_dropped)
             encoded.append(item)
         return encoded
 

@@ -7,6 +7,7 @@ history gives one item for each group of turns that share a context. What is too
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message
 from pairwright.records import Experience
+from pairwright.tokens.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.encode import encode_located, prepared
 from pairwright.tokens.hints import Hint, addendum, with_hint
 from pairwright.tokens.marks import Chat
@@ -63,9 +65,14 @@ def encode_distillation(
     *,
     train_from: int = 0,
     recorded: dict[int, RecordedTurn] | None = None,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> Distillation:
     """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
-    items = encode_distillations(tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded)
+    items = encode_distillations(
+        tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded, allow_dropped=allow_dropped,
+        allow_images=allow_images,
+    )  # fmt: skip
     if len(items) > 1:
         detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
         raise Refusal("context_differs", detail, message=items[0].targets[0])
@@ -82,6 +89,8 @@ def encode_distillations(
     recorded: Mapping[int, RecordedTurn] | None = None,
     student: Sequence | None = None,
     is_cut: bool = False,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> list[Distillation]:
     """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
 
@@ -93,7 +102,7 @@ def encode_distillations(
         raise Refusal("not_generated", "there is no hint to distil")
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
@@ -103,17 +112,31 @@ def encode_distillations(
     told = list(messages)
     for hint in hints:
         told[hint.target - 1] = with_hint(told[hint.target - 1], hint.text)
-    told_chat, _ = prepared(ready, told, schemas)
+    told_chat, _ = prepared(ready, told, schemas, allow_images=allow_images)
     groups = located_groups(ready, chat, schemas, turns, require_stop=not recorded)
     items = []
     for part, located in groups:
         if any(region.message in hinted for region in located.regions):
+            located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
             own = _student(
                 ready, part, schemas, located, recorded, student if len(groups) == 1 else None,
                 is_cut=is_cut and len(part) == len(chat),
             )  # fmt: skip
             items.append(_item(ready, own, told_chat[: len(part)], schemas, located, hinted, recorded))
     return items
+
+
+def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded: bool, allow: bool) -> Located:
+    """Only hinted turns are trained: the other turns are context. A hint has to be in what is rendered."""
+    dropped = tuple(item for item in located.dropped if item[0] in hinted)
+    if not is_recorded:
+        refuse_dropped(dropped, allow=allow)
+    context = tuple(item for item in located.dropped if item[0] not in hinted and item[1] != "reasoning")
+    prompt_dropped = (*located.prompt_dropped, *context)
+    unseen = [message for message, name in prompt_dropped if message + 1 in hinted and name == "content"]
+    if unseen and not allow:
+        raise Refusal("dropped", "the template does not render the message with the hint", message=unseen[0])
+    return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
 
 
 def _student(
@@ -142,15 +165,19 @@ def distill_experience(
     hints: Items[Hint],
     *,
     recorded: Literal["use", "ignore"] = "use",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> list[Distillation]:
     """The hinted turns of an experience. Recorded ids are the student's sequence, and the completion's ids in both."""
+    refuse_media_inputs(experience, allow=allow_images)
     messages, tools = experience.messages, list(experience.tools) or None
+    encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
     if experience.tokens is None or recorded == "ignore":
         start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
-        return encode_distillations(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
+        return encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
     student = sequence_of_arrays(tokenizer, experience)
     turns = recorded_turns(student)
-    return encode_distillations(tokenizer, messages, hints, tools, recorded=turns, student=student)
+    return encode(tokenizer, messages, hints, tools, recorded=turns, student=student)
 
 
 def _item(

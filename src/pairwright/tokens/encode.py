@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from pairwright.messages import TEXT, Json, Message
 from pairwright.tokens.adapt import adapted_chat
+from pairwright.tokens.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.marks import Chat, plain_chat
 from pairwright.tokens.owned import CALL, CALL_ID, REASONING
 from pairwright.tokens.refusals import Refusal
@@ -62,6 +63,8 @@ def encode_chat(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> Sequence:
     """A conversation as one sequence.
 
@@ -72,6 +75,8 @@ def encode_chat(
                     merge across the start of a turn, encode both sides apart, as inference did
     control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
     verify          "quick": render the prompts of four turns and compare them; "all": of every turn
+    allow_dropped   train turns of which the template does not render everything; `report.dropped` says what is missing
+    allow_images    train on the tokens of conversations with images, audio, video or files
     """
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
@@ -80,13 +85,16 @@ def encode_chat(
             ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
         )
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
+    refuse_dropped(located.dropped, allow=allow_dropped)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
 
 
-def prepared(tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None) -> tuple[Chat, list[int]]:
+def prepared(
+    tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None, *, allow_images: bool = False
+) -> tuple[Chat, list[int]]:
     """Messages in the form that the template takes, and which of them the model generated."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
@@ -95,10 +103,12 @@ def prepared(tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | N
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
         chat = adapted_chat(tokenizer, records, tools)
+        refuse_media(chat, allow=allow_images)
         return chat, [index for index, record in enumerate(records) if record.is_generated]
     chat = plain_chat([message for message in messages if not isinstance(message, Message)])
     if len(chat) != len(messages):
         raise Refusal("not_generated", "messages are either all records or all dicts")
+    refuse_media(chat, allow=allow_images)
     return chat, [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
 
 
@@ -129,6 +139,8 @@ def checked_report(
         template=tokenizer.renderer(tools).hash,
         num_turns=len(regions),
         dropped=located.dropped,
+        prompt_dropped=located.prompt_dropped,
+        images=located.num_images,
         rewritten=located.rewritten,
         merged=merged,
         unstopped=tuple(region.message for region in regions if region.stop is None),

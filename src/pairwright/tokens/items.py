@@ -150,7 +150,8 @@ def _item_of(key: str, experience: Experience) -> Item:
     prompt, chosen = conversation_of(experience, experience.chosen)
     rejected = conversation_of(experience, experience.rejected).completion
     cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
-    sources = (None, None) if experience.tokens is None else (experience, experience)
+    has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
+    sources = (experience, experience) if has_more else (None, None)
     return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from pairwright.arrays import Array
 from pairwright.messages import Json, Message, mark_generated
 from pairwright.records import Experience
+from pairwright.tokens.dropped import refuse_dropped, refuse_media, refuse_media_inputs
 from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.recorded import without_stop
@@ -75,12 +76,15 @@ def encode_pair(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> EncodedPair:
     """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
     pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
     (found,) = encode_pairs(
         tokenizer, [pair], recorded=recorded, max_length=max_length, truncation=truncation, keep_first=keep_first,
-        control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        control_tokens=control_tokens, require_stop=require_stop, verify=verify, allow_dropped=allow_dropped,
+        allow_images=allow_images,
     )  # fmt: skip
     if isinstance(found, TokensError):
         raise found
@@ -98,6 +102,8 @@ def encode_pairs(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> Iterator[EncodedPair | TokensError]:
     """Many pairs in their order, each as `encode_pair` gives it, or the refusal in its place.
 
@@ -105,9 +111,13 @@ def encode_pairs(
     completion that several of them share is encoded once.
     """
     ready = chat_tokenizer(tokenizer)
+    draft_pair = partial(
+        _drafted, recorded=recorded, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        allow_dropped=allow_dropped, allow_images=allow_images,
+    )  # fmt: skip
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
-        drafts = [_attempt(_drafted, ready, pair, recorded, control_tokens, require_stop, verify) for pair in group]
+        drafts = [_attempt(draft_pair, ready, pair) for pair in group]
         rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
         prompts = list(dict.fromkeys(side.prompt for side in rendered))
         tails = list(dict.fromkeys(side.tail for side in rendered))
@@ -178,11 +188,16 @@ def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError
 def _drafted(
     tokenizer: ChatTokenizer,
     pair: PairMessages,
+    *,
     recorded: Literal["use", "ignore"],
     control_tokens: ControlTokens,
     require_stop: bool,
     verify: Verify,
+    allow_dropped: bool,
+    allow_images: bool,
 ) -> _Draft:
+    if not allow_images:
+        _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
     draft = _Draft(tokenizer.schemas(pair.tools), {}, {})
     sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
@@ -199,12 +214,24 @@ def _drafted(
             draft.encoded[name] = EncodedSide(without_stop(sequence) if is_cut else sequence, start)
             continue
         located = _located_side(
-            tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify
-        )
+            tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify,
+            allow_images=allow_images,
+        )  # fmt: skip
+        refuse_dropped(located[1].dropped, allow=allow_dropped, where=f"{name}: ")
         draft.rendered[name] = _Rendered(*located, *_parts(tokenizer, located[1], control_tokens), is_cut)
     if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     return draft
+
+
+def _refuse_recorded_media(pair: PairMessages) -> None:
+    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
+    for side, source in zip((pair.chosen, pair.rejected), pair.sources, strict=True):
+        if source is not None:
+            refuse_media_inputs(source, allow=False)
+            messages = [*pair.prompt, *side]
+            contents = [item.content if isinstance(item, Message) else item.get("content") for item in messages]
+            refuse_media([{"content": content} for content in contents], allow=False)
 
 
 def _records(messages: Messages) -> list[Message]:
@@ -246,8 +273,9 @@ def _located_side(
     *,
     require_stop: bool,
     verify: Verify,
+    allow_images: bool,
 ) -> tuple[Chat, Located]:
-    chat, generated = prepared(tokenizer, [*prompt, *side], tools)
+    chat, generated = prepared(tokenizer, [*prompt, *side], tools, allow_images=allow_images)
     turns = [index for index in generated if index >= len(prompt)]
     if not turns or turns[0] != len(prompt):
         detail = "a completion starts with a message that the model generated"

@@ -5,8 +5,7 @@ experience table, pairs      encoded now; with `hints`, the hinted teacher of an
 .json, .jsonl                conversations: a list of messages, or {"messages": [...], "tools": [...]}
 """
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +13,108 @@ import msgspec
 import polars as pl
 
 from pairwright.errors import PairwrightError, TableError
-from pairwright.records import Experience
-from pairwright.tokens.cache import ITEMS, read_sequences
+from pairwright.tokens.cache import ITEMS, list_refusals, read_sequences
 from pairwright.tokens.distill import encode_distillations
+from pairwright.tokens.dropped import refuse_media_inputs
 from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.items import Item, Source
 from pairwright.tokens.pairs import encode_pair
 from pairwright.tokens.recorded import encode_experience
+from pairwright.tokens.refusals import TokensError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.tokens.turns import encode_turns
 
 Titled = tuple[str, Sequence]
+Result = tuple[str, Sequence | TokensError]
+_MAX_REFUSED = 200  # items of a table that are refused before no more are tried
 
 
 def preview(
-    path: Path, tokenizer: ChatTokenizer, *, name: str | None = None, num: int = 3, hints: Hinter | None = None
+    path: Path,
+    tokenizer: ChatTokenizer,
+    *,
+    name: str | None = None,
+    num: int = 3,
+    hints: Hinter | None = None,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+    refused: Callable[[str, str], None] = lambda title, reason: None,
 ) -> list[Titled]:
-    """At most `num` sequences with their titles; `name`: only those of this experience or pair."""
+    """At most `num` sequences with their titles; `name`: only those of this experience or pair. `refused` is called
+    with the title and the reason of at most `num` items that are refused."""
+    options = {"allow_dropped": allow_dropped, "allow_images": allow_images}
     if path.is_file():
-        found = _of_file(path, tokenizer)
+        found = _of_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():
-        where = None if name is None else pl.col("id") == name
-        found = ((f"{uid} {side}".strip(), sequence) for uid, side, sequence in read_sequences(path, where))
+        found = _of_cache(path, None if name is None else pl.col("id") == name)
     else:
-        found = _of_source(path, tokenizer, name, hints=hints)
-    sequences = list(islice(found, num))
+        found = _of_source(path, tokenizer, name, options, hints=hints)
+    sequences: list[Titled] = []
+    reasons: list[str] = []
+    for title, result in found:
+        if not isinstance(result, TokensError):
+            sequences.append((title, result))
+            if len(sequences) == num:
+                break
+            continue
+        reasons.append(str(result))
+        if len(reasons) <= num:
+            refused(title, str(result))
     if not sequences:
-        what = "" if hints is None else " with a hint"
-        raise PairwrightError(f"{path}: no sequence{what}{'' if name is None else f' of {name}'}")
+        what = f"no sequence{'' if hints is None else ' with a hint'}{'' if name is None else f' of {name}'}"
+        why = f": {len(reasons):,} refused, the first one because {reasons[0]}" if reasons else ""
+        raise PairwrightError(f"{path}: {what}{why}")
     return sequences
 
 
-def _of_source(path: Path, tokenizer: ChatTokenizer, name: str | None, *, hints: Hinter | None) -> Iterator[Titled]:
+def _of_cache(path: Path, where: pl.Expr | None) -> Iterator[Result]:
+    for uid, _, detail in list_refusals(path, where):
+        yield uid, TokensError(detail)
+    for uid, side, sequence in read_sequences(path, where):
+        yield f"{uid} {side}".strip(), sequence
+
+
+def _of_source(
+    path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: Hinter | None
+) -> Iterator[Result]:
     try:
         source = Source(path, salt="")
     except TableError:
         raise TableError(f"{path}: no cached sequences, no experience table, no pairs, no file") from None
+    num_refused = 0
     for item in source.items(set()):
         if name is None or item.id == name:
-            yield from _of_item(tokenizer, item) if hints is None else _hinted(tokenizer, item.experience, hints)
+            try:
+                if hints is None:
+                    yield from _of_item(tokenizer, item, options)
+                else:
+                    yield from _hinted(tokenizer, item, options, hints)
+            except TokensError as error:
+                yield item.id, error
+                num_refused += 1
+                if num_refused == _MAX_REFUSED:
+                    return
 
 
-def _of_item(tokenizer: ChatTokenizer, item: Item) -> Iterator[Titled]:
+def _of_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
     if item.experience is not None:
-        yield from ((item.id, sequence) for sequence in encode_experience(tokenizer, item.experience))
+        sequences = encode_experience(
+            tokenizer, item.experience, allow_dropped=options["allow_dropped"], allow_images=options["allow_images"]
+        )
+        yield from ((item.id, sequence) for sequence in sequences)
         return
     sides = item.prompt, item.chosen, item.rejected
-    pair = encode_pair(tokenizer, *sides, list(item.tools) or None, sources=item.sources, cut=item.cut)
+    pair = encode_pair(
+        tokenizer, *sides, list(item.tools) or None, sources=item.sources, cut=item.cut,
+        allow_dropped=options["allow_dropped"], allow_images=options["allow_images"],
+    )  # fmt: skip
     yield f"{item.id} chosen", pair.chosen
     yield f"{item.id} rejected", pair.rejected
 
 
-def _hinted(tokenizer: ChatTokenizer, experience: Experience | None, hinter: Hinter) -> Iterator[Titled]:
+def _hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hinter: Hinter) -> Iterator[Titled]:
+    experience = item.experience
     if experience is None or not experience.errors:
         return
     hints, _ = hinter(experience.messages, experience.errors)
@@ -74,19 +122,31 @@ def _hinted(tokenizer: ChatTokenizer, experience: Experience | None, hinter: Hin
     if hints:
         tools = list(experience.tools) or None
         start = len(experience.prompt)
-        for found in encode_distillations(tokenizer, experience.messages, hints, tools, train_from=start):
+        refuse_media_inputs(experience, allow=options["allow_images"])
+        for found in encode_distillations(
+            tokenizer, experience.messages, hints, tools, train_from=start, allow_dropped=options["allow_dropped"],
+            allow_images=options["allow_images"],
+        ):  # fmt: skip
             yield f"{experience.eid.uid} student", found.student
             yield f"{experience.eid.uid} teacher", found.teacher
 
 
-def _of_file(path: Path, tokenizer: ChatTokenizer) -> Iterator[Titled]:
+def _of_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]) -> Iterator[Result]:
     for number, value in enumerate(_values(path), start=1):
         chat = {"messages": value} if isinstance(value, list) else value
         messages = chat.get("messages") if isinstance(chat, dict) else None
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise PairwrightError(f"{path}:{number}: expected a list of messages, or an object with one as 'messages'")
-        for sequence in encode_turns(tokenizer, messages, chat.get("tools")):
-            yield f"{path.name}:{number}", sequence
+        title = f"{path.name}:{number}"
+        try:
+            sequences = encode_turns(
+                tokenizer, messages, chat.get("tools"), allow_dropped=options["allow_dropped"],
+                allow_images=options["allow_images"],
+            )  # fmt: skip
+        except TokensError as error:
+            yield title, error
+            continue
+        yield from ((title, sequence) for sequence in sequences)
 
 
 def _values(path: Path) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from pairwright.arrays import Array
 from pairwright.grouping import conversation_of
 from pairwright.messages import Json, Message
 from pairwright.records import Experience, Kind
+from pairwright.tokens.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.encode import Messages, painted, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.owned import CONTENT
@@ -40,12 +41,20 @@ def encode_experience(
     rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
+    refuse_media_inputs(experience, allow=options.get("allow_images", False))
     if experience.tokens is not None and recorded == "use":
-        return [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
-    prompt, completion = conversation_of(experience)
-    tools = list(experience.tools) or None
-    sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
-    return [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
+        sequences = [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
+    else:
+        prompt, completion = conversation_of(experience)
+        tools = list(experience.tools) or None
+        sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
+        sequences = [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
+    num_images = count_media(experience)
+    return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
+
+
+def _count_images(sequence: Sequence, num_images: int) -> Sequence:
+    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, images=num_images))
 
 
 def is_cut(experience: Experience) -> bool:
@@ -158,6 +167,7 @@ def encode_recorded(
     tools: Items[Json] | None = None,
     *,
     added: Mapping[int, str] | None = None,
+    allow_images: bool = False,
 ) -> Sequence:
     """A conversation whose generated turns were recorded as ids: message index -> what was sampled in it.
 
@@ -165,7 +175,7 @@ def encode_recorded(
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
@@ -201,7 +211,10 @@ def sequence_of_turns(
         _paint_hint(encoded, located, message, hint, paint)
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
-    report = Report(source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True)
+    report = Report(
+        source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True,
+        prompt_dropped=located.prompt_dropped, images=located.num_images,
+    )  # fmt: skip
     logprobs = np.concatenate(parts.logprobs) if parts.has_logprobs else None
     return Sequence(
         ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report

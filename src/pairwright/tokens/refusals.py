@@ -18,6 +18,8 @@ Reason = Literal[
     "no_stop",  # no stop token follows the turn
     "not_located",  # the turn's text could not be found by provenance
     "foreign_text",  # a token of the turn also holds text of another message
+    "dropped",  # the template does not render what the model generated in a trained turn
+    "multimodal",  # there are images, audio, video or files, and no channel trains on them
     "control_tokens",  # a message contains control tokens and they are to be refused
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
@@ -34,6 +36,8 @@ _WAY_OUT = {
     "no_stop": "pass require_stop=False to train without a stop token",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "add a chat_template.jinja to the tokenizer's folder, or train raw text (role 'text')",
+    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
+    "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
     "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pairwright.messages import Json
-from pairwright.tokens.dropped import dropped_fields, is_text
+from pairwright.tokens.dropped import Fields, find_left_out
 from pairwright.tokens.learner import Learner
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.probes import Turn, Unfit, probe
@@ -41,9 +41,11 @@ class Located(NamedTuple):
 
     rendered: Rendered
     regions: list[Region]
-    dropped: tuple[tuple[int, str], ...]
+    dropped: Fields
     rewritten: tuple[int, ...]
     probed: int
+    prompt_dropped: Fields = ()
+    num_images: int = 0
 
 
 def locate(
@@ -127,16 +129,12 @@ class Finder:
         checked = regions if every else _spread(regions)
         _verify(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
-        trained = set(turns)
-        dropped = [
-            (number, "content")
-            for number, message in enumerate(self._chat)
-            if number not in trained and number not in self._own and is_text(message.get("content"))
-        ]
-        for turn in turns:
-            dropped += dropped_fields(self._rendered, self._own.get(turn, []), self._chat[turn], turn)
+        left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
         rewritten = tuple(turn for turn in self._rewritten if turn in turns)
-        return Located(self._rendered, regions, tuple(dropped), rewritten, self._probed)
+        return Located(
+            self._rendered, regions, left_out.dropped, rewritten, self._probed,
+            left_out.prompt_dropped, left_out.num_images,
+        )  # fmt: skip
 
 
 def _place(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:

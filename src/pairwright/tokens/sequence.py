@@ -31,7 +31,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence was made, and what a user should know about it.
 
     source       how the ids came about: rendered by the template, recorded, or raw text
-    dropped      (message, field) that the template does not render
+    dropped      (message, field) of trained turns that the template does not render; only where that is allowed
+    prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
+    images       content parts that are no text, which no channel trains on; only where they are allowed
     rewritten    turns whose template text differs from when they were last (an empty <think> block)
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
     unstopped    turns that end without a stop token (the last turn where the next header is the stop)
@@ -44,6 +46,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     template: str = ""
     num_turns: int = 0
     dropped: tuple[tuple[int, str], ...] = ()
+    prompt_dropped: tuple[tuple[int, str], ...] = ()
+    images: int = 0
     rewritten: tuple[int, ...] = ()
     merged: int = 0
     unstopped: tuple[int, ...] = ()

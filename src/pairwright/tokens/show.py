@@ -44,6 +44,19 @@ def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
     return texts
 
 
+def describe_dropped(sequence: Sequence) -> list[str]:
+    """What the template left out of a sequence, a line for each kind."""
+    lines = []
+    kinds = (("generated", sequence.report.dropped), ("prompt", sequence.report.prompt_dropped))
+    for kind, fields in kinds:
+        names = ", ".join(name if message < 0 else f"{name} of message {message}" for message, name in fields[:8])
+        if fields:
+            lines.append(f"not rendered ({kind}): {names}{', ...' if len(fields) > 8 else ''}")
+    if sequence.report.images:
+        lines.append(f"left out: {sequence.report.images} images, audio, video or files")
+    return lines
+
+
 def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
     """The tokens for other programs: id, text, what it is, whether it is trained, its message (-1: the template)."""
     texts = token_texts(chat_tokenizer(tokenizer), sequence.ids)
@@ -99,4 +112,5 @@ def _article(tokenizer: ChatTokenizer, name: str, sequence: Sequence) -> str:
         told = f"id {number}" + (f", message {message}" if message >= 0 else "")
         spans.append(f'<span class="p{int(paint)}{" t" if trained else ""}" title="{told}">{shown}</span>')
     facts = f"{len(sequence)} tokens, {sequence.num_trained} trained, {sequence.report.num_turns} turns"
+    facts = html.escape("; ".join([facts, *describe_dropped(sequence)]))
     return f"<article><h2>{html.escape(name)}</h2><p>{facts}</p><pre>{''.join(spans)}</pre></article>"

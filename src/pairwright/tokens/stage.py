@@ -37,7 +37,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.tokens.truncate import truncate
 
 ITEMS_PER_TASK = 256
-_VERSION = 3  # of what is written for an item: a new one makes old rows unknown
+_VERSION = 4  # of what is written for an item: a new one makes old rows unknown
 
 
 def encode_source(
@@ -138,6 +138,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     sequences = encode_experience(
         tokenizer, experience, recorded=options.recorded, boundaries=options.boundaries,
         control_tokens=options.control_tokens, require_stop=options.require_stop, verify=options.verify,
+        allow_dropped=options.allow_dropped, allow_images=options.allow_images,
     )  # fmt: skip
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
@@ -155,7 +156,7 @@ def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig) -
     return encode_pairs(
         tokenizer, compared, recorded=options.recorded, max_length=options.pair_length, truncation=options.truncation,
         keep_first=options.keep_first, control_tokens=options.control_tokens, require_stop=options.require_stop,
-        verify=options.verify,
+        verify=options.verify, allow_dropped=options.allow_dropped, allow_images=options.allow_images,
     )  # fmt: skip
 
 

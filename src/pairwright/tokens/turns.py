@@ -9,7 +9,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from pairwright.messages import Json
-from pairwright.tokens.dropped import dropped_fields
+from pairwright.tokens.dropped import find_left_out, refuse_dropped
 from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_chat, encode_located, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.probes import Unfit, stitched
@@ -32,6 +32,8 @@ def encode_turns(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
 ) -> list[Sequence]:
     """A conversation as as few sequences as are exact, in the order of their turns."""
     ready = chat_tokenizer(tokenizer)
@@ -39,9 +41,10 @@ def encode_turns(
         options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
         return [encode_chat(ready, messages, train_from=train_from, **options)]
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
+    refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
     return [
         encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
         for part, located in groups
@@ -111,6 +114,6 @@ def _stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *,
     rendered, start, end, stop = result
     if stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
-    own = [number for number, piece in enumerate(rendered.pieces) if piece.message == turn]
-    dropped = tuple(dropped_fields(rendered, own, chat[turn], turn))
-    return Located(rendered, [Region(turn, start, end, stop)], dropped, (), 1)
+    left_out = find_left_out(rendered, chat, tools, [turn])
+    regions = [Region(turn, start, end, stop)]
+    return Located(rendered, regions, left_out.dropped, (), 1, left_out.prompt_dropped, left_out.num_images)

@@ -254,7 +254,10 @@ def _runs(parts: list[PolicyData]) -> Likely:
         weights=np.ones(len(trees), np.float32),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
-        counts=parts[0].counts,
+        counts={
+            **parts[0].counts,
+            **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
+        },
         refused=parts[0].refused,
         fingerprint=content_hash([part.fingerprint for part in parts]),
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,6 +33,11 @@ from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048
+LOSSES = {
+    "dropped": "with_dropped_content",
+    "prompt_dropped": "with_dropped_prompt_content",
+    "images": "with_images_left_out",
+}
 
 
 class DataError(PairwrightError):
@@ -147,7 +153,7 @@ def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show) ->
         gaps=rows["gap"].to_numpy().astype(np.float32),
         train=np.flatnonzero(~held),
         validation=np.flatnonzero(held),
-        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"]},
+        counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
         refused=read_refusals(tokens),
     )
 
@@ -184,7 +190,7 @@ def load_policy_data(
         sequences=sequences,
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
-        counts={**counts, **signals.counts},
+        counts={**counts, **signals.counts, **_losses(manifest)},
         trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
         refused=read_refusals(tokens),
         signals=signals,
@@ -210,7 +216,10 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
         if not hints:
             continue
         try:
-            found_items = distill_experience(tokenizer, experience, hints, recorded=options.recorded)
+            found_items = distill_experience(
+                tokenizer, experience, hints, recorded=options.recorded, allow_dropped=options.allow_dropped,
+                allow_images=options.allow_images,
+            )  # fmt: skip
             if options.max_length is not None:
                 cut = partial(truncate_distillation, keep_first=options.keep_first)
                 found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
@@ -218,6 +227,8 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
             counts[f"refused: {refusal.reason}"] += 1
             refused[experience.eid.uid] = refusal.reason
             continue
+        for name in ("dropped", "prompt_dropped"):
+            counts[LOSSES[name]] += sum(bool(getattr(item.student.report, name)) for item in found_items)
         counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
         ids += [experience.eid.uid] * len(found_items)
         items += found_items
@@ -225,3 +236,8 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
     return DistillData(ids, items, dict(counts), refused)
+
+
+def _losses(manifest: dict[str, Any]) -> dict[str, int]:
+    """Sequences that lack something, by what they lack."""
+    return {name: manifest[name] for name in LOSSES.values() if manifest[name]}

@@ -28,6 +28,7 @@ from pairwright.train.checkpoint import (
     remove_old,
     save_checkpoint,
 )
+from pairwright.train.data import LOSSES
 from pairwright.train.folder import RunFolder
 from pairwright.train.ledger import write_trained
 from pairwright.train.log import Log, Progress
@@ -270,7 +271,7 @@ class Training:
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
         if self.settings.sharding != "none" and not self.ranks.is_sharded:
             notes.append("sharding: this is the only process, so it has all of the model")
-        notes += [note for channel in self.channels for note in channel.notes]
+        notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
         self.folder.write_status(
             num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
             counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
@@ -278,6 +279,18 @@ class Training:
         )  # fmt: skip
         for note in notes:
             self.progress({"kind": "note", "note": note})
+
+
+def describe_losses(channel: Channel) -> list[str]:
+    """What is not trained in a channel, or trained without a part of it: refusals by reason, dropped content."""
+    refused = {name.replace("refused: ", ""): count for name, count in channel.counts.items() if "refused: " in name}
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
+    total = sum(refused.values())
+    notes = [f"{channel.name}: {total:,} records are refused: {reasons}"] if total else []
+    for name in LOSSES.values():
+        if count := channel.counts.get(name):
+            notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
+    return notes
 
 
 def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer: Any) -> State:
