@@ -55,7 +55,7 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first experiences: their conversation and reward, or whole as JSON lines."""
-    from pairwright.store.jsonform import experience_to_json
+    from pairwright.sources.pairwright_rows import experience_to_json
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)

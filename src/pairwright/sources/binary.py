@@ -19,6 +19,8 @@ def read_trinity(path: Path) -> Iterator[Experience]:
     yield from loads_trinity(path.read_bytes())
 
 
+# Files that store/exported_files.py reads: pairwright bytes, and Parquet with the columns of the table.
+OWN_PREFIXES = (b"PWXP", b"PAR1")
 # By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "inspect": (b"PK\x03\x04", read_eval),

@@ -65,7 +65,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     elif "completions" in row:
         yield _stepwise(row, origin)
     else:
-        yield _unpaired(row, origin)
+        yield _unpaired(row, origin, options)
 
 
 def _pair(row: Json, origin: Origin) -> Experience:
@@ -84,7 +84,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _unpaired(row: Json, origin: Origin) -> Experience:
+def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     info = small_fields(row, _READ)
     if isinstance(row.get("completion"), str):
         info["form"] = "text"
@@ -95,7 +95,7 @@ def _unpaired(row: Json, origin: Origin) -> Experience:
         prompt=_prompt(row),
         completion=answer_from(row.get("completion"), "completion"),
         tools=tools_of(row),
-        reward=score(row.get("label")),
+        reward=score(row.get(options.reward or "label")),
         info=info,
     )
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jsontext import encode
 from pairwright.places import Place, Remote, staged
+from pairwright.sources.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
-from pairwright.store.jsonform import experience_to_json
 from pairwright.store.table import Table
 
 
