@@ -25,6 +25,7 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import EncodeOptions, encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.train.filtering import FILTERED, filtered_uids, match_pairs
 from pairwright.train.layout import Tree, tree_of
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
@@ -124,15 +125,18 @@ def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, s
     )
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
-    if not len(pairs) or held.all():
+    wanted = match_pairs(source, settings.where, pairs.ids)
+    if settings.where is not None:
+        counts[FILTERED] = int((~wanted).sum())
+    if not (wanted & ~held).any():
         why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
         raise DataError(f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {model}")
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
-        train=np.flatnonzero(~held),
-        validation=np.flatnonzero(held),
+        train=np.flatnonzero(wanted & ~held),
+        validation=np.flatnonzero(wanted & held),
         counts={**counts, "truncated": manifest["truncated"]},
     )
 
@@ -148,7 +152,9 @@ def load_policy_data(
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
-    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side]
+    filtered = filtered_uids(table, settings.where)
+    counts |= {FILTERED: len(filtered)} if settings.where is not None else {}
+    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
     signals = read_token_signals(table, dict(found)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
     number_of: dict[str, int] = {}
@@ -184,8 +190,12 @@ def load_distill_data(source: Path, model: Path, settings: TrainConfig, show: Sh
     counts: Counter[str] = Counter()
     table = Table(source, create=False)
     total = table.count()
+    filtered = filtered_uids(table, settings.where)
+    counts |= {FILTERED: len(filtered)} if settings.where is not None else {}
     for number, experience in enumerate(table.records()):
         show(number, total)
+        if experience.eid.uid in filtered:
+            continue
         hints, found = hints_for(experience.messages, experience.errors, templates=templates)
         counts["without_hint"] += found.without_hint
         counts["without_recovery"] += found.without_recovery

@@ -37,6 +37,7 @@ class Status(msgspec.Struct, kw_only=True):
     error: str | None = None
     notes: list[str] = []
     counts: dict[str, dict[str, int]] = {}
+    where: str | None = None
     fingerprint: str = ""
     pid: int = 0
 

@@ -255,6 +255,7 @@ class Training:
         self.folder.write_status(
             num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
             counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
+            where=self.settings.where,
         )  # fmt: skip
         for note in notes:
             self.progress({"kind": "note", "note": note})
