@@ -168,6 +168,12 @@ def test_rewards_of_records_that_are_there_already_are_not_changed_and_that_is_s
     (tmp_path / "s.csv").write_text("id,reward\nrow-0,1\n")
     run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e")
     done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--scores", tmp_path / "s.csv")
-    assert (done.returncode, last_line(done)) == (
+    assert (done.returncode, done.stderr.splitlines()[-2]) == (
         0, "records that were there already keep the rewards they had; import into a new table to change them",
     )  # fmt: skip
+
+
+def test_an_output_that_is_a_file_or_lies_in_one_is_one_line_and_exit_code_1(traces_file, tmp_path):
+    for output in (traces_file, traces_file / "e"):
+        done = run("import", traces_file, "-o", output)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

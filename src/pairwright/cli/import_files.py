@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."
+    ),
+]
 
 
 def import_files(
@@ -31,12 +37,7 @@ def import_files(
     format_name: Annotated[
         str | None, typer.Option("--format", help="A format's name; by default told by content. See docs/sources.md.")
     ] = None,
-    reward: Annotated[
-        str | None,
-        typer.Option(
-            help="The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."
-        ),
-    ] = None,
+    reward: Reward = None,
     scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
@@ -83,6 +84,7 @@ def import_files(
     refuse_empty(summary)
     if (reward is not None or scores is not None) and summary.total("already_there"):
         say("records that were there already keep the rewards they had; import into a new table to change them")
+    _say_added(summary, folder)
     if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
@@ -106,6 +108,9 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"{file}: records were there already, from {other}; if both are runs of their own, import them together")
     if summary.num_replaced:
         say(f"replaced: {summary.num_replaced:,} records of an earlier import")
+
+
+def _say_added(summary: "ImportSummary", output: "Place") -> None:
     added = summary.total("experiences") - summary.total("already_there")
     aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
     say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")

@@ -19,6 +19,8 @@ def check_table(folder: Place, *, create: bool) -> None:
     if not marker.exists():
         if isinstance(folder, Remote):
             folder.entries()  # says so where there is not even a bucket
+        elif folder.exists() and not folder.is_dir():
+            raise TableError(f"{folder}: a file, and a table is a folder: choose another name")
         if not create:
             raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
         if folder.is_dir() and any(not name.startswith(".") for name in names_in(folder)):
@@ -44,8 +46,11 @@ def _write(folder: Place, content: bytes) -> None:
         with staged(folder / MARKER) as written:
             written.write_bytes(content)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    hidden = folder / f".{new_segment_id()}.tmp"
-    hidden.write_bytes(content)
-    hidden.rename(folder / MARKER)
-    sync_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = folder / f".{new_segment_id()}.tmp"
+        hidden.write_bytes(content)
+        hidden.rename(folder / MARKER)
+        sync_folder(folder)
+    except OSError as error:
+        raise TableError(f"{folder}: no table can be made here: {error.strerror or error}") from error
