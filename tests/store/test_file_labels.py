@@ -6,8 +6,9 @@ import shutil
 import pytest
 
 from pairwright import Table
-from pairwright.store.file_labels import FILE_NAME, copy_labels, read_labels
+from pairwright.store.file_labels import copy_labels, read_labels
 from pairwright.store.importing import import_files
+from pairwright.store.marker import read_marker, write_marker
 
 ROLLOUT = {
     "responses_create_params": {"input": "?"},
@@ -90,12 +91,18 @@ def test_a_copy_that_adds_nothing_is_named_with_the_file_it_equals(folder, tmp_p
     assert summary.same_as == {str(folder / "b" / "x.jsonl"): str(folder / "a" / "x.jsonl")}
 
 
+def forget_labels(table):
+    fields = read_marker(table.path)
+    del fields["files"]
+    write_marker(table.path, fields)
+
+
 def test_a_table_without_labels_keeps_the_ids_it_has_and_gets_what_it_lacked(folder, tmp_path):
     table = Table(tmp_path / "t")
     assert added([folder / "a" / "x.jsonl"], table) == 2  # ids of file names, as before there were labels
-    (table.path / FILE_NAME).unlink()
+    forget_labels(table)
     assert added([folder / "a"], table) == 0
-    (table.path / FILE_NAME).unlink()
+    forget_labels(table)
     assert added([folder], table) == 2
     assert added([folder], table) == 0
 
@@ -118,3 +125,15 @@ def test_labels_can_be_copied_with_the_rows(folder, tmp_path):
     other.append(table.records())
     copy_labels(table.path, other.path)
     assert added([folder / "b" / "x.jsonl"], other) == 0
+
+
+def test_another_spelling_of_a_path_replaces_its_rows_and_its_rejections(folder, tmp_path, monkeypatch):
+    table = Table(tmp_path / "t")
+    file = folder / "a" / "x.jsonl"
+    file.write_text(chat_rows("one", "two") + "\n{torn")
+    import_files([str(file)], table)
+    file.write_text(chat_rows("one", "three") + "\n{torn")
+    monkeypatch.chdir(folder)
+    summary = import_files(["a/x.jsonl"], table, update=True)
+    assert (summary.num_replaced, table.count()) == (1, 2)
+    assert len((table.path / "quarantine.jsonl").read_text().splitlines()) == 1

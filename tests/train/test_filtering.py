@@ -53,3 +53,23 @@ def test_error_turns(model, tmp_path):
     train(settings, model=model, experience=runs, output=tmp_path / "run")
     assert read_status(tmp_path / "run").counts["sdpo"]["filtered by --where"] == 3
     assert {json.loads(uid)[2] for uid in trained_ids(tmp_path / "run")} == {0}
+
+
+def test_the_command_takes_a_condition_with_quotes(model, tmp_path):
+    from typer.testing import CliRunner
+
+    from pairwright.cli import app
+
+    pairs = make_pairs(tmp_path / "pairs", 4)
+    words = ["train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "--batch-size", 2, "--json"]
+    done = CliRunner().invoke(app, [*map(str, words), "--where", "task = '1' OR task LIKE '%: 3'"])
+    assert done.exit_code == 0, done.exception
+    assert read_status(tmp_path / "run").counts["dpo"]["filtered by --where"] == 3
+
+
+@pytest.mark.parametrize("name", ["trl", "nemo-rl"])
+def test_trainers_of_other_people_refuse_it(name):
+    from pairwright.backends.translation import refuse_untranslatable
+
+    with pytest.raises(ConfigError, match=r"train\.where"):
+        refuse_untranslatable(config("dpo", "gap > 0").train, trainer=name, losses=("sigmoid",), more={})

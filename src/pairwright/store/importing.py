@@ -26,7 +26,7 @@ from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import Scores, parse_reward, read_scores
-from pairwright.store.file_labels import label_files
+from pairwright.store.file_labels import key_of, label_files
 from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.parts import hidden_part, put_hidden_part
 from pairwright.store.table import Table
@@ -92,7 +92,7 @@ def import_files(
         done += _size(task)
         progress(done, total)
     ingest.finish(reward, known_scores)
-    ingest.write_quarantine({str(file) for file in files})
+    ingest.write_quarantine({key_of(str(file)) for file in files})
     summary = ingest.summary()
     summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
@@ -100,7 +100,9 @@ def import_files(
     if update:
         import polars as pl  # not needed otherwise, and it takes a while to load
 
-        read = sorted({str(task.path) for task in tasks})  # a file that cannot be read any more replaces nothing
+        keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
+        sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
+        read = sorted(file for file in sources - {None} if key_of(file) in keys)
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
     return summary
@@ -270,7 +272,7 @@ class _Ingest:
     def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
         if target.exists():
             with opened(target) as before:
-                file.writelines(line for line in before if _file_of(line) not in files)
+                file.writelines(line for line in before if _key_of_file(line) not in files)
         for rejection in self._rejections:
             if isinstance(rejection, bytes):
                 file.write(rejection)
@@ -304,9 +306,9 @@ def _contains(sorted_digests: Array, digests: Array) -> Array:
     return np.asarray(sorted_digests[places] == digests)
 
 
-def _file_of(line: bytes) -> str | None:
+def _key_of_file(line: bytes) -> str | None:
     try:
-        return msgspec.json.decode(line, type=Rejected).file
+        return key_of(msgspec.json.decode(line, type=Rejected).file)
     except msgspec.MsgspecError:
         return None
 
