@@ -82,9 +82,7 @@ def import_files(
         )
     _report(summary, folder, as_json=as_json)
     refuse_empty(summary)
-    if (reward is not None or scores is not None) and summary.total("already_there"):
-        say("records that were there already keep the rewards they had; import into a new table to change them")
-    _say_added(summary, folder)
+    _say_added(summary, folder, is_scored=reward is not None or scores is not None)
     if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
@@ -110,7 +108,9 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"replaced: {summary.num_replaced:,} records of an earlier import")
 
 
-def _say_added(summary: "ImportSummary", output: "Place") -> None:
+def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
+    if is_scored and summary.total("already_there"):
+        say("records that were there already keep the rewards they had; import into a new table to change them")
     added = summary.total("experiences") - summary.total("already_there")
     aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
     say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
