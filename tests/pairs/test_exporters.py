@@ -479,6 +479,28 @@ def test_the_command_says_what_became_of_every_pair(tmp_path):
     assert f"pairs written to {output} (customizer)" in done.stderr
 
 
+@pytest.mark.parametrize("case", ["image", "no-prompt"])
+def test_an_export_in_which_no_pair_fits_is_an_error_with_the_reasons_and_leaves_what_was_there(tmp_path, case):
+    pairs, output = stored(tmp_path / "pairs", case), tmp_path / "out.jsonl"
+    done = command(pairs, "--to", "trl", "-o", output, "--json")
+    assert isinstance(done.exception, PairwrightError)
+    assert (done.exception.exit_code, NO_IMAGE[case] in str(done.exception)) == (1, True)
+    assert json.loads(done.stdout)["refused"] == {NO_IMAGE[case]: 1}
+    assert not output.exists()
+    output.write_text("before")
+    assert isinstance(command(pairs, "--to", "trl", "-o", output, "--overwrite").exception, PairwrightError)
+    assert output.read_text() == "before"
+
+
+@pytest.mark.parametrize("target", ["trl", "parquet", "hf"])
+def test_an_export_of_a_split_without_pairs_is_an_error(tmp_path, target):
+    pairs = stored(tmp_path / "pairs", "plain")
+    done = command(pairs, "--to", target, "-o", tmp_path / "out", "--split", "validation")
+    assert isinstance(done.exception, PairwrightError)
+    assert "no pairs of the split 'validation' to export" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

@@ -36,6 +36,8 @@ _STATES = {
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     if request.pairs is None:
         raise ConfigError("the nemo-customizer backend trains on pairs: give --pairs DIR")
+    if config.train.where is not None:
+        raise ConfigError("train.where: nemo-customizer takes the pairs as they are: filter them with pairs.where")
     settings = config.backend.nemo_customizer
     with CustomizerApi(settings) as api:  # a missing address is said before anything is written
         job = _interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)

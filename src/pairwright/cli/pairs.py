@@ -24,6 +24,9 @@ app = typer.Typer(
 
 Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Where = Annotated[
+    str | None, typer.Option(help="Pair only experiences for which this SQL condition holds, e.g. 'run < 9'.")
+]
 
 
 class Strategy(StrEnum):
@@ -100,6 +103,7 @@ def build(
         TeacherChoice, typer.Option(help="teachers: the answer of most, or the best-scored.")
     ] = TeacherChoice.majority,
     votes: Annotated[Path | None, typer.Option(help="CSV of votes instead of rewards.")] = None,
+    where: Where = None,
     dedupe: Annotated[bool, typer.Option(help="Keep equal pairs once.")] = True,
     near_duplicates: Annotated[float | None, typer.Option(help="Drop pairs at least this similar (0 to 1).")] = None,
     contradictions: Annotated[Contradictions, typer.Option(help="A over B and B over A.")] = Contradictions.drop,

@@ -77,6 +77,8 @@ class PairsConfig(Section):
     """teachers: the answer of most, or the best-scored."""
     votes: str | None = None
     """A CSV file of votes instead of rewards."""
+    where: str | None = None
+    """SQL condition of the experiences that may be paired, such as "reward IS NOT NULL AND task != 'x'"."""
     memory_megabytes: Annotated[int, Field(ge=16)] = 1024
     """About how much memory a build takes."""
 

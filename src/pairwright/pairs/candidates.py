@@ -83,6 +83,8 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
         (Reason.NO_PROMPT, pl.col("no_prompt")),
     ]
+    if "is_filtered" in rows.columns:
+        checks.insert(0, (Reason.FILTERED, pl.col("is_filtered")))
     if not wants_pairs:
         checks.insert(2, (Reason.UNSCORED, pl.col("reward").is_null()))
         empty = pl.col("completion_hash").is_null() | ((pl.col("num_characters") == 0) & pl.col("has_calls").not_())

@@ -21,6 +21,7 @@ NUM_EXAMPLES = 5
 class Reason(StrEnum):
     """Why something is in no pair."""
 
+    FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
     IS_A_PAIR = "already a pair (use the strategy given)"
     IS_NO_PAIR = "not a pair (use another strategy)"

@@ -10,6 +10,7 @@ from pairwright.pairs.gaps import reward_gaps
 from pairwright.pairs.options import PairOptions
 
 _ADVICE = {
+    Reason.FILTERED: "a wider --where lets some through",
     Reason.IS_A_PAIR: "--strategy given passes them through",
     Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
     Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",

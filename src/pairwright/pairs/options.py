@@ -8,6 +8,7 @@ from typing import Any
 
 from pairwright.errors import ConfigError
 from pairwright.places import Place
+from pairwright.store.where import parse_where
 
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
 _CHOICES = {
@@ -97,6 +98,8 @@ class PairOptions:
     """How many teachers must agree; by default more than half of those that answered."""
     teacher_choice: str = "majority"
     votes: Path | None = None
+    where: str | None = None
+    """Condition of the experiences that may be paired, over the columns of their tables (store/where.py)."""
     seed: int = 0
     memory_megabytes: int = 1024
     """About how much memory a build takes: more is planned and written piece by piece."""
@@ -126,6 +129,8 @@ class PairOptions:
             raise ConfigError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ConfigError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.where is not None:
+            parse_where(self.where, option="where")
         if self.strategy == "teachers" and not self.teachers:
             raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
 

@@ -21,6 +21,8 @@ def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
         yield item if isinstance(item, Experience) else Rejected(str(path), None, item.reason, "trinity")
 
 
+# Files that store/exported_files.py reads: pairwright bytes, and Parquet with the columns of the table.
+OWN_PREFIXES = (b"PWXP", b"PAR1")
 # By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "inspect": (b"PK\x03\x04", read_eval),

@@ -59,7 +59,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         rank = score(item.get("rank"))
         if rank is None or rank != rank:
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
-        ranked.append((rank, score(item.get("reward")), answer_from(item.get("completion"), f"{where}.completion")))
+        reward = score(item.get(options.reward or "reward"))
+        ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion")))
     if not ranked:
         raise BadRecord("completions: none")
     tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
@@ -87,7 +88,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
             prompt=prompt,
             completion=completion,
             tools=tools,
-            reward=0.0 - rank if reward is None else reward,
+            reward=0.0 - rank if reward is None and options.reward is None else reward,
             errors=error_sites([*prompt, *completion], tools, result_error_kind),
             info={**info, "rank": rank},
         )

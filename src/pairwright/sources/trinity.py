@@ -54,7 +54,7 @@ def matches(value: Any) -> bool:
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
     if "eid" in row:
-        yield _from_dict(row, origin)
+        yield _from_dict(row, origin, options)
     elif is_preference_row(row):
         yield _plaintext(row, origin)
     elif "messages" in row:
@@ -63,11 +63,11 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         yield from _unjudged(row, origin)
 
 
-def _from_dict(row: Json, origin: Origin) -> Experience:
+def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
     if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
         raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
     return msgspec.structs.replace(
-        experience_from_fields({**row, "reward": row.get("reward")}, {}),
+        experience_from_fields({**row, "reward": row.get(options.reward or "reward")}, {}),
         source=Source(origin.file, origin.line, NAME),
     )
 

@@ -68,7 +68,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     elif "completions" in row:
         yield _stepwise(row, origin)
     else:
-        yield _unpaired(row, origin)
+        yield _unpaired(row, origin, options)
 
 
 def _pair(row: Json, origin: Origin) -> Experience:
@@ -92,7 +92,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _unpaired(row: Json, origin: Origin) -> Experience:
+def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     info = small_fields(row, _READ)
     completion = row.get("completion")
     if isinstance(completion, str) and _is_raw_text(row, completion):
@@ -108,7 +108,7 @@ def _unpaired(row: Json, origin: Origin) -> Experience:
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        reward=score(row.get("label")),
+        reward=score(row.get(options.reward or "label")),
         info=info,
     )
 

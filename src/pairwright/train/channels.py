@@ -117,7 +117,7 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show)
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show, where=settings.where)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
@@ -127,7 +127,9 @@ def load_channels(
             sources = [experience, validation] if validation is not None else [experience]
             likely = _runs(
                 [
-                    load_policy_data(source, output / "tokens" / name, options, show, scored=False)
+                    load_policy_data(
+                        source, output / "tokens" / name, options, show, scored=False, where=settings.where
+                    )
                     for source, name in zip(sources, ("runs", "validation"), strict=False)
                 ]
             )
@@ -135,11 +137,11 @@ def load_channels(
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", options, show)
+        runs = load_policy_data(source, output / "tokens" / "runs", options, show, where=settings.where)
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, options, settings.sdpo, show)
+        found = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:

@@ -40,6 +40,7 @@ class Status(msgspec.Struct, kw_only=True):
     inputs: dict[str, str] = {}
     tokens: dict[str, Any] = {}
     trained_tokens: dict[str, int] = {}
+    where: str | None = None
     fingerprint: str = ""
     pid: int = 0
 

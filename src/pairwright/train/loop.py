@@ -276,6 +276,7 @@ class Training:
             num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
             counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
             tokens=self.config.tokens.content(),
+            where=self.settings.where,
         )  # fmt: skip
         for note in notes:
             self.progress({"kind": "note", "note": note})

@@ -63,6 +63,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     split: Literal["train", "validation", "all"] = "all"
     history: bool = False  # customizer: messages with the full history as prompt, instead of text
     arguments: Literal["text", "object"] = "text"  # of tool calls, in TRL's files: JSON text or the object itself
+    needs_rows: bool = False  # raise NothingFits instead of writing a file without rows
 
     def __post_init__(self) -> None:
         for name, known in (("split", ("train", "validation", "all")), ("arguments", ("text", "object"))):
@@ -99,6 +100,28 @@ class ExportSummary(msgspec.Struct, kw_only=True):
         examples = self.examples.setdefault(reason, [])
         if len(examples) < _NUM_EXAMPLES:
             examples.append(pair)
+
+
+class NothingFits(PairwrightError):
+    """An export in which no pair was written; what was there before stays. `summary` says what became of the pairs."""
+
+    def __init__(self, summary: ExportSummary, pairs: Place, split: str) -> None:
+        self.summary = summary
+        if not summary.pairs:
+            which = "no pairs" if split == "all" else f"no pairs of the split {split!r}"
+            super().__init__(f"{pairs}: {which} to export; see: pairwright pairs stats {pairs}")
+            return
+        reasons = ", ".join(f"{num:,} × {reason}" for reason, num in sorted(summary.refused.items()))
+        super().__init__(
+            f"none of {summary.pairs:,} pairs fits {summary.target} ({reasons}); nothing was written. "
+            "docs/exports.md says what each target holds"
+        )
+
+
+def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -> None:
+    """NothingFits where no pair was written and the export needs rows."""
+    if options.needs_rows and not summary.written:
+        raise NothingFits(summary, pairs, options.split)
 
 
 class Context(NamedTuple):
@@ -193,6 +216,7 @@ class _Writer:
                 if is_first:
                     context, is_first = context._replace(is_text=_is_text(batch)), False
                 self._write_batch(batch, context, file)
+            refuse_empty(self._summary, pairs, options)
         return self._summary
 
     def _write_batch(self, batch: pa.RecordBatch, context: Context, file: BinaryIO) -> None:
