@@ -21,6 +21,8 @@ class PairsConfig(Section):
     """Least difference of rewards; a tie is never a pair."""
     max_gap: float | None = None
     """Largest difference of rewards."""
+    tie_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-9
+    """Rewards tie that differ by no more than this share of the larger one."""
     min_candidates: Annotated[int, Field(ge=2)] = 2
     """Least number of candidates in a group."""
     max_pairs_per_group: Count | None = None

@@ -9,6 +9,7 @@ import polars as pl
 from pairwright.pairs.candidates import GROUP_KEYS, Flags
 from pairwright.pairs.drafts import HASHES
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.work import Work
 
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
@@ -74,6 +75,7 @@ def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     rejected = rows.rename({"completion_hash": "rejected_hash", "reward": "rejected_reward", "len": "num_rejected"})
     both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"]).join(rejected, on=[*GROUP_KEYS, "rejected_hash"])
     times = pl.col("num_chosen") * pl.col("num_rejected")
+    both = both.filter(~tied_rewards(work.options.tie_tolerance))
     return both.group_by(HASHES).agg(
         pl.when(pl.col("chosen_reward") > pl.col("rejected_reward")).then(times).sum().alias("for"),
         pl.when(pl.col("chosen_reward") < pl.col("rejected_reward")).then(times).sum().alias("against"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from pairwright.pairs.candidates import Candidates
 from pairwright.pairs.funnel import Funnel, Reason
-from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.gaps import is_tied, reward_gaps
 from pairwright.pairs.options import PairOptions
 
 _ADVICE = {
@@ -57,7 +57,7 @@ def clues_of(candidates: Candidates | None, largest_group: int, options: PairOpt
     rewards = candidates.rewards
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     steps = reward_gaps(rewards[:-1], rewards[1:])
-    inside = (np.diff(candidates.groups) == 0) & (steps > 0)
+    inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
     return Clues(
         most_candidates=largest_group,
         largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import ConfigError
+from pairwright.pairs.gaps import TIE_TOLERANCE
 from pairwright.places import Place
 
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
@@ -57,6 +58,8 @@ class PairOptions:
     min_gap: float = 0.0
     """The least difference of rewards; a tie is never a pair, whatever this is."""
     max_gap: float | None = None
+    tie_tolerance: float = TIE_TOLERANCE
+    """Rewards tie that differ by no more than this share of the larger one: float noise is no preference."""
     min_candidates: int = 2
     max_pairs_per_group: int | None = None
     max_pairs_per_task: int | None = None
@@ -117,6 +120,8 @@ class PairOptions:
             raise ConfigError(f"min_gap: got {self.min_gap!r}, expected a finite number of at least 0")
         if self.max_gap is not None and not self.max_gap >= max(self.min_gap, 0):
             raise ConfigError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
+        if not 0 <= self.tie_tolerance < 1:
+            raise ConfigError(f"tie_tolerance: got {self.tie_tolerance!r}, expected a share from 0 to below 1")
         if self.length_balance is not None and not self.length_balance > 0:
             raise ConfigError(f"length_balance: got {self.length_balance!r}, expected a bound above 0")
         for name in ("curriculum_start", "curriculum_increment"):

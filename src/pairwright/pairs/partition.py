@@ -14,7 +14,7 @@ import polars as pl
 from pairwright.pairs.candidates import GROUP_KEYS, candidates_of, grouped, with_reasons
 from pairwright.pairs.filters import filtered
 from pairwright.pairs.funnel import Funnel, Reason
-from pairwright.pairs.gaps import Floats, reward_gaps
+from pairwright.pairs.gaps import Floats, is_tied, reward_gaps
 from pairwright.pairs.hints import Clues, clues_of
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.scale import Scale, scales_of
@@ -115,7 +115,8 @@ def _never_paired(work: Work) -> pl.DataFrame:
     best, worst = rewards[candidates.starts[:-1]][groups], rewards[candidates.starts[1:] - 1][groups]
     near = [options.min_gap]
     largest = np.maximum(reward_gaps(best, rewards, near=near), reward_gaps(rewards, worst, near=near))
-    tied, below = pl.lit(pl.Series(best == worst)), pl.lit(pl.Series(largest < options.min_gap))
+    tied = pl.lit(pl.Series(is_tied(best, worst, options.tie_tolerance)))
+    below = pl.lit(pl.Series(largest < options.min_gap))
     picked = Reason.GROUP_CAP if options.strategy == "all" else Reason.NOT_PICKED
     reason = pl.when(tied).then(pl.lit(Reason.TIED.value)).when(below).then(pl.lit(Reason.BELOW_GAP.value))
     return candidates.frame.select("row", reason.otherwise(pl.lit(picked.value)).alias("lost"))
