@@ -79,8 +79,12 @@ def test_means_of_branches_tie_at_the_scale_of_their_rewards(tmp_path):
 
 
 def preference(rewards):
-    sides = [Side(messages=(Message("assistant", text),), reward=reward) for text, reward in zip("ab", rewards, strict=True)]
-    return Experience(eid=EID("b", "t"), kind="preference", prompt=(Message("user", "go"),), chosen=sides[0], rejected=sides[1])
+    sides = [
+        Side(messages=(Message("assistant", text),), reward=reward) for text, reward in zip("ab", rewards, strict=True)
+    ]
+    return Experience(
+        eid=EID("b", "t"), kind="preference", prompt=(Message("user", "go"),), chosen=sides[0], rejected=sides[1]
+    )
 
 
 @pytest.mark.parametrize("rewards", [(1.0, NOISE), (NOISE, 1.0)])

@@ -43,8 +43,9 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        self._only = read_rows(tables) if number == 1 else no_rows()
-        for batch in row_batches(tables) if number > 1 else ():
+        runs = options.within_run
+        self._only = read_rows(tables, with_runs=runs) if number == 1 else no_rows(with_runs=runs)
+        for batch in row_batches(tables, with_runs=runs) if number > 1 else ():
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0

@@ -76,16 +76,22 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
     reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
     text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
-    advice = _value(reason, clues, options) or _ADVICE.get(reason)
+    advice = _value(reason, clues, options) or _advice(reason, options)
     text = f"{text}; {advice}" if advice else text
     first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
         if drop.count * 2 > first.num_in:
-            advice = _ADVICE.get(reason)
+            advice = _advice(reason, options)
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
             text += f"; {advice}" if advice else ""
     return text
+
+
+def _advice(reason: Reason, options: PairOptions) -> str | None:
+    if reason is Reason.SINGLE and options.within_run:
+        return "record several candidates a run, or compare those of all runs: --no-within-run"
+    return _ADVICE.get(reason)
 
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:

@@ -11,6 +11,7 @@ from pairwright.pairs.gaps import TIE_TOLERANCE
 from pairwright.places import Place
 
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
+_IN_RUNS = ("all", "best-worst", "stratified")
 _CHOICES = {
     "strategy": STRATEGY_NAMES,
     "weight": ("one", "gap", "chosen"),
@@ -60,6 +61,8 @@ class PairOptions:
     max_gap: float | None = None
     tie_tolerance: float = TIE_TOLERANCE
     """Rewards tie that differ by no more than this share of the larger one: float noise is no preference."""
+    within_run: bool = False
+    """Compare only candidates of one run with each other, as NAT does; caps of a group are then caps of a run's step."""
     min_candidates: int = 2
     max_pairs_per_group: int | None = None
     max_pairs_per_task: int | None = None
@@ -131,6 +134,11 @@ class PairOptions:
             raise ConfigError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ConfigError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
+            raise ConfigError(
+                f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
+                f"across_groups and votes; leave it out with {self.strategy!r} here"
+            )
         if self.strategy == "teachers" and not self.teachers:
             raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
 

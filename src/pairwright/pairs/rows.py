@@ -17,6 +17,7 @@ from pairwright.store.table import Table
 
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
+_OF_RUN = ("run", "source")  # read only where the candidates of a run are a group
 _MASKED, _FAILED = "mask_sample", "_ng_failure_class"
 _READ = (
     *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
@@ -25,20 +26,22 @@ _READ = (
 _BATCH_BYTES = 32 * 2**20
 
 
-def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
-    """The narrow rows of all experiences; the first table has the number `first`."""
+def read_rows(tables: Sequence[Table], *, first: int = 0, with_runs: bool = False) -> pl.DataFrame:
+    """The narrow rows of all experiences; the first table has the number `first`. `with_runs`: which run each is of."""
     if not tables:
         raise PairwrightError("no experience table was named")
     numbered = enumerate(tables, first)
-    return pl.concat([_finished(_narrow(table, number << PLACE_BITS).collect()) for number, table in numbered])
+    return pl.concat(
+        [_finished(_of_columns(table.lazy(), number << PLACE_BITS, with_runs).collect()) for number, table in numbered]
+    )
 
 
-def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
+def row_batches(tables: Sequence[Table], *, with_runs: bool = False) -> Iterator[pl.DataFrame]:
     """The same, about so many at a time as are read with 32 MB."""
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
-        for rows in _read_together(table.scan(columns=_READ)):
-            yield _finished(_of_columns(rows.lazy(), first).collect())
+        for rows in _read_together(table.scan(columns=(*_READ, *(_OF_RUN if with_runs else ())))):
+            yield _finished(_of_columns(rows.lazy(), first, with_runs).collect())
             first += rows.height
 
 
@@ -56,21 +59,19 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
         yield pl.DataFrame(pa.Table.from_batches(pending))
 
 
-def no_rows() -> pl.DataFrame:
+def no_rows(*, with_runs: bool = False) -> pl.DataFrame:
     """The columns of narrow rows, and none of them."""
-    return _finished(_of_columns(pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy(), 0).collect())
+    empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
+    return _finished(_of_columns(empty, 0, with_runs).collect())
 
 
-def _narrow(table: Table, first: int) -> pl.LazyFrame:
+def _of_columns(experiences: pl.LazyFrame, first: int, with_runs: bool) -> pl.LazyFrame:
     """The narrow rows of a table; `first` is the number of its first row."""
-    return _of_columns(table.lazy(), first)
-
-
-def _of_columns(experiences: pl.LazyFrame, first: int) -> pl.LazyFrame:
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     return experiences.with_row_index("row").select(
         *_NARROW,
+        *(_OF_RUN if with_runs else ()),
         pl.col("row").cast(pl.Int64) + first,
         pl.when(no_completion)
         .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
