@@ -158,7 +158,7 @@ class TrainConfig(Named):
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     shuffle: bool = True
-    """A new order each epoch; false keeps the order of the table (curriculum)."""
+    """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
     learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
     """Largest learning rate."""
     schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")

@@ -1,9 +1,9 @@
 """Which experiences may be compared: read as narrow columns, each either a candidate of a group or left under a reason.
 
-A group is one task and step (of one run, on request) with equal prompts (canonical form, tools included). Its candidates are scored, not empty,
-not failed. Rows are sorted by group, then from the highest reward down, with ties broken by content and id, so that
-nothing that follows depends on the order in which they were read. Groups stand in the order of their prompt hashes, so
-that rows which were parted by prompt hash come out as they would have in one piece.
+A group is one task and step (of one run, on request) with equal prompts (canonical form, tools included). Its
+candidates are scored, not empty, not failed. Rows are sorted by group, then from the highest reward down, with ties
+broken by content and id, so that nothing that follows depends on the order in which they were read. Groups stand in the
+order of their prompt hashes, so that rows which were parted by prompt hash come out as they would have in one piece.
 """
 
 from collections.abc import Sequence

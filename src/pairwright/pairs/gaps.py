@@ -4,8 +4,8 @@ A reward stands for the decimal number that its shortest text shows. Nearly all 
 are whole numbers of 1e-9, and their differences are exact in integers. The others are subtracted as floats, and again
 as decimals where the result lies so near a threshold that rounding could decide.
 
-Rewards that differ by no more than float noise tie: 1.0 and 0.9999999999999998 say the same. The tolerance is relative to
-the larger of the two magnitudes, which counts as at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
+Rewards that differ by no more than float noise tie: 1.0 and 0.9999999999999998 say the same. The tolerance is relative
+to the larger of the two magnitudes, which counts as at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
 """
 
 from collections.abc import Sequence

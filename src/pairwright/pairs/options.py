@@ -62,7 +62,7 @@ class PairOptions:
     tie_tolerance: float = TIE_TOLERANCE
     """Rewards tie that differ by no more than this share of the larger one: float noise is no preference."""
     within_run: bool = False
-    """Compare only candidates of one run with each other, as NAT does; caps of a group are then caps of a run's step."""
+    """Compare only candidates of one run with each other, as NAT does; a group is then a step of one run."""
     min_candidates: int = 2
     max_pairs_per_group: int | None = None
     max_pairs_per_task: int | None = None

@@ -198,8 +198,10 @@ def _num_identical(candidates: Candidates) -> Indices:
 
 
 def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
-    """For each group, how many of its pairs tie although their rewards differ: exact ties have the smallest gaps of all,
-    these need not."""
+    """For each group, how many of its pairs tie although their rewards differ.
+
+    Exact ties have the smallest gaps of all; these need not, since the tolerance grows with the rewards.
+    """
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
     result = np.zeros(len(candidates.sizes), np.int64)

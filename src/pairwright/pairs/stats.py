@@ -68,7 +68,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "length_effect": length_effect(differences),
         "across_groups": int(frame["across_groups"].sum()),
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
-        "tied": int(is_tied(*rewards, _tie_tolerance(folder)).sum()),
+        "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
         "contradictions": sum(

@@ -15,6 +15,7 @@ from pairwright.canonical import content_hash
 from pairwright.config import Config
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.pairs.curriculum import Curriculum
 from pairwright.train.data import (
     DataError,
     PairData,
@@ -106,7 +107,8 @@ def load_channels(
         pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
-        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
+        order = _order(config, data.train, data.curriculum)
+        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
     if weights.sft:
         likely = _chosen(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
@@ -118,7 +120,10 @@ def load_channels(
                 ]
             )
         likely = _given(likely, "sft", "--pairs or --experience")
-        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
+        order = _order(config, likely.train, None if pair_data is None else pair_data.curriculum)
+        channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
+    if pair_data is not None and pair_data.curriculum is not None:
+        channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
         runs = load_policy_data(source, output / "tokens" / "runs", model, settings, show)
@@ -236,9 +241,29 @@ def _runs(parts: list[PolicyData]) -> Likely:
     )
 
 
-def _order(config: Config, items: Array) -> Order:
+def _order(config: Config, items: Array, curriculum: Curriculum | None = None) -> Order:
+    """The order of items; a curriculum is never shuffled away: its stages decide what an epoch has, and without stages
+    the order of the table stays."""
     settings = config.train
-    return Order(items, settings.batch_size, config.seed, settings.shuffle)
+    if curriculum is None:
+        return Order(items, settings.batch_size, config.seed, settings.shuffle)
+    if curriculum.stages is None:
+        return Order(items, settings.batch_size, config.seed, shuffle=False)
+    stages, interval = curriculum.stages[items], curriculum.interval
+    return Order(items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval)
+
+
+def _curriculum_note(curriculum: Curriculum, order: Order, settings: TrainConfig) -> str:
+    """What a curriculum makes of a run: how many pairs its epochs have, and which are never reached."""
+    if curriculum.stages is None:
+        return f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"
+    total, reached = len(order.items), len(order.active(settings.epochs - 1))
+    note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} pairs, "
+    note += f"the last {reached:,}"
+    if reached < total:
+        last = int(order.stages.max()) * curriculum.interval + 1 if order.stages is not None else 1
+        note += f"; {total - reached:,} are never trained: all are in from epoch {last} on"
+    return note
 
 
 def _given(value: Any, channel: str, option: str) -> Any:

@@ -16,6 +16,7 @@ from pairwright.arrays import Array
 from pairwright.canonical import content_hash
 from pairwright.config.train import TrainConfig
 from pairwright.errors import PairwrightError
+from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_sequences
@@ -46,6 +47,7 @@ class PairData:
     train: Array
     validation: Array
     counts: dict[str, int]
+    curriculum: Curriculum | None = None
     _recent: dict[int, Tree] = field(default_factory=dict)
 
     def tree(self, position: int) -> Tree:
@@ -72,7 +74,8 @@ class PairData:
 
     @property
     def fingerprint(self) -> str:
-        return content_hash(self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist())
+        parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
     def num_tokens(self, position: int) -> int:
         """Tokens of the pair's row when its prompt is shared."""
@@ -118,7 +121,8 @@ def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, s
     manifest = encode_source(source, tokens, _options(model, settings), progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
-    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
+    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
+    narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
     )
@@ -127,13 +131,15 @@ def load_pairs(source: Path, tokens: Path, model: Path, settings: TrainConfig, s
     if not len(pairs) or held.all():
         why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
         raise DataError(f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {model}")
+    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
-        train=np.flatnonzero(~held),
-        validation=np.flatnonzero(held),
+        train=in_order[~held[in_order]],
+        validation=in_order[held[in_order]],
         counts={**counts, "truncated": manifest["truncated"]},
+        curriculum=read_curriculum(source, rows["curriculum_stage"]),
     )
 
 
