@@ -23,7 +23,7 @@ _ADVICE = {
     Reason.IDENTICAL: "sample with a higher temperature",
     Reason.LENGTH: "a higher --length-balance, or --balance-by reweight, lets some through",
     Reason.ENVIRONMENT: "--environment-divergence lets them through, marked",
-    Reason.NO_TEACHER: "the teachers' tables must have the very prompts of the student's",
+    Reason.NO_TEACHER: "a teacher answers at a state: its prompt must be the student's, and what the run said since",
     Reason.TEACHERS_DISAGREE: "a lower --min-teachers lets some through",
     Reason.NO_VOTE: "the file of votes names none of these experiences",
     Reason.CURRICULUM: "a larger --curriculum-share lets some through",

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices
 from pairwright.pairs.identity import hex_digits, pair_keys, words_of
-from pairwright.pairs.rewriting import rewritten
+from pairwright.pairs.rewriting import REWRITTEN, rewritten
 from pairwright.pairs.row_groups import ROWS_PER_GROUP, Filling, first_uses, index_array, int64_array
 from pairwright.pairs.table import PAIR_SCHEMA
 
@@ -46,7 +46,7 @@ class _Shared:
 def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Iterator[pa.RecordBatch]:
     """The rows of drafts whose texts are all there; `filling` knows how full the row group is that they go to."""
     drafts = drafts if drafts["place"].is_sorted() else drafts.sort("place")
-    copies = drafts["cut"].null_count() == drafts["row_uid"].null_count() == drafts.height
+    copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
     known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
     chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)

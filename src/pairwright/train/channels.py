@@ -107,8 +107,7 @@ def load_channels(
         pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", model, settings, show)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
-        order = _order(config, data.train, data.curriculum)
-        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, order, limits))
+        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train, data), limits))
     if weights.sft:
         likely = _chosen(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
@@ -120,8 +119,7 @@ def load_channels(
                 ]
             )
         likely = _given(likely, "sft", "--pairs or --experience")
-        order = _order(config, likely.train, None if pair_data is None else pair_data.curriculum)
-        channels.append(LikelihoodChannel(likely, weights.sft, order, limits))
+        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
     if pair_data is not None and pair_data.curriculum is not None:
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
@@ -241,10 +239,10 @@ def _runs(parts: list[PolicyData]) -> Likely:
     )
 
 
-def _order(config: Config, items: Array, curriculum: Curriculum | None = None) -> Order:
-    """The order of items; a curriculum is never shuffled away: its stages decide what an epoch has, and without stages
-    the order of the table stays."""
-    settings = config.train
+def _order(config: Config, items: Array, pairs: PairData | None = None) -> Order:
+    """The order of items. A curriculum of `pairs` is never shuffled away: its stages decide what an epoch has, and
+    without stages the order of the table stays."""
+    settings, curriculum = config.train, None if pairs is None else pairs.curriculum
     if curriculum is None:
         return Order(items, settings.batch_size, config.seed, settings.shuffle)
     if curriculum.stages is None:
