@@ -21,6 +21,7 @@ from pairwright.backends.launched import (
 )
 from pairwright.backends.local import PROCESS, serve_result
 from pairwright.backends.translation import (
+    has_curriculum_order,
     micro_batch,
     model_folder,
     refuse_untranslatable,
@@ -47,6 +48,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     process.refuse_running(folder / PROCESS)
     settings, train = config.backend.trl, config.train
     _check(train, settings.options)
+    has_curriculum_order(request.pairs, trainer="TRL")
     model = model_folder(request.model, trainer="TRL", needs_template=not begins_with_text(request.pairs))
     files = folder / "exports" / "trl"
     dataset = write_dataset(request.pairs, files, target="trl", names=("train.jsonl", "validation.jsonl"),

@@ -80,6 +80,8 @@ def build(
     strategy: Annotated[Strategy, typer.Option(help="Which candidates are paired.")] = Strategy.all,
     min_gap: Annotated[float, typer.Option(help="Least difference of rewards.")] = 0.0,
     max_gap: Annotated[float | None, typer.Option(help="Largest difference of rewards.")] = None,
+    tie_tolerance: Annotated[float, typer.Option(help="Rewards tie within this share of the larger one.")] = 1e-9,
+    within_run: Annotated[bool, typer.Option(help="Compare only candidates of one run, as NAT does.")] = False,
     min_candidates: Annotated[int, typer.Option(help="Least number of candidates in a group.")] = 2,
     max_pairs_per_group: Annotated[int | None, typer.Option(help="Largest gaps to keep of a group.")] = None,
     max_pairs_per_task: Annotated[int | None, typer.Option(help="Largest gaps to keep of a task.")] = None,

@@ -21,6 +21,10 @@ class PairsConfig(Section):
     """Least difference of rewards; a tie is never a pair."""
     max_gap: float | None = None
     """Largest difference of rewards."""
+    tie_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-9
+    """Rewards tie that differ by no more than this share of the larger one."""
+    within_run: bool = False
+    """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
     min_candidates: Annotated[int, Field(ge=2)] = 2
     """Least number of candidates in a group."""
     max_pairs_per_group: Count | None = None

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     UNUSABLE_VOTE = "vote on an experience that cannot be used"
     AGREES = "the student agrees with the teachers"
     NO_TEACHER = "no teacher answered at this prompt"
+    NO_DECISION = "no message that the model wrote"
     TEACHERS_DISAGREE = "too few teachers agree"
     DUPLICATE = "duplicate pair"
     NEAR_DUPLICATE = "near-duplicate pair"

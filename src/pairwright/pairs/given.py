@@ -14,7 +14,7 @@ from pairwright.canonical import canonical_messages, content_hash
 from pairwright.messages import Message, completion_of_text
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import decimal_gap
+from pairwright.pairs.gaps import decimal_gap, tied_rewards
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.table import num_characters
 from pairwright.pairs.work import Work
@@ -80,7 +80,7 @@ def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     checks = [
         (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, pl.col("gap") == 0),
+        (Reason.TIED, tied_rewards(options.tie_tolerance)),
         (Reason.OPPOSITE, pl.col("gap") < 0),
         (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),

@@ -17,7 +17,8 @@ from pairwright.pairs.given import side_messages
 from pairwright.pairs.identity import pair_key
 
 _LONG = pa.large_string()
-_OF_TEXT = ("prompt_text", "response_text", "num_prompt_messages")  # what messages of text need
+_OF_TEXT = ("prompt_text", "response_text")
+REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft that has one of them is not a mere copy
 _MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 
@@ -46,8 +47,12 @@ def rewritten(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: 
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
     rows = texts.select(names).take(places).to_pylist()
     columns: list[list[str | None]] = [[] for _ in _MADE]
-    for cut, one, two in zip(drafts["cut"], *np.split(which, 2), strict=True):
-        for column, value in zip(columns, _made(rows[one], rows[two], cut), strict=True):
+    for (cut, given, *at), one, two in zip(drafts.select(REWRITTEN).iter_rows(), *np.split(which, 2), strict=True):
+        if cut is None and given is None:
+            values = _compared(rows[one], rows[two], *at)
+        else:
+            values = _made(rows[one], rows[two], cut)
+        for column, value in zip(columns, values, strict=True):
             column.append(value)
     made = {name: pa.array(values, _LONG) for name, values in zip(_MADE, columns, strict=True)}
     return made | {name: made[name].cast(pa.string()) for name in ("id", "prompt_hash")}
@@ -75,6 +80,27 @@ def _made(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tup
     key = pair_key(digest, *(content_hash(canonical_messages(side)) for side in (chosen, rejected)))
     texts = [encode(messages).decode() for messages in (prompt, chosen, rejected)]
     return key, digest, texts[0], row["tools"], *texts[1:]
+
+
+def _compared(
+    row: dict[str, Any], opposite: dict[str, Any], chosen_at: int | None, rejected_at: int | None
+) -> tuple[str | None, ...]:
+    """One action against one action: the prompt is the state of a message that is cut out, the rejected one first."""
+    chosen, rejected = row["completion"] or "[]", opposite["completion"] or "[]"
+    prompt, tools = row["prompt"] or "[]", row["tools"]
+    if chosen_at is not None:
+        prompt, chosen = _cut_out(row, chosen_at)
+    if rejected_at is not None:
+        (prompt, rejected), tools = _cut_out(opposite, rejected_at), opposite["tools"]
+    digest = prompt_hash(messages_of(prompt), _schemas(tools))
+    key = pair_key(digest, *(content_hash(canonical_messages(messages_of(side))) for side in (chosen, rejected)))
+    return key, digest, prompt, tools, chosen, rejected
+
+
+def _cut_out(row: dict[str, Any], at: int) -> tuple[str, str]:
+    """A message of a conversation, and all before it."""
+    whole = messages_of(row["prompt"] or "[]") + messages_of(row["completion"] or "[]")
+    return encode(whole[:at]).decode(), encode(whole[at : at + 1]).decode()
 
 
 def _hash(name: str, messages: Sequence[Message], tools: str | None) -> str:

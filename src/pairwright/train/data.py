@@ -18,6 +18,7 @@ from pairwright.canonical import content_hash
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
+from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
@@ -56,6 +57,7 @@ class PairData:
     validation: Array
     counts: dict[str, int]
     refused: dict[str, str] = field(default_factory=dict)
+    curriculum: Curriculum | None = None
     _recent: dict[int, Tree] = field(default_factory=dict)
 
     @cached_property
@@ -94,7 +96,8 @@ class PairData:
 
     @property
     def fingerprint(self) -> str:
-        return content_hash(self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist())
+        parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
     def num_tokens(self, position: int) -> int:
         """Tokens of the pair's row when its prompt is shared."""
@@ -142,7 +145,8 @@ def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show, *,
     manifest = encode_source(source, tokens, options, progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
-    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
+    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
+    narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
     )
@@ -156,14 +160,16 @@ def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show, *,
         raise DataError(
             f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {options.tokenizer}"
         )
+    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
-        train=np.flatnonzero(wanted & ~held),
-        validation=np.flatnonzero(wanted & held),
+        train=in_order[(wanted & ~held)[in_order]],
+        validation=in_order[(wanted & held)[in_order]],
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
         refused=read_refusals(tokens),
+        curriculum=read_curriculum(source, rows["curriculum_stage"]),
     )
 
 
