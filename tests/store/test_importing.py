@@ -223,6 +223,23 @@ def test_an_update_from_a_file_that_cannot_be_read_any_more_removes_nothing(tmp_
     assert (summary.total("quarantined"), summary.num_replaced, table.count()) == (1, 0, 1)
 
 
+def test_recorded_ids_of_a_record_with_a_secret_are_dropped_since_they_spell_it(tmp_path):
+    def rollout(task, text):
+        answer = {"type": "message", "role": "assistant", "content": text, "prompt_token_ids": [1, 2],
+                  "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.5]}  # fmt: skip
+        return {"responses_create_params": {"input": "hi"}, "response": {"output": [answer]}, "reward": 1.0,
+                "_ng_task_index": task, "_ng_rollout_index": 0}  # fmt: skip
+
+    rows = [json.dumps(rollout(0, f"the key is sk-{'a' * 40}")), json.dumps(rollout(1, "no key"))]
+    table, summary = imported(tmp_path, "\n".join(rows), redact=True)
+    with_secret, without = sorted(table.records(), key=lambda exp: str(exp.eid.task))
+    assert with_secret.tokens is None
+    assert with_secret.logprobs is None
+    assert with_secret.info["tokens_dropped"] == "the record was redacted"
+    assert without.tokens.tolist() == [1, 2, 3, 4]
+    assert summary.total("tokens_dropped") == 1
+
+
 def test_archives_are_redacted_and_binary_payloads_are_refused_with_redact(tmp_path):
     key = "sk-proj-" + "a1B2" * 8
     messages = [{"role": "user", "content": f"use {key}"}, {"role": "assistant", "content": "ok"}]

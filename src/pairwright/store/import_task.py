@@ -18,7 +18,7 @@ from xxhash import xxh3_128_digest
 
 from pairwright.jsontext import encode
 from pairwright.places import Place, Remote, scratch
-from pairwright.records import Experience, Kind
+from pairwright.records import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.nemo_gym import NAME as NEMO_GYM
@@ -200,8 +200,9 @@ def _kept(
     units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
 ) -> Iterator[Experience]:
     """The experiences of units, with rewards chosen and scores applied; rejections are counted and written."""
+    redacted: set[tuple[str, int | None]] = set()
     if task.redact:
-        units = _redacted(units, result)
+        units = _redacted(units, result, redacted)
     finish = None if task.reward is None and task.options.reward is None else partial(_with_reward, task, result)
     for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
@@ -209,6 +210,8 @@ def _kept(
             result.reasons[_general(found.reason)] += 1
             write_rejected(encode(found) + b"\n")
             continue
+        if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
+            found = _without_ids(found)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(found)
             there, score, key = task.scores.of(found)
@@ -247,8 +250,9 @@ def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
 
 
 def _redacted(
-    units: Iterator[Unit | Experience | Rejected], result: ImportResult
+    units: Iterator[Unit | Experience | Rejected], result: ImportResult, redacted: set[tuple[str, int | None]]
 ) -> Iterator[Unit | Experience | Rejected]:
+    """Units without secrets; `redacted` gets the places of those that had some."""
     for unit in units:
         if isinstance(unit, Experience):  # a binary payload of records, whose secrets nobody has looked for
             file = unit.source.file if unit.source is not None else "a payload"
@@ -263,7 +267,18 @@ def _redacted(
             clean, found = redact(value)
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
+        redacted |= {where} if found else set()
         yield unit
+
+
+def _without_ids(exp: Experience) -> Experience:
+    """An experience whose record had a secret, without its recorded ids, which still spell it."""
+    cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
+    for name in ("chosen", "rejected"):
+        side = getattr(exp, name)
+        cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
+    info = {**exp.info, "tokens_dropped": "the record was redacted"}
+    return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
 def _general(reason: str) -> str:
