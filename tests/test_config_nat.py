@@ -16,6 +16,7 @@ from pairwright.config.nat import from_nat
 from pairwright.config.nat_file import read_nat
 from pairwright.config.nat_names import BELOW, PAIRS, REASONS, RENAMED, STATUS_FAILURES
 from pairwright.errors import ConfigError
+from pairwright.pairs.from_config import pair_options
 
 FILE = """
 llms:
@@ -116,7 +117,7 @@ def test_every_key_of_the_three_components_is_mapped(written):
             "num_runs": 3, "continue_on_collection_error": True,
         },
         "pairs": {
-            "strategy": "best-worst", "min_gap": 0.05, "max_pairs_per_group": 10, "weight": "chosen",
+            "strategy": "best-worst", "min_gap": 0.05, "within_run": True, "max_pairs_per_group": 10, "weight": "chosen",
             "dedupe": False, "max_pairs": 5000,
         },
         "backend": {
@@ -320,3 +321,10 @@ def test_the_page_lists_every_key_that_is_mapped_and_every_one_that_is_not():
         assert mapped.get(theirs) == ours, theirs
     for theirs in (*PAIRS, STATUS_FAILURES, *REASONS):
         assert f"`{theirs}`" in page, theirs
+
+
+def test_what_comes_from_nat_pairs_within_one_run():
+    found = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3}}})
+    assert found.tree["pairs"]["within_run"] is True
+    assert pair_options(Config.model_validate(found.tree)).within_run
+    assert not pair_options(Config()).within_run

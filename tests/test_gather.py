@@ -69,6 +69,47 @@ def test_multi_modal_inputs_and_custom_fields():
         gather_custom_fields([exps[0], Experience(kind="single_turn")])
 
 
+def test_rows_of_different_dtypes_keep_their_values():
+    exps = [
+        Experience(kind="single_turn", tokens=np.array(ids, dtype), prompt_length=1, logprobs=np.array([-0.1], kind))
+        for ids, dtype, kind in (([1, 2], np.int16, np.float16), ([100000, 3], np.int32, np.float64))
+    ]
+    tokens = gather_token_ids(exps, 1, 1, pad_id=70000)
+    assert (tokens.tolist(), tokens.dtype) == ([[1, 2], [100000, 3]], np.int32)
+    logprobs = gather_response_attr(exps, "logprobs", 2)
+    assert (logprobs[1].tolist(), logprobs.dtype) == ([-0.1, 0.0], np.float64)
+    wide = Experience(kind="single_turn", tokens=np.array([1, 2**31 - 1], np.uint64), prompt_length=1)
+    long = Experience(kind="single_turn", tokens=np.array([1, 2], np.int64), prompt_length=1)
+    assert gather_token_ids([wide, long], 1, 1, pad_id=0).dtype == np.int64
+    with pytest.raises(RecordError, match="pad_id: got 70000"):
+        gather_token_ids(exps[:1], 2, 1, pad_id=70000)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    "dtypes", [("int16", "int32"), ("int32", "int64"), ("uint8", "int8"), ("uint8", "int64"), ("int8", "int16")]
+)
+@pytest.mark.parametrize(
+    "floats", [("float16", "float32"), ("float32", "float64"), ("bfloat16", "float32"), ("float16", "bfloat16")]
+)
+def test_dtypes_are_promoted_as_trinity_promotes_them(dtypes, floats, order):
+    trinity = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
+    torch = pytest.importorskip("torch")
+    ours, theirs = [], []
+    for number, (dtype, kind) in enumerate(list(zip(dtypes, floats, strict=True))[::order]):
+        tokens = torch.tensor([1, 2 + number, 100 + number, 7][: 3 + number]).to(getattr(torch, dtype))
+        logprobs = torch.tensor([-0.1, -3.7, -0.3][: 2 + number]).to(getattr(torch, kind))
+        mask = torch.ones(len(logprobs), dtype=torch.bool)
+        ours.append(Experience(kind="multi_turn", tokens=tokens, prompt_length=1, action_mask=mask, logprobs=logprobs))
+        theirs.append(trinity.Experience(tokens=tokens, prompt_length=1, action_mask=mask, logprobs=logprobs))
+    for mine, their in (
+        (gather_token_ids(ours, 2, 4, pad_id=7), trinity.gather_token_ids(theirs, 2, 4, 7)),
+        (gather_response_attr(ours, "logprobs", 4), trinity.gather_response_attrs(theirs, "logprobs", 4)),
+    ):
+        assert str(mine.dtype) == str(their.dtype).removeprefix("torch.")
+        assert mine.astype(np.float64).tolist() == their.to(torch.float64).tolist()
+
+
 def test_values_equal_trinitys():
     trinity = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
     torch = pytest.importorskip("torch")

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairwright import EID, CustomField, ErrorSite, Experience, Kind, Message, Pair, RecordError, Side, ToolCall
+from pairwright.canonical import canonical_messages, prompt_hash
 from pairwright.jsontext import check_json, from_json, to_json
 from strategies import eids, experiences, json_values
 
@@ -194,3 +195,33 @@ def test_json_that_is_nested_too_deep_is_refused_by_name():
 def test_records_import_without_torch_ray_polars_or_pyarrow():
     code = "import sys, pairwright; pairwright.Experience; print([m for m in ('torch','ray','polars','pyarrow') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_text_is_generated_where_it_stands_in_a_completion():
+    prompt, answer = Message("text", "The sea is"), Message("text", " wet.")
+    experience = Experience(kind="single_turn", prompt=[prompt], completion=[answer])
+    assert [message.is_generated for message in experience.messages] == [False, True]
+    side = Side(messages=[answer, Message("text", " Or not.", generated=False)])
+    assert [message.is_generated for message in side.messages] == [True, False]
+    preference = Experience(kind="preference", prompt=[prompt], chosen=side, rejected=Side(messages=[answer]))
+    assert preference.rejected.messages[0].is_generated
+    assert prompt_hash(experience.prompt) == prompt_hash([prompt])
+    assert canonical_messages(experience.completion) == canonical_messages([answer])
+    assert prompt_hash([prompt]) != prompt_hash([Message("user", "The sea is")])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": "single_turn", "prompt": [Message("text", "a")], "completion": [Message("assistant", "b")]},
+        {"kind": "single_turn", "prompt": [Message("user", "a")], "completion": [Message("text", "b")]},
+        {"kind": "multi_turn", "prompt": [Message("text", "a"), Message("user", "b")]},
+        {
+            "kind": "preference", "prompt": [Message("text", "a")], "chosen": Side(messages=[Message("text", "b")]),
+            "rejected": Side(messages=[Message("assistant", "c")]),
+        },
+    ],
+)  # fmt: skip
+def test_a_conversation_is_all_text_or_all_chat(fields):
+    with pytest.raises(RecordError, match=r"message.role: got '(user|assistant)', expected 'text'"):
+        Experience(**fields)

@@ -7,6 +7,7 @@ attended to. Legend: B experiences, P the longest prompt, R the longest response
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from pairwright.records import Experience, Kind
 
 
 def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
-    """Token ids (B, P+R), in the dtype of the first experience."""
+    """Token ids (B, P+R), in the dtype that holds those of all experiences: int16 beside int32 gives int32."""
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
     tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
     return _placed(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
@@ -39,7 +40,7 @@ def gather_action_masks(experiences: Sequence[Experience], max_response: int) ->
 def gather_response_attr(
     experiences: Sequence[Experience], name: str, max_response: int, *, pad_value: float = 0
 ) -> Array:
-    """Any array over the response, such as "logprobs" (B, R), in the dtype of the first experience."""
+    """Any array over the response, such as "logprobs" (B, R), in the dtype that holds all of them."""
     return _gather_response([getattr(exp, name) for exp in experiences], name, max_response, pad_value=pad_value)
 
 
@@ -99,12 +100,32 @@ def _gather_response(arrays: list[Array | None], name: str, max_response: int, *
 
 
 def _placed(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
-    """Each array in a row of its own, from its start on."""
-    first = arrays[0]
-    out = np.full((len(arrays), width, *first.shape[1:]), pad_value, first.dtype)
+    """Each array in a row of its own, from its start on, in a dtype that holds the values of all of them."""
+    first, dtype = arrays[0], _promote([array.dtype for array in arrays])
+    if first.dtype.kind not in "iu":
+        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity pads: in the dtype of the first one
+    try:
+        out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
+    except OverflowError:
+        raise RecordError("pad_id", pad_value, f"a value that {dtype} holds") from None
     for row, start, length, array in zip(out, starts_B.tolist(), lengths_B.tolist(), arrays, strict=True):
         row[start : start + length] = array
     return out
+
+
+def _promote(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype that holds the values of all of these, as torch promotes them; integers stay integers."""
+    distinct = list(dict.fromkeys(dtypes))
+    result = distinct[0]
+    for dtype in distinct[1:]:
+        if {result.name, dtype.name} == {"float16", "bfloat16"}:
+            result = np.dtype(np.float32)
+        elif result.kind in "iu" and dtype.kind in "iu":
+            promoted = np.promote_types(result, dtype)
+            result = promoted if promoted.kind in "iu" else np.dtype(np.int64)  # uint64 with a signed one
+        else:
+            result = np.promote_types(result, dtype)
+    return result
 
 
 def _action_mask(exp: Experience) -> Array | None:

@@ -1,11 +1,13 @@
-"""Experiences that belong together: by task, run or step; and a preference taken apart into its two sides."""
+"""Experiences that belong together: by task, run or step; a preference taken apart into its two sides; and the
+conversation of an experience or a side, be it messages or text."""
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pairwright.errors import RecordError
+from pairwright.messages import Message, completion_of_text, text_prompt
 from pairwright.records import EID, Experience, Kind, Side, SideOf
 
 _KEYS = {"task": "tid", "run": "rid", "step": "sid"}
@@ -31,6 +33,23 @@ def split_preference(exp: Experience) -> tuple[Experience, Experience]:
     if exp.chosen is None or exp.rejected is None:
         raise RecordError("kind", exp.kind.value, "'preference': only a preference has sides to split")
     return _single(exp, exp.chosen, "chosen"), _single(exp, exp.rejected, "rejected")
+
+
+class Conversation(NamedTuple):
+    """Prompt and completion of an experience, or of one side of a preference."""
+
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+
+
+def conversation_of(experience: Experience, side: Side | None = None) -> Conversation:
+    """The messages of an experience, or of a side; what was recorded as text alone is a message of its own."""
+    prompt = experience.prompt or text_prompt(experience.prompt_text)
+    if side is None:
+        completion, text = experience.completion, experience.response_text
+    else:
+        completion, text = side.messages, side.text
+    return Conversation(prompt, completion or completion_of_text(text, prompt_is_text=not experience.prompt))
 
 
 def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:

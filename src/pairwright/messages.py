@@ -10,6 +10,7 @@ from pairwright.errors import RecordError
 from pairwright.jsontext import check_json, check_text
 
 Json = dict[str, Any]
+TEXT = "text"  # the role of raw text that stands in no chat template
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -30,6 +31,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
 
     `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
     Context that was copied or summarised into an assistant turn carries False.
+
+    Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
+    already. A conversation is all text or has none; records mark the text of a completion as generated.
     """
 
     role: str
@@ -88,6 +92,33 @@ ERROR_KINDS = {
     "exception": "code that raised, or a request to the model that failed",
     "tool_error": "any other failure of a tool",
 }
+
+
+def text_prompt(text: str | None) -> tuple[Message, ...]:
+    """Raw text as a prompt; no message where there is no text."""
+    return (Message(TEXT, text),) if text else ()
+
+
+def text_completion(text: str | None) -> tuple[Message, ...]:
+    """Raw text as a completion that the model generated; no message where there is no text."""
+    return (Message(TEXT, text, generated=True),) if text else ()
+
+
+def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Message, ...]:
+    """A completion that was recorded as text alone: after raw text it is raw text, after messages an assistant turn."""
+    if prompt_is_text:
+        return text_completion(text)
+    return (Message("assistant", text),) if text else ()
+
+
+def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A completion whose raw text is marked as generated, unless it is marked as context."""
+    return tuple(
+        msgspec.structs.replace(message, generated=True)
+        if message.role == TEXT and message.generated is None
+        else message
+        for message in completion
+    )
 
 
 class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

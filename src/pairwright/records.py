@@ -35,7 +35,7 @@ from pairwright.checks import (
 )
 from pairwright.errors import RecordError
 from pairwright.jsontext import check_json, check_text, decode, encode
-from pairwright.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.messages import TEXT, ErrorSite, Json, Message, ToolCall, mark_generated
 
 if TYPE_CHECKING:
     import torch
@@ -147,6 +147,8 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
 
     def __post_init__(self) -> None:
         set_tuple(self, "messages", Message)
+        if self.messages and self.messages[0].role == TEXT:
+            force_setattr(self, "messages", mark_generated(self.messages))
         set_tuple(self, "errors", ErrorSite)
         set_reward(self)
         check_truncation(self.truncate_status)
@@ -166,6 +168,13 @@ class SideOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
     preference: EID
     side: Literal["chosen", "rejected"]
+
+
+def check_text_only(prompt: tuple[Message, ...], completion: tuple[Message, ...]) -> None:
+    """Refuse a conversation of which some messages are raw text and others turns of a chat."""
+    for message in (*prompt, *completion):
+        if message.role != TEXT:
+            raise RecordError("message.role", message.role, "'text', since other messages of the conversation are text")
 
 
 class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
@@ -215,6 +224,9 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             raise RecordError("eid", self.eid, "an EID")
         set_tuple(self, "prompt", Message)
         set_tuple(self, "completion", Message)
+        if (self.prompt and self.prompt[0].role == TEXT) or (self.completion and self.completion[0].role == TEXT):
+            check_text_only(self.prompt, self.completion)
+            force_setattr(self, "completion", mark_generated(self.completion))
         set_reward(self)
         check_truncation(self.truncate_status)
         self._check_json_fields()
@@ -250,6 +262,8 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
                 raise RecordError(name, side, "a Side, since the kind is 'preference'")
             if (side.tokens is None) != (self.tokens is None):
                 raise RecordError(f"{name}.tokens", side.tokens, "tokens on the prompt and both sides, or on none")
+            if self.prompt and side.messages and TEXT in (self.prompt[0].role, side.messages[0].role):
+                check_text_only(self.prompt, side.messages)
         if self.completion:
             raise RecordError("completion", self.completion, "none: the answers of a preference are its sides")
 
@@ -340,8 +354,11 @@ class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_f
         for name in ("prompt", "chosen", "rejected"):
             set_tuple(self, name, Message)
         for name in ("chosen", "rejected"):
-            if not getattr(self, name):
+            side = getattr(self, name)
+            if not side:
                 raise RecordError(f"pair.{name}", (), "at least one message")
+            if side[0].role == TEXT:
+                force_setattr(self, name, mark_generated(side))
         for name in ("chosen_reward", "rejected_reward", "gap", "weight"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value):

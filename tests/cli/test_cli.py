@@ -112,3 +112,27 @@ def test_a_closed_pipe_is_no_error(folder):
     )
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.stderr.count("Traceback") == 0
+
+
+def test_filter_writes_a_table_and_says_how_many_were_left_out(folder, tmp_path):
+    done = run("experience", "filter", folder, "--where", "reward > 0.5", "-o", tmp_path / "good", "--json")
+    assert (done.returncode, json.loads(done.stdout)) == (
+        0, {"rows": 3, "kept": 1, "left_out": 2, "where": "reward > 0.5"},
+    )  # fmt: skip
+    assert "1 of 3 experiences written to" in done.stderr
+    assert [exp.reward for exp in Table(tmp_path / "good").records()] == [1.0]
+    done = run("experience", "filter", folder, "--where", "reward > 5", "-o", tmp_path / "none")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+
+
+def test_an_export_of_no_experience_is_exit_code_1(folder, tmp_path):
+    done = run("experience", "export", folder, "--where", "reward > 5", "-o", tmp_path / "a.jsonl")
+    assert (done.returncode, "no experience for which" in done.stderr) == (1, True)
+    assert not (tmp_path / "a.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.pwxp"])
+def test_what_was_exported_is_imported_to_the_same_records(folder, tmp_path, name):
+    assert run("experience", "export", folder, "-o", tmp_path / name).returncode == 0
+    assert run("import", tmp_path / name, "-o", tmp_path / "back").returncode == 0
+    assert list(Table(tmp_path / "back").records()) == list(Table(folder).records())

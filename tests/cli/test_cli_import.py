@@ -98,3 +98,82 @@ def test_a_terminal_gets_a_bar_and_a_table(traces_file, tmp_path):
     assert "openai-chat" in text
     assert "quarantined" in text
     assert "\t" not in text
+
+
+def scored_rows() -> str:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    rows = [
+        {"id": f"row-{number}", "messages": messages, "score": number, "metadata": {"judge": {"style": number / 10}}}
+        for number in range(2)
+    ]
+    return "\n".join(map(json.dumps, rows))
+
+
+def last_line(done) -> str:
+    return done.stderr.splitlines()[-1]
+
+
+def test_an_import_that_read_nothing_is_exit_code_1_and_says_why(tmp_path):
+    (tmp_path / "x.json").write_text('{"hello": 1}')
+    (tmp_path / "empty.jsonl").write_text("")
+    done = run("import", tmp_path / "x.json", tmp_path / "empty.jsonl", "-o", tmp_path / "e")
+    assert done.returncode == 1
+    assert "nothing was imported: 2 files" in last_line(done)
+    assert "an empty file" in last_line(done)
+    assert json.loads(run("import", tmp_path / "x.json", "-o", tmp_path / "e", "--json").stdout)["added"] == 0
+
+
+def test_importing_again_is_fine(traces_file, tmp_path):
+    run("import", traces_file, "-o", tmp_path / "e")
+    done = run("import", traces_file, "-o", tmp_path / "e")
+    assert (done.returncode, last_line(done)[:20]) == (0, "0 experiences added ")
+
+
+def test_a_reward_that_no_record_has_is_exit_code_1_and_the_names_are_listed(tmp_path):
+    (tmp_path / "x.jsonl").write_text(scored_rows())
+    done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--reward", "scroe")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "did you mean 'score'?" in done.stderr
+    assert "metadata.judge.style" in done.stderr
+    assert Table(tmp_path / "e").count() == 0
+    assert [path.name for path in (tmp_path / "e").iterdir() if path.name.startswith(".")] == []
+    assert run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--reward", "2*scroe").returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [("score", [0.0, 1.0]), ("metadata.judge.style", [0.0, 0.1]), ("score - 10*metadata.judge.style", [0.0, 0.0])],
+)
+def test_a_reward_may_be_a_path(tmp_path, reward, expected):
+    (tmp_path / "x.jsonl").write_text(scored_rows())
+    assert run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--reward", reward).returncode == 0
+    assert [exp.reward for exp in Table(tmp_path / "e").records()] == expected
+
+
+def test_scores_that_match_nothing_are_exit_code_1_and_show_an_id_of_each(tmp_path):
+    (tmp_path / "x.jsonl").write_text(scored_rows())
+    (tmp_path / "s.csv").write_text("id,reward\nrow_0,1\n")
+    done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--scores", tmp_path / "s.csv")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "the file has id 'row_0'" in done.stderr
+    assert "matched by id 'row-0'" in done.stderr
+    assert Table(tmp_path / "e").count() == 0
+    (tmp_path / "s.csv").write_text("id,reward\nrow-0,1\n")
+    done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--scores", tmp_path / "s.csv")
+    assert (done.returncode, "scores: 1 of 1 were used" in done.stderr) == (0, True)
+
+
+def test_rewards_of_records_that_are_there_already_are_not_changed_and_that_is_said(tmp_path):
+    (tmp_path / "x.jsonl").write_text(scored_rows())
+    (tmp_path / "s.csv").write_text("id,reward\nrow-0,1\n")
+    run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e")
+    done = run("import", tmp_path / "x.jsonl", "-o", tmp_path / "e", "--scores", tmp_path / "s.csv")
+    assert (done.returncode, done.stderr.splitlines()[-2]) == (
+        0, "records that were there already keep the rewards they had; import into a new table to change them",
+    )  # fmt: skip
+
+
+def test_an_output_that_is_a_file_or_lies_in_one_is_one_line_and_exit_code_1(traces_file, tmp_path):
+    for output in (traces_file, traces_file / "e"):
+        done = run("import", traces_file, "-o", output)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr

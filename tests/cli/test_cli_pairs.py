@@ -57,23 +57,23 @@ def test_build_is_what_is_meant_when_no_command_is_named(folder, capsys):
 
 def test_every_option_reaches_the_build(folder, capsys):
     words = [
-        "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--min-candidates", "3",
+        "--strategy", "stratified", "--high", "q0.9", "--low", "0.5", "--min-gap", "0.1", "--max-gap", "2", "--tie-tolerance", "0.001", "--min-candidates", "3",
         "--max-pairs-per-group", "2", "--max-pairs-per-task", "3", "--max-pairs", "9", "--weight", "gap", "--across-groups",
         "--max-per-chosen", "2", "--tree", "--environment-divergence", "--min-teachers", "2", "--teacher-choice", "best", "--no-dedupe",
         "--near-duplicates", "0.9", "--contradictions", "majority", "--drop-truncated", "--keep-masked", "--length-balance", "5",
         "--balance-by", "reweight", "--validation", "0.5", "--curriculum", "hard-first", "--curriculum-share", "0.9", "--seed", "4",
         "--curriculum-start", "0.4", "--curriculum-increment", "0.3", "--curriculum-interval", "2",
-        "--memory", "64MB", "--teachers", folder / "experience",
+        "--memory", "64MB", "--teachers", folder / "experience", "--where", "run < 9",
     ]  # fmt: skip
     code, out, _ = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--json", *words)
     assert code == 0
     assert json.loads(out)["options"] == {
-        "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "min_candidates": 3, "max_pairs_per_group": 2,
+        "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "tie_tolerance": 0.001, "within_run": False, "min_candidates": 3, "max_pairs_per_group": 2,
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
         "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "balance_by": "reweight", "validation": 0.5, "curriculum": "hard-first",
         "curriculum_share": 0.9, "curriculum_start": 0.4, "curriculum_increment": 0.3, "curriculum_interval": 2, "tree": True, "environment_divergence": True, "teachers": ["experience"], "min_teachers": 2,
-        "teacher_choice": "best", "votes": None, "seed": 4, "memory_megabytes": 64,
+        "teacher_choice": "best", "votes": None, "where": "run < 9", "seed": 4, "memory_megabytes": 64,
     }  # fmt: skip
 
 
@@ -111,6 +111,21 @@ def test_tables_and_a_folder_are_asked_for(capsys):
 def test_no_pairs_is_said_with_the_value_that_would_help(folder, capsys):
     code, _, err = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--min-gap", "0.5")
     assert (code, "--min-gap 0.4 would let some through, now 0.5" in err) == (0, True)
+
+
+def test_what_where_leaves_out_is_counted_and_stands_in_the_funnel(folder, capsys):
+    words = ["build", folder / "experience", "-o", folder / "pairs", "--where", "task != '0' AND reward > 0.6"]
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert out.splitlines()[1:4] == [
+        "experiences\tin\t16", "experiences\tfiltered by --where\t-10", "experiences\tout\t6",
+    ]  # fmt: skip
+    funnel = json.loads((folder / "pairs" / "funnel.json").read_bytes())
+    assert (funnel["pairs"], funnel["options"]["where"]) == (3, "task != '0' AND reward > 0.6")
+    code, out, _ = run(capsys, "explain", folder / "pairs", EID("b", 0, 0, 0, "s").uid, "--json")
+    assert json.loads(out)["reason"] == "filtered by --where"
+    code, _, err = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--where", "nope = 1")
+    assert (code, "no column 'nope'" in err) == (3, True)
 
 
 def test_stats_lint_and_explain(folder, capsys):

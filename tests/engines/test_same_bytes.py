@@ -22,6 +22,7 @@ OPTIONS = {
     "best and worst, split": PairOptions(strategy="best-worst", validation=0.3),
     "all, capped and sampled": PairOptions(max_pairs_per_task=3, max_pairs=60, weight="gap", contradictions="majority"),
     "stratified by quantiles": PairOptions(strategy="stratified", high=Threshold(0.7, True), low=Threshold(0.3, True)),
+    "filtered": PairOptions(where="run < 3 AND completion NOT LIKE '%answer 7%'"),
     "no groups": PairOptions(strategy="stratified", across_groups=True, max_pairs=20),
 }
 

@@ -224,6 +224,47 @@ def test_no_pairs_end_with_one_line_and_a_failed_stage(model, tmp_path):
     assert stages["round-1/pairs"]["state"] == "failed"
 
 
+def imported(folder: Path, model: Path, rows: str, **changes) -> Path:
+    """A configuration that imports these rows instead of collecting."""
+    (folder / "rows.jsonl").write_text(rows)
+    changes = {"sources__paths": ["rows.jsonl"], "loop__evaluate": "never", **changes}
+    path = written(folder, model, **changes)
+    config = json.loads(path.read_text()) | {"collect": {}, "model": str(model)}
+    path.write_text(json.dumps(config))
+    return path
+
+
+def scored(task: int, answer: str, score: float) -> str:
+    messages = [{"role": "user", "content": f"question {task}"}, {"role": "assistant", "content": answer}]
+    return json.dumps({"messages": messages, "score": score, "task_id": str(task)}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "message"),
+    [
+        ("{torn", {}, "nothing was imported"),
+        (scored(0, "a", 1), {"sources__reward": "scroe"}, "did you mean 'score'"),
+    ],
+)
+def test_an_import_that_did_nothing_is_a_failed_stage(model, tmp_path, rows, changes, message):
+    with pytest.raises(PairwrightError, match=message):
+        run(imported(tmp_path, model, rows, **changes), tmp_path / "run")
+    stages = json.loads((tmp_path / "run/manifest.json").read_text())["stages"]
+    assert [(name, stage["state"]) for name, stage in stages.items()] == [("round-1/import", "failed")]
+
+
+def test_a_run_filters_experiences_and_pairs_by_its_configuration(model, tmp_path):
+    rows = "".join(scored(task, text, score) for task in range(4) for text, score in (("a", 1), ("b", 0), ("c", 0.5)))
+    config = imported(tmp_path, model, rows, pairs__where="reward != 0.5", train__where="task IN ('0', '2')")
+    run(config, tmp_path / "run")
+    funnel = json.loads((tmp_path / "run/round-1/pairs/funnel.json").read_text())
+    assert funnel["stages"][0]["drops"][0] | {"examples": []} == {
+        "reason": "filtered by --where", "count": 4, "examples": [],
+    }  # fmt: skip
+    state = json.loads((tmp_path / "run/round-1/train/train.json").read_text())
+    assert (state["where"], state["counts"]["dpo"]["filtered by --where"]) == ("task IN ('0', '2')", 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["collect", "pairs", "tokens", "train", "evaluate"])
 @pytest.mark.parametrize("delay", [0.0, 0.4])

@@ -134,7 +134,8 @@ def test_real_gym_rollouts_give_pairs_with_their_tool_calls(traces, tmp_path):
 
     table = Table(tmp_path / "experience")
     import_files([str(traces / "nemo_gym")], table)
-    for strategy, count in (("all", 3), ("best-worst", 1), ("divergence", 3)):
+    # one group has rewards 1.0, 0.9999999999999998 and a lower one: the first two tie
+    for strategy, count in (("all", 2), ("best-worst", 1), ("divergence", 2)):
         summary = build_pairs([table], tmp_path / strategy, PairOptions(strategy=strategy))
         assert (summary["pairs"], summary["stages"][0]["in"]) == (count, 30)
         assert dropped(summary)[Reason.SINGLE] == 22

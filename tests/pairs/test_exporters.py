@@ -5,13 +5,13 @@ import json
 import pyarrow as pa
 import pytest
 import typer
-from export_cases import CASES, CUT, pairs
+from export_cases import CASES, CUT, pair, pairs
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from pairwright import ConfigError, Experience, PairwrightError
+from pairwright import ConfigError, Experience, Message, PairwrightError
 from pairwright.canonical import canonical_messages
 from pairwright.cli.export import export_pairs
 from pairwright.pairs.exporters import EXPORTERS, nemo, trl
@@ -78,8 +78,8 @@ def run(target, pairs, output, **options):
     return EXPORTERS[name](pairs, output, ExportOptions(history=flag == "--history", **options))
 
 
-def read_back(path):
-    layout = detect(path)
+def read_back(path, format_name="auto"):
+    layout = detect(path, format_name)
     return list(read_file(path, layout, Options()))
 
 
@@ -113,10 +113,69 @@ def test_a_pair_comes_back_through_the_readers_or_is_refused_with_the_reason(tmp
     if outcome == "less":
         assert set(summary.noted) <= {"reasoning_left_out", "names_left_out"} != set()
         sides = tuple(map(without, sides))
-    (found,) = read_back(output)
+    # Trinity's plaintext has the keys of TRL's raw text, so its rows are read as a chat only where it is named.
+    (found,) = read_back(output, "trinity" if target == "trinity" else "auto")
     assert isinstance(found, Experience), found
     assert conversations(found.prompt, found.chosen.messages, found.rejected.messages) == conversations(*sides)
     assert found.tools == pair.tools
+
+
+def raw_text(number=0):
+    return pair([Message("text", f"The sea {number} is")], [Message("text", " wet.")], [Message("text", ' "dry"\n')])
+
+
+@pytest.mark.parametrize("target", JSONL)
+def test_raw_text_is_written_as_text_or_left_out_and_never_wrapped(tmp_path, target):
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([raw_text(0), raw_text(1)])])
+    summary = run(target, tmp_path / "pairs", tmp_path / "out.jsonl")
+    if not target.startswith("trl"):
+        assert (summary.written, summary.refused) == (0, {"text_is_no_chat": 2})
+        assert (tmp_path / "out.jsonl").read_bytes() == b""
+        return
+    assert (summary.written, summary.refused, summary.noted) == (2, {}, {})
+    first = json.loads((tmp_path / "out.jsonl").read_text().splitlines()[0])
+    scores = {"score_chosen": 0.9, "score_rejected": 0.25}
+    assert (
+        first
+        == {
+            "trl": {"prompt": "The sea 0 is", "chosen": " wet.", "rejected": ' "dry"\n', **scores},
+            "trl-implicit": {"chosen": "The sea 0 is wet.", "rejected": 'The sea 0 is "dry"\n', **scores},
+            "trl-unpaired": {"prompt": "The sea 0 is", "completion": " wet.", "label": True},
+        }[target]
+    )
+    back = read_back(tmp_path / "out.jsonl")
+    assert all(message.role == "text" for experience in back for message in experience.messages)
+    assert back[0].prompt == raw_text().prompt
+    if target != "trl-unpaired":
+        assert (back[0].chosen.messages, back[0].rejected.messages) == (raw_text().chosen, raw_text().rejected)
+
+
+@pytest.mark.parametrize("target", ["trl", "trl-implicit", "trl-unpaired"])
+def test_a_file_for_trl_has_one_shape_which_the_first_pair_decides(tmp_path, target):
+    for name, table, reason in (
+        ("text", [raw_text(), CASES["plain"], CASES["calls"]], {"chat_among_texts": 2}),
+        ("chat", [CASES["plain"], raw_text(0), CASES["system"], raw_text(1)], {"text_among_chats": 2}),
+    ):
+        write_pairs(tmp_path / name, [pairs_to_batch(table)])
+        summary = run(target, tmp_path / name, tmp_path / f"{name}.jsonl")
+        assert (summary.refused, summary.written) == (reason, len(table) - 2)
+        kinds = {type(json.loads(line)["prompt" if target != "trl-implicit" else "chosen"])
+                 for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()}  # fmt: skip
+        assert kinds == {str if name == "text" else list}
+
+
+@pytest.mark.parametrize("target", JSONL)
+def test_text_beside_messages_of_a_chat_is_refused_everywhere(tmp_path, target):
+    mixed = pair([Message("text", "The sea is")], [Message("assistant", "wet")], [Message("assistant", "dry")])
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([mixed])])
+    assert run(target, tmp_path / "pairs", tmp_path / "out.jsonl").refused == {"text_is_no_chat": 1}
+
+
+@pytest.mark.parametrize("target", ["parquet", "hf"])
+def test_raw_text_is_whole_in_a_table(tmp_path, target):
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([raw_text()])])
+    assert run(target, tmp_path / "pairs", tmp_path / "out").written == 1
+    assert list(read_pairs(tmp_path / "pairs")) == [raw_text()]
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if EXPECTED["trl"].get(case, WHOLE) == WHOLE])
@@ -418,6 +477,28 @@ def test_the_command_says_what_became_of_every_pair(tmp_path):
     done = command(pairs, "--to", "customizer", "-o", output, "--overwrite", "--history")
     assert f"noted: tools_not_rendered\t5\t{CASES['unused-tools'].id}" in done.stdout
     assert f"pairs written to {output} (customizer)" in done.stderr
+
+
+@pytest.mark.parametrize("case", ["image", "no-prompt"])
+def test_an_export_in_which_no_pair_fits_is_an_error_with_the_reasons_and_leaves_what_was_there(tmp_path, case):
+    pairs, output = stored(tmp_path / "pairs", case), tmp_path / "out.jsonl"
+    done = command(pairs, "--to", "trl", "-o", output, "--json")
+    assert isinstance(done.exception, PairwrightError)
+    assert (done.exception.exit_code, NO_IMAGE[case] in str(done.exception)) == (1, True)
+    assert json.loads(done.stdout)["refused"] == {NO_IMAGE[case]: 1}
+    assert not output.exists()
+    output.write_text("before")
+    assert isinstance(command(pairs, "--to", "trl", "-o", output, "--overwrite").exception, PairwrightError)
+    assert output.read_text() == "before"
+
+
+@pytest.mark.parametrize("target", ["trl", "parquet", "hf"])
+def test_an_export_of_a_split_without_pairs_is_an_error(tmp_path, target):
+    pairs = stored(tmp_path / "pairs", "plain")
+    done = command(pairs, "--to", target, "-o", tmp_path / "out", "--split", "validation")
+    assert isinstance(done.exception, PairwrightError)
+    assert "no pairs of the split 'validation' to export" in str(done.exception)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

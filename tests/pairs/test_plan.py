@@ -82,9 +82,27 @@ def test_prompts_of_plain_text_are_compared_too(tmp_path):
 
     rows = [plain("one", "a", 1.0, 0), plain("one", "b", 0.0, 1), plain("two", "c", 0.5, 2), plain(None, "d", 0.7, 3)]
     (pair,), summary = built(tmp_path, rows)
-    assert (pair.prompt, pair.chosen) == ((Message("user", "one"),), (Message("assistant", "a"),))
+    assert pair.prompt == (Message("text", "one"),)
+    assert (pair.chosen, pair.rejected) == tuple((Message("text", answer, generated=True),) for answer in "ab")
     assert pair.id == pair_id(pair.prompt, pair.tools, pair.chosen, pair.rejected)
     assert dropped(summary) == {Reason.DIFFERENT_PROMPTS: 1, Reason.NO_PROMPT: 1}
+
+
+def test_text_that_was_cut_says_so_and_text_after_messages_is_an_assistant_turn(tmp_path):
+    def plain(answer, reward, run, **more):
+        eid = EID("b", "t", run, 0, "s")
+        return Experience(eid=eid, kind="single_turn", response_text=answer, reward=reward, **more)
+
+    rows = [
+        plain("a", 1.0, 0, prompt_text="one"),
+        plain("b", 0.0, 1, prompt_text="one", truncate_status="response_truncated"),
+    ]
+    (pair,), _ = built(tmp_path / "text", rows)
+    assert pair.chosen == (Message("text", "a", generated=True),)
+    assert pair.rejected == (Message("text", "b", generated=True, extra={"truncated": True}),)
+    asked = {"prompt": [Message("user", "Which way?")], "prompt_text": "<user>Which way?<assistant>"}
+    (pair,), _ = built(tmp_path / "chat", [plain("a", 1.0, 0, **asked), plain("b", 0.0, 1, **asked)])
+    assert (pair.prompt, pair.chosen) == ((Message("user", "Which way?"),), (Message("assistant", "a"),))
 
 
 def test_ids_with_separators_do_not_collide(tmp_path):

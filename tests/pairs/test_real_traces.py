@@ -16,7 +16,7 @@ from pairwright.store.importing import import_files
 # differently, so that pairs of the model's own choices need the marked ones too.
 CASES = {
     "tau_bench": ({"environment_divergence": True}, 18),
-    "nemo_gym": ({}, 3),
+    "nemo_gym": ({}, 2),
 }
 
 

@@ -37,7 +37,20 @@ def test_division_by_zero_is_no_score():
 
 @pytest.mark.parametrize(
     "expression",
-    ["__import__('os')", "a.b", "a ** 9", "a[0]", "[a]", "'x'", "a if b else c", "a +", "a @ b", "f(a)", "a < b"],
+    [
+        "__import__('os')",
+        "a.b()",
+        "(a + 1).b",
+        "a ** 9",
+        "a[0]",
+        "[a]",
+        "'x'",
+        "a if b else c",
+        "a +",
+        "a @ b",
+        "f(a)",
+        "a < b",
+    ],
 )
 def test_anything_but_arithmetic_is_refused(expression):
     with pytest.raises(ConfigError, match="--reward"):

@@ -1,5 +1,6 @@
 """Trinity's bytes: read exactly, and never obeyed."""
 
+import json
 import os
 import pickle
 import struct
@@ -12,6 +13,8 @@ from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordErro
 from pairwright.messages import Message
 from pairwright.records import EID, CustomField, Kind
 from pairwright.sources.trinity_bytes import loads_trinity
+from pairwright.store.importing import import_files
+from pairwright.store.table import Table
 
 EID_FIELDS = {"batch": 1, "task": "t", "run": 2, "step": 3, "suffix": "abc123"}
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
@@ -122,6 +125,100 @@ def test_tensors_in_a_whole_pickle_are_refused_by_name():
     torch = pytest.importorskip("torch")
     with pytest.raises(UnsafeBytes, match=r"torch\._utils\._rebuild_tensor_v2"):
         loads_trinity(pickle.dumps([torch.tensor([1])]))
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_numpy_scalars_are_read_as_the_numbers_they_are(protocol):
+    info = {
+        "f": np.float32(0.25), "d": np.float64(-1.5), "h": np.float16(2), "i": np.int64(-3), "u": np.uint8(200),
+        "b": np.bool_(True), "s": np.str_("übel"), "big": np.dtype(">i4").type(7), "list": [np.float32(1), (np.int8(2),)],
+    }  # fmt: skip
+    item = {"reward": np.float32(0.5), "info": info, "metrics": {"m": np.float64(0.1)}, "messages": CHAT}
+    meta = pickle.dumps({"version": 1, "num_items": 1, "items": [item]}, protocol=protocol)
+    (experience,) = loads_trinity(with_header(meta, save({})))
+    assert (experience.reward, experience.metrics) == (0.5, {"m": 0.1})
+    assert experience.info == {
+        "f": 0.25, "d": -1.5, "h": 2.0, "i": -3, "u": 200, "b": True, "s": "übel", "big": 7, "list": [1.0, [2]],
+    }  # fmt: skip
+    assert all(type(value) in (float, int, bool, str, list) for value in experience.info.values())
+
+
+def test_trinitys_own_bytes_with_numpy_scalars_are_read():
+    trinity = pytest.importorskip("trinity.common.experience", reason="trinity-rft is not installed")
+    torch = pytest.importorskip("torch")
+    written = trinity.Experience(
+        tokens=torch.tensor([1, 2, 3]), prompt_length=1, reward=np.float32(0.5), info={"x": np.int64(4)},
+        metrics={"m": np.float64(0.25)}, prompt_text="<s>Hi", response_text="Yo",
+    )  # fmt: skip
+    (experience,) = loads_trinity(trinity.Experience.serialize_many([written]))
+    assert (experience.reward, experience.info, experience.metrics) == (0.5, {"x": 4}, {"m": 0.25})
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        np.datetime64("2026-01-01"), np.complex64(1j), np.void(b"abc"), np.longdouble(1), np.array([1.0]),
+        np.dtype("f8"), np.timedelta64(3, "s"),
+    ],
+)  # fmt: skip
+def test_other_values_of_numpy_are_refused_by_name(scalar):
+    with pytest.raises(UnsafeBytes, match=r"numpy|_NumpyDtype"):
+        loads_trinity(trxp([{"info": {"x": scalar}}], {}))
+
+
+def test_a_pickle_leaves_no_mark_on_what_stands_in_for_numpy():
+    for name in ("numpy\ndtype", "numpy._core.multiarray\nscalar", "_codecs\nencode", "os\nsystem"):
+        state = b"N}X\x07\x00\x00\x00__new__K\x01s\x86"  # (None, {"__new__": 1})
+        for build in (state + b"b", b"}X\x01\x00\x00\x00xK\x01sb"):
+            with pytest.raises(CodecError):
+                loads_trinity(b"\x80\x02c" + name.encode() + b"\n" + build + b".")
+    test_numpy_scalars_are_read_as_the_numbers_they_are(4)
+
+
+BAD = {
+    "no_number": {"reward": "much"},
+    "code": {"info": Attack()},
+    "array": {"info": {"x": np.array([1.0])}},
+    "no_record": "text",
+    "messages": {"messages": 7},
+    "bytes": {"info": {"x": b"raw"}},
+    "surrogate": {"prompt_text": "\ud800"},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_record_loses_only_itself(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = [{"eid": {**EID_FIELDS, "run": number}, "messages": CHAT, "reward": 1.0} for number in range(20)]
+    payload = trxp([*good[:7], BAD[name], *good[7:]], {"3:tokens": int32(1, 2), "3:logprobs": np.float32([-1])})
+    bad = []
+    experiences = loads_trinity(payload, on_bad=bad.append)
+    assert [experience.eid.run for experience in experiences] == list(range(20))
+    assert [(item.number, item.total) for item in bad] == [(7, 21)]
+    with pytest.raises((CodecError, RecordError)):
+        loads_trinity(payload)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "payload.trxp").write_bytes(payload)
+    summary = import_files(["traces"], Table(tmp_path / "table"))
+    assert (summary.total("experiences"), summary.total("quarantined")) == (20, 1)
+    (line,) = (tmp_path / "table" / "quarantine.jsonl").read_text().splitlines()
+    rejected = json.loads(line)
+    assert rejected["file"].endswith("payload.trxp")
+    assert rejected["reason"] == bad[0].reason
+    assert rejected["reason"].endswith("(record 7 of 21, from 0)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table", "traces"]
+
+
+def test_a_tensor_that_cannot_be_read_loses_its_record_only():
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save as save_torch
+
+    tensors = {"0:tokens": torch.tensor([1, 2]), "1:logprobs": torch.zeros(2, dtype=torch.float8_e4m3fn)}
+    meta = pickle.dumps({"version": 1, "num_items": 2, "items": [{"prompt_length": 1}, {"prompt_length": 1}]})
+    bad = []
+    (experience,) = loads_trinity(with_header(meta, save_torch(tensors)), on_bad=bad.append)
+    assert experience.tokens.tolist() == [1, 2]
+    assert "float8" in bad[0].reason.lower() or "F8" in bad[0].reason
 
 
 VALID = trxp([{"prompt_length": 1, "messages": CHAT}], {"0:tokens": int32(1, 2)})

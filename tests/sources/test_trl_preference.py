@@ -9,6 +9,7 @@ from pairwright.messages import Message, ToolCall
 from pairwright.records import Kind
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
+from pairwright.sources.reading import detect, read_file
 from pairwright.sources.trl_preference import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_preference.jsonl"
@@ -30,14 +31,55 @@ def experiences():
     return read_all(rows)
 
 
-def test_explicit_texts_become_turns_with_their_scores(experiences):
+def raw(text):
+    return (Message("text", text, generated=True),)
+
+
+def test_explicit_texts_stay_text_with_their_scores(experiences):
     first = experiences[0]
     assert first.kind is Kind.PREFERENCE
-    assert first.prompt == (Message("user", "The sea is"),)
-    assert first.chosen.messages == (Message("assistant", " salty."),)
-    assert first.rejected.messages == (Message("assistant", " dry."),)
+    assert first.prompt == (Message("text", "The sea is"),)
+    assert first.chosen.messages == raw(" salty.")
+    assert first.rejected.messages == raw(" dry.")
+    assert [message.is_generated for message in (*first.prompt, *first.chosen.messages)] == [False, True]
     assert (first.chosen.reward, first.rejected.reward, first.reward) == (0.9, 0.1, None)
-    assert first.info == {"margin": 0.8, "form": "text"}
+    assert first.info == {"margin": 0.8}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "Why?", "chosen": "a", "rejected": "b"},
+        {"instruction": "Why?", "chosen": "a", "rejected": "b"},
+        {"prompt": "Why?", "system": "Short.", "chosen": "a", "rejected": "b"},
+        {"prompt": "Why?", "tools": [{"type": "function", "function": {"name": "f"}}], "chosen": "a", "rejected": "b"},
+        {"prompt": [{"role": "user", "content": "Why?"}], "chosen": "a", "rejected": "b"},
+        {"prompt": "Why?", "chosen": [{"role": "assistant", "content": "a"}], "rejected": "b"},
+    ],
+)
+def test_text_in_a_row_that_only_a_chat_can_be_is_a_turn(row):
+    (experience,) = read_all([row])
+    assert experience.prompt[-1] == Message("user", "Why?")
+    assert (experience.chosen.messages, experience.rejected.messages) == tuple(
+        (Message("assistant", answer),) for answer in "ab"
+    )
+
+
+@pytest.mark.parametrize("name", ["nemo-rl-preference", "trinity"])
+def test_rows_of_text_are_chats_where_a_format_is_named_that_renders_them_as_one(tmp_path, name):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "The sea is", "chosen": " salty.", "rejected": " dry."}\n')
+    assert detect(tmp_path / "rows.jsonl").format == "trl-preference"
+    layout = detect(tmp_path / "rows.jsonl", name)
+    (experience,) = read_file(tmp_path / "rows.jsonl", layout, Options())
+    assert (layout.format, experience.prompt) == (name, (Message("user", "The sea is"),))
+    assert experience.chosen.messages == (Message("assistant", " salty."),)
+
+
+def test_an_unpaired_text_stays_text():
+    for tools in ({}, {"tools": None}, {"tools": "[]"}):
+        (experience,) = read_all([{"prompt": "The sea is", "completion": " wet.", "label": True, **tools}])
+        assert (experience.prompt, experience.completion) == ((Message("text", "The sea is"),), raw(" wet."))
+        assert (experience.kind, experience.reward, experience.info) == (Kind.SINGLE_TURN, 1.0, {})
 
 
 def test_the_prompt_of_whole_conversations_is_what_both_begin_with(experiences):
@@ -70,8 +112,8 @@ def test_an_unpaired_row_is_an_experience_with_the_label_as_reward(experiences):
 def test_steps_are_parts_and_their_labels_are_kept_without_an_outcome(experiences):
     fifth = experiences[4]
     parts = [{"type": "text", "text": "First 3*2=6."}, {"type": "text", "text": " Then 2+6=9."}]
-    assert fifth.completion == (Message("assistant", parts),)
-    assert (fifth.reward, fifth.info) == (None, {"form": "text", "step_labels": [True, False]})
+    assert fifth.completion == raw(parts)
+    assert (fifth.reward, fifth.info) == (None, {"step_labels": [True, False]})
 
 
 def test_transcripts_are_read_turn_by_turn(experiences):
@@ -83,9 +125,9 @@ def test_transcripts_are_read_turn_by_turn(experiences):
 
 def test_texts_without_a_prompt_share_their_beginning(experiences):
     seventh = experiences[6]
-    assert seventh.prompt == (Message("user", "The sky is"),)
-    assert seventh.chosen.messages == (Message("assistant", " blue."),)
-    assert seventh.rejected.messages == (Message("assistant", " bleak."),)
+    assert seventh.prompt == (Message("text", "The sky is"),)
+    assert seventh.chosen.messages == raw(" blue.")
+    assert seventh.rejected.messages == raw(" bleak.")
 
 
 def test_question_and_system_make_the_prompt(experiences):

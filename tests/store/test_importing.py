@@ -223,6 +223,23 @@ def test_an_update_from_a_file_that_cannot_be_read_any_more_removes_nothing(tmp_
     assert (summary.total("quarantined"), summary.num_replaced, table.count()) == (1, 0, 1)
 
 
+def test_recorded_ids_of_a_record_with_a_secret_are_dropped_since_they_spell_it(tmp_path):
+    def rollout(task, text):
+        answer = {"type": "message", "role": "assistant", "content": text, "prompt_token_ids": [1, 2],
+                  "generation_token_ids": [3, 4], "generation_log_probs": [-0.5, -0.5]}  # fmt: skip
+        return {"responses_create_params": {"input": "hi"}, "response": {"output": [answer]}, "reward": 1.0,
+                "_ng_task_index": task, "_ng_rollout_index": 0}  # fmt: skip
+
+    rows = [json.dumps(rollout(0, f"the key is sk-{'a' * 40}")), json.dumps(rollout(1, "no key"))]
+    table, summary = imported(tmp_path, "\n".join(rows), redact=True)
+    with_secret, without = sorted(table.records(), key=lambda exp: str(exp.eid.task))
+    assert with_secret.tokens is None
+    assert with_secret.logprobs is None
+    assert with_secret.info["tokens_dropped"] == "the record was redacted"
+    assert without.tokens.tolist() == [1, 2, 3, 4]
+    assert summary.total("tokens_dropped") == 1
+
+
 def test_archives_are_redacted_and_binary_payloads_are_refused_with_redact(tmp_path):
     key = "sk-proj-" + "a1B2" * 8
     messages = [{"role": "user", "content": f"use {key}"}, {"role": "assistant", "content": "ok"}]
@@ -244,3 +261,38 @@ def test_archives_are_redacted_and_binary_payloads_are_refused_with_redact(tmp_p
     )
     assert import_files([str(tmp_path / "p.trxp")], Table(tmp_path / "r"), redact=True).total("quarantined") == 1
     assert import_files([str(tmp_path / "p.trxp")], Table(tmp_path / "r")).total("experiences") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "reward"),
+    [
+        ("tau-bench", {"task_id": 1, "trial": 0, "reward": 1.0, "info": {"x": {"y": 0.25}},
+                       "traj": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, "info.x.y"),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}],
+                      "metadata": {"reward": 0.25}}, "metadata.reward"),
+        ("trl-preference", {"prompt": "q", "completion": "a", "label": True, "meta": {"s": 0.25}}, "meta.s"),
+        ("nemo-gym", {"responses_create_params": {"input": "q"}, "reward": 1.0, "judge": {"s": 0.25},
+                      "response": {"output": [{"role": "assistant", "content": "a"}]}}, "judge.s"),
+        ("openai-chat", {"request": {"messages": [{"role": "user", "content": "q"}]}, "metadata": {"reward": 0.25},
+                         "response": {"choices": [{"message": {"content": "a"}}]}}, "metadata.reward"),
+        ("trinity", {"eid": {"task": 1, "suffix": "s"}, "type": "single_turn", "reward": 1.0, "info": {"s": 0.25},
+                     "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}, "info.s"),
+        ("pairwright", json.loads((FIXTURES / "pairwright.jsonl").read_text().splitlines()[1]) | {"info": {"s": 0.25}},
+         "info.s"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "." not in value else "",
+)  # fmt: skip
+def test_a_reward_is_found_by_its_path_and_a_name_that_is_not_there_is_refused(tmp_path, name, row, reward):
+    table, summary = imported(tmp_path, json.dumps(row), options=Options(reward=reward))
+    assert (list(summary.formats), [exp.reward for exp in table.records()]) == ([name], [0.25])
+    for wrong in ("nope", "nope.nope"):
+        with pytest.raises(PairwrightError, match="no record has a number of that name"):
+            imported(tmp_path, json.dumps(row), table=Table(tmp_path / wrong), options=Options(reward=wrong))
+        assert Table(tmp_path / wrong).count() == 0
+
+
+def test_parts_are_kept_back_until_a_record_has_the_reward(tmp_path):
+    files = [chat_row(1), chat_row(2, style=0.5), "{broken"]
+    table, summary = imported(tmp_path, *files, options=Options(reward="style"))
+    assert sorted(exp.reward is None for exp in table.records()) == [False, True]
+    assert summary.total("quarantined") == len(quarantine(table)) == 1

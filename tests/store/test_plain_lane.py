@@ -61,7 +61,7 @@ def lanes(folder: Path, lines: list[bytes], monkeypatch) -> int:
     folder.mkdir(exist_ok=True)
     path = folder / "rollouts.jsonl"
     path.write_bytes(b"\n".join(lines))
-    task = ImportTask(path, LINES, folder, Options(), keep_uids=True)
+    task = ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl")
     assert import_task._has_plain_lane(task)
     quick = outcome(task)
     with monkeypatch.context() as patch:

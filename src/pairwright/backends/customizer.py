@@ -16,6 +16,7 @@ from pairwright.backends.customizer_deploy import deploy
 from pairwright.backends.failures import BackendError, ServiceError, Unreachable
 from pairwright.backends.job import FILE_NAME, Job, JobState, Status, changed, new_job, read_job, write_job
 from pairwright.backends.metrics import write_metrics
+from pairwright.backends.translation import has_curriculum_order
 from pairwright.config import Config
 from pairwright.config.backend import NemoCustomizerConfig
 from pairwright.errors import ConfigError
@@ -36,7 +37,10 @@ _STATES = {
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     if request.pairs is None:
         raise ConfigError("the nemo-customizer backend trains on pairs: give --pairs DIR")
+    if config.train.where is not None:
+        raise ConfigError("train.where: nemo-customizer takes the pairs as they are: filter them with pairs.where")
     settings = config.backend.nemo_customizer
+    has_curriculum_order(request.pairs, trainer="NeMo Customizer")
     with CustomizerApi(settings) as api:  # a missing address is said before anything is written
         job = _interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
         if job.details and (found := api.find_job(job.details["namespace"], job.id)) is not None:

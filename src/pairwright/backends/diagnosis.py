@@ -113,7 +113,8 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
 
 
 def check_model(patient: Patient) -> Iterator[Finding]:
-    from pairwright.tokens import TokensError, check_template
+    from pairwright.pairs.exporters.stream import begins_with_text
+    from pairwright.tokens import ChatTokenizer, TokensError, check_template
 
     if patient.model is None:
         return
@@ -133,7 +134,11 @@ def check_model(patient: Patient) -> Iterator[Finding]:
     else:
         yield fine("model", f"{folder}: {size.num_parameters / 1e6:,.1f} M parameters")
     try:
-        found = check_template(str(folder))
+        tokenizer = ChatTokenizer.from_folder(folder)
+        if not tokenizer.has_template and patient.pairs is not None and begins_with_text(patient.pairs):
+            yield fine("template", "none, and none is needed: the pairs are raw text")
+            return
+        found = check_template(tokenizer)
     except TokensError as error:
         yield wrong("template", str(error), "bring tokenizer.json and a chat template, as save_pretrained writes them")
         return

@@ -8,6 +8,7 @@ from pairwright.pairs.exporters.chat import chat_message
 from pairwright.pairs.exporters.stream import Unfit
 from pairwright.pairs.table import read_pairs
 from pairwright.tokens import ChatTokenizer, TokensError
+from pairwright.tokens.text import encode_raw_text, is_raw_text
 
 
 def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
@@ -25,6 +26,8 @@ def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
 def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> int:
     """The tokens of a conversation; 0 for one that cannot be rendered, which is the trainer's to refuse."""
     try:
+        if is_raw_text(messages):
+            return len(encode_raw_text(tokenizer, messages))
         chat = [chat_message(message, arguments="object") for message in messages]
         schemas = tokenizer.schemas(tools)
         ids, _ = tokenizer.encode(tokenizer.renderer(schemas).text(chat, schemas))

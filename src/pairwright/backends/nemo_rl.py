@@ -23,7 +23,7 @@ from pairwright.backends.launched import launch, launched_cancel, launched_limit
 from pairwright.backends.lengths import num_longer
 from pairwright.backends.local import PROCESS
 from pairwright.backends.nemo_rl_config import nemo_rl_config
-from pairwright.backends.translation import model_folder, refuse_untranslatable
+from pairwright.backends.translation import has_curriculum_order, model_folder, refuse_untranslatable
 from pairwright.backends.yaml_file import write_yaml
 from pairwright.config import Config
 from pairwright.config.backend import NemoRlConfig
@@ -46,6 +46,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     process.refuse_running(folder / PROCESS)
     settings = config.backend.nemo_rl
     _check(config, request, settings)
+    is_ordered = has_curriculum_order(request.pairs, trainer="NeMo RL", keeps_order=True)
     model = model_folder(request.model, trainer="NeMo RL")
     _refuse_longer(request.pairs, model, config)
     files = folder / "exports" / "nemo-rl"
@@ -57,6 +58,9 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     say(f"exported {dataset} to {files}")
     output = folder.resolve() / "nemo-rl"
     tree = nemo_rl_config(config, dataset, model=model, output=output)
+    if is_ordered and tree["data"]["shuffle"]:
+        tree["data"]["shuffle"] = False
+        say("data.shuffle is false: the pairs stand in the order of a curriculum")
     path = (folder / "nemo-rl-dpo.yaml").resolve()
     write_yaml(path, tree, heading="Written by pairwright for examples/run_dpo.py of NeMo RL.")
     script = _write_script(folder, path, model, settings)

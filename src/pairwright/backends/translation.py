@@ -4,11 +4,17 @@ A trainer that ignores an option trains something else than was asked for, so no
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
 
 from pairwright.backends.failures import BackendError
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.pairs.curriculum import read_curriculum
+from pairwright.pairs.table import pair_batches
 from pairwright.tokens import ChatTokenizer, TokensError
 
 
@@ -22,6 +28,7 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.quantization": train.quantization != "none",
         "train.early_stopping_patience": train.early_stopping_patience is not None,
         "train.dump_batches": train.dump_batches > 0,
+        "train.where": train.where is not None,
         **more,
     }
     found = [key for key, is_asked in asked.items() if is_asked]
@@ -30,6 +37,28 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
     if found:
         raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(found)}: leave them out, or train with "
                           f"backend.name: local")  # fmt: skip
+
+
+def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
+    """Whether a pairs table stands in the order of a curriculum; raises where `trainer` would not follow it.
+
+    Nobody else's trainer knows stages. One that shuffles what it reads (not `keeps_order`) loses the order, too.
+    """
+    column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in _stages(pairs))])
+    curriculum = read_curriculum(pairs, column)
+    if curriculum is None:
+        return False
+    if curriculum.stages is not None or not keeps_order:
+        what = "the order of a curriculum" if curriculum.stages is None else "the stages of a curriculum"
+        raise ConfigError(
+            f"{pairs}: the pairs have {what} ({curriculum.name}), which {trainer} would not follow: train with "
+            "backend.name: local, or build them without pairs.curriculum"
+        )
+    return True
+
+
+def _stages(pairs: Path) -> Iterator[pa.RecordBatch]:
+    return pair_batches(pairs, ["curriculum_stage"])
 
 
 def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int, int]:
@@ -68,7 +97,7 @@ def steps_per_epoch(num_pairs: int, train: TrainConfig, *, keeps_rest: bool) -> 
     return steps
 
 
-def model_folder(model: str, *, trainer: str) -> str:
+def model_folder(model: str, *, trainer: str, needs_template: bool = True) -> str:
     """Where the trainer finds model and tokenizer: a folder as an absolute path, anything else as a name."""
     folder = Path(model)
     if not folder.is_dir():
@@ -76,7 +105,9 @@ def model_folder(model: str, *, trainer: str) -> str:
     if (folder / "adapter_config.json").exists():
         raise BackendError(f"{folder}: is an adapter; {trainer} wants the whole model: merge it first")
     try:
-        ChatTokenizer.from_folder(folder)
+        tokenizer = ChatTokenizer.from_folder(folder)
     except TokensError as error:
         raise BackendError(f"{error}; {trainer} would not train with this model's own template") from error
+    if needs_template and not tokenizer.has_template:
+        raise BackendError(f"{folder}: no chat template, and {trainer} would render the pairs with one: add it there")
     return str(folder.resolve())

@@ -21,6 +21,7 @@ from pairwright.backends.launched import (
 )
 from pairwright.backends.local import PROCESS, serve_result
 from pairwright.backends.translation import (
+    has_curriculum_order,
     micro_batch,
     model_folder,
     refuse_untranslatable,
@@ -32,6 +33,7 @@ from pairwright.config import Config
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.messages import Json
+from pairwright.pairs.exporters.stream import begins_with_text
 
 LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "apo_zero", "apo_down", "sppo_hard")
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
@@ -46,7 +48,8 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     process.refuse_running(folder / PROCESS)
     settings, train = config.backend.trl, config.train
     _check(train, settings.options)
-    model = model_folder(request.model, trainer="TRL")
+    has_curriculum_order(request.pairs, trainer="TRL")
+    model = model_folder(request.model, trainer="TRL", needs_template=not begins_with_text(request.pairs))
     files = folder / "exports" / "trl"
     dataset = write_dataset(request.pairs, files, target="trl", names=("train.jsonl", "validation.jsonl"),
                             validation=settings.validation, seed=config.seed)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`pairwright experience stats|head|export DIR`."""
+"""`pairwright experience stats|head|filter|export DIR`."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +55,8 @@ def head(
     as_json: AsJson = False,
 ) -> None:
     """Show the first experiences: their conversation and reward, or whole as JSON lines."""
-    from pairwright.store.jsonform import experience_to_json
+    from pairwright.grouping import conversation_of
+    from pairwright.sources.pairwright_rows import experience_to_json
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)
@@ -65,16 +66,44 @@ def head(
             print_json_line(experience_to_json(exp))
             continue
         print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
-        for message in exp.prompt:
+        prompt, completion = conversation_of(exp)
+        for message in prompt:
             _print_message("  given ", message)
-        for message in exp.completion:
+        for message in completion:
             _print_message("  made  " if message.is_generated else "  seen  ", message)
         for name in ("chosen", "rejected"):
             side = getattr(exp, name)
-            for message in side.messages if side else ():
-                _print_message(f"  {name[:6]:6}", message)
+            for message in conversation_of(exp, side).completion if side else ():
+                _print_message(f"  {name:8} ", message)
         print()
     say(f"{len(found)} shown of {table.path}. Whole records: --json")
+
+
+@app.command("filter")
+def filter_rows(
+    folder: Dir,
+    where: Annotated[
+        str, typer.Option(help="SQL condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)
+    ],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar=PLACE, help="Folder of the new table.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows for which a condition holds into a new table."""
+    from pairwright.places import place
+    from pairwright.store.export import filter_table
+    from pairwright.store.table import Table
+    from pairwright.store.where import parse_where
+
+    source, target = Table(folder, create=False), place(output)
+    num_rows, num_kept = filter_table(source, target, parse_where(where))
+    if as_json:
+        print_json({"rows": num_rows, "kept": num_kept, "left_out": num_rows - num_kept, "where": where})
+    say(
+        f"{num_kept:,} of {num_rows:,} experiences written to {target}, {num_rows - num_kept:,} left out by "
+        f"--where {where!r}. Next: pairwright pairs {target} -o DIR"
+    )
 
 
 @app.command()
@@ -96,7 +125,11 @@ def export(
     if file.exists() and not overwrite:
         raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
     target = to or _target_of(file)
-    num_rows = EXPORTERS[target.value](table, file, _condition(where))
+    condition = _condition(where)
+    if not table.count(condition):
+        which = "" if where is None else f" for which {where!r} holds"
+        raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
+    num_rows = EXPORTERS[target.value](table, file, condition)
     say(f"{num_rows:,} experiences written to {file} ({target.value})")
 
 
@@ -110,18 +143,9 @@ def _target_of(output: "Place") -> Target:
 def _condition(where: str | None) -> "pl.Expr | None":
     if where is None:
         return None
-    import polars as pl
+    from pairwright.store.where import parse_where
 
-    from pairwright.store.columns import SCHEMA
-
-    try:
-        expression = pl.sql_expr(where)
-        unknown = [name for name in expression.meta.root_names() if name not in SCHEMA.names]
-    except pl.exceptions.PolarsError as error:
-        raise ConfigError(f"--where {where!r}: {str(error).splitlines()[0]}") from None
-    if unknown:
-        raise ConfigError(f"--where: no column {unknown[0]!r}; the table has {', '.join(SCHEMA.names)}")
-    return expression
+    return parse_where(where)
 
 
 def _print_message(label: str, message: Any) -> None:

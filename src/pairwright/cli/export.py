@@ -37,19 +37,24 @@ def export_pairs(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
-    from pairwright.pairs.exporters import EXPORTERS, ExportOptions
+    from pairwright.pairs.exporters import EXPORTERS, ExportOptions, NothingFits
     from pairwright.places import place
 
     if to not in EXPORTERS:
         near = difflib.get_close_matches(to, EXPORTERS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
         raise ConfigError(f"--to {to!r}: {hint}")
-    options = ExportOptions(split=split, history=history, arguments=arguments)  # type: ignore[arg-type]
+    options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
     file = place(output)
     if file.exists() and not overwrite:
         raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
-    summary = EXPORTERS[to](place(pairs), file, options)
+    try:
+        summary = EXPORTERS[to](place(pairs), file, options)
+    except NothingFits as error:
+        _report(error.summary, file, as_json=as_json)
+        raise
     _report(summary, file, as_json=as_json)
+    say(f"{summary.written:,} of {summary.pairs:,} pairs written to {file} ({summary.target})")
 
 
 def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None:
@@ -61,6 +66,3 @@ def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None
         for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
             rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
         print_table(f"exported to {summary.target}", ("what", "pairs", "example"), rows)
-    say(f"{summary.written:,} of {summary.pairs:,} pairs written to {output} ({summary.target})")
-    if summary.pairs and not summary.written:
-        say(f"no pair fits {summary.target}: docs/exports.md says what each target holds")

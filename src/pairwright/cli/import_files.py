@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."
+    ),
+]
 
 
 def import_files(
@@ -31,10 +37,7 @@ def import_files(
     format_name: Annotated[
         str | None, typer.Option("--format", help="A format's name; by default told by content. See docs/sources.md.")
     ] = None,
-    reward: Annotated[
-        str | None,
-        typer.Option(help="The reward: a component's name, or an expression such as '0.7*correct + 0.3*style'."),
-    ] = None,
+    reward: Reward = None,
     scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
@@ -54,6 +57,7 @@ def import_files(
         from pairwright.places import place
         from pairwright.sources.format import Options
         from pairwright.store.importing import import_files as run_import
+        from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
 
     settings = Config() if config is None else load_config(config)
@@ -63,12 +67,13 @@ def import_files(
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
     where, folder = engine_settings(settings.engine, engine, address, workers), place(output)
+    reward = reward or settings.sources.reward
     with Progress("reading", "MB") as progress, opened_engine(where) as opened:
         summary = run_import(
             paths,
             Table(folder),
             format_name=format_name or settings.sources.format,
-            options=Options(reward=reward or settings.sources.reward, step_name=step_name),
+            options=Options(reward=reward, step_name=step_name),
             redact=redact or settings.sources.redact,
             scores=scores,
             update=update,
@@ -76,6 +81,8 @@ def import_files(
             progress=progress.show,
         )
     _report(summary, folder, as_json=as_json)
+    refuse_empty(summary)
+    _say_added(summary, folder, is_scored=reward is not None or scores is not None)
     if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
@@ -95,8 +102,15 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
     if summary.total("tokens_dropped"):
         say(f"token ids dropped: {summary.total('tokens_dropped'):,} records (not contiguous, see info.tokens_dropped)")
+    for file, other in list(summary.same_as.items())[:3]:
+        say(f"{file}: records were there already, from {other}; if both are runs of their own, import them together")
     if summary.num_replaced:
         say(f"replaced: {summary.num_replaced:,} records of an earlier import")
+
+
+def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
+    if is_scored and summary.total("already_there"):
+        say("records that were there already keep the rewards they had; import into a new table to change them")
     added = summary.total("experiences") - summary.total("already_there")
     aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
     say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
@@ -109,5 +123,6 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
         "secrets": summary.secrets,
         "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
         "replaced": summary.num_replaced,
+        "same_as": summary.same_as,
         "added": summary.total("experiences") - summary.total("already_there"),
     }

@@ -24,6 +24,9 @@ app = typer.Typer(
 
 Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Where = Annotated[
+    str | None, typer.Option(help="Pair only experiences for which this SQL condition holds, e.g. 'run < 9'.")
+]
 
 
 class Strategy(StrEnum):
@@ -77,6 +80,8 @@ def build(
     strategy: Annotated[Strategy, typer.Option(help="Which candidates are paired.")] = Strategy.all,
     min_gap: Annotated[float, typer.Option(help="Least difference of rewards.")] = 0.0,
     max_gap: Annotated[float | None, typer.Option(help="Largest difference of rewards.")] = None,
+    tie_tolerance: Annotated[float, typer.Option(help="Rewards tie within this share of the larger one.")] = 1e-9,
+    within_run: Annotated[bool, typer.Option(help="Compare only candidates of one run, as NAT does.")] = False,
     min_candidates: Annotated[int, typer.Option(help="Least number of candidates in a group.")] = 2,
     max_pairs_per_group: Annotated[int | None, typer.Option(help="Largest gaps to keep of a group.")] = None,
     max_pairs_per_task: Annotated[int | None, typer.Option(help="Largest gaps to keep of a task.")] = None,
@@ -100,6 +105,7 @@ def build(
         TeacherChoice, typer.Option(help="teachers: the answer of most, or the best-scored.")
     ] = TeacherChoice.majority,
     votes: Annotated[Path | None, typer.Option(help="CSV of votes instead of rewards.")] = None,
+    where: Where = None,
     dedupe: Annotated[bool, typer.Option(help="Keep equal pairs once.")] = True,
     near_duplicates: Annotated[float | None, typer.Option(help="Drop pairs at least this similar (0 to 1).")] = None,
     contradictions: Annotated[Contradictions, typer.Option(help="A over B and B over A.")] = Contradictions.drop,

@@ -1,5 +1,6 @@
 """`pairwright train --pairs DIR --model DIR -o RUN`."""
 
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,10 @@ def train_model(
     learning_rate: Annotated[float | None, typer.Option(help="Largest learning rate.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Pairs of one update.")] = None,
     loss: Annotated[str | None, typer.Option(help="Preference loss; see docs/losses.md.")] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Train only on pairs (or experiences) for which this SQL condition holds, e.g. 'gap > 0.2'."),
+    ] = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
     report_to: Annotated[str | None, typer.Option(help="tensorboard, wandb, mlflow, trackio; comma-separated.")] = None,
     dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
@@ -67,6 +72,7 @@ def train_model(
         "dump_batches": dump_batches,
     }  # fmt: skip
     overrides = [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
+    overrides += [("train.where", json.dumps(where))] if where is not None else []
     overrides += [("train.finetuning_type", "lora")] if lora else []
     overrides += [("train.report_to", f"[{report_to}]")] if report_to else []
     overrides += [("tokens.allow_dropped", "true")] if allow_dropped else []

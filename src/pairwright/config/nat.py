@@ -171,6 +171,7 @@ class _Conversion:
         adapter = self.chosen["trainer_adapters"]
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
             self.placed[("backend", "name")] = "nemo-customizer"
+        self.placed[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
         if ("evaluate", "dataset") not in self.placed:
             self.placed[("loop", "evaluate")] = "never"
 

@@ -21,6 +21,10 @@ class PairsConfig(Section):
     """Least difference of rewards; a tie is never a pair."""
     max_gap: float | None = None
     """Largest difference of rewards."""
+    tie_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-9
+    """Rewards tie that differ by no more than this share of the larger one."""
+    within_run: bool = False
+    """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
     min_candidates: Annotated[int, Field(ge=2)] = 2
     """Least number of candidates in a group."""
     max_pairs_per_group: Count | None = None
@@ -77,6 +81,8 @@ class PairsConfig(Section):
     """teachers: the answer of most, or the best-scored."""
     votes: str | None = None
     """A CSV file of votes instead of rewards."""
+    where: str | None = None
+    """SQL condition of the experiences that may be paired, such as "reward IS NOT NULL AND task != 'x'"."""
     memory_megabytes: Annotated[int, Field(ge=16)] = 1024
     """About how much memory a build takes."""
 

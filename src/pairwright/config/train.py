@@ -168,8 +168,10 @@ class TrainConfig(Named):
     """Most tokens in memory at once (a pair that is longer goes alone)."""
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
+    where: str | None = None
+    """SQL condition of the rows that are trained on: columns of the pairs table, or of the experience table."""
     shuffle: bool = True
-    """A new order each epoch; false keeps the order of the table (curriculum)."""
+    """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
     learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
     """Largest learning rate."""
     schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")

@@ -1,6 +1,6 @@
 """The whole configuration of a run: one section a stage, in the order of the flow."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pairwright.config.backend import BackendConfig
 from pairwright.config.collect import CollectConfig, TeachConfig
@@ -35,3 +35,15 @@ class Config(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     engine: EngineConfig = EngineConfig()
     backend: BackendConfig = BackendConfig()
+
+    @model_validator(mode="after")
+    def _follows_curriculum(self) -> "Config":
+        """Our own trainer follows a curriculum; NeMo RL can keep the order of its file, but knows no stages."""
+        pairs, trainer = self.pairs, self.backend.name
+        key = "curriculum_start" if pairs.curriculum_start is not None else "curriculum"
+        if pairs.curriculum == "none" or trainer in ("local", "ray") or (trainer, key) == ("nemo-rl", "curriculum"):
+            return self
+        raise ValueError(
+            f"pairs.{key}: backend {trainer} would train the pairs in another order: leave it out, or set "
+            "backend.name to local or ray"
+        )

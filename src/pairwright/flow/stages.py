@@ -50,7 +50,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     """Read what `sources` names into an experience table."""
     from pairwright.places import is_address
     from pairwright.sources.format import Options
-    from pairwright.store.importing import import_files
+    from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
 
     sources = config.sources
@@ -63,6 +63,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),
             redact=sources.redact, engine=engine, progress=view.counting,
         )  # fmt: skip
+    refuse_empty(summary)
     quarantined = summary.total("quarantined")
     if quarantined and sources.on_bad_record == "fail":
         raise PairwrightError(f"{quarantined:,} records cannot be read: see {folder}/experience/quarantine.jsonl")

@@ -11,6 +11,7 @@ import msgspec
 
 from pairwright.arrays import Array
 from pairwright.config.tokens import TokensConfig
+from pairwright.grouping import conversation_of
 from pairwright.messages import Message
 from pairwright.records import Experience, Kind
 from pairwright.store.table import Table
@@ -73,9 +74,10 @@ def count_tokens(
 
 
 def _answers_of(experience: Experience) -> Iterator[tuple[Key, Answer]]:
-    uid, num_prompt = experience.eid.uid, len(experience.prompt)
+    uid = experience.eid.uid
     if experience.kind is not Kind.PREFERENCE:
-        messages = experience.completion
+        prompt, messages = conversation_of(experience)
+        num_prompt = len(prompt)
         ids, mask = None, None
         if experience.tokens is not None and experience.prompt_length is not None:
             ids = experience.tokens[experience.prompt_length :]
@@ -85,8 +87,8 @@ def _answers_of(experience: Experience) -> Iterator[tuple[Key, Answer]]:
     for name, side in (("chosen", experience.chosen), ("rejected", experience.rejected)):
         assert side is not None
         mask = None if side.tokens is None else response_mask(len(side.tokens), side.action_mask)
-        key = uid if side.eid is None else side.eid.uid
-        yield (key, name), _answer(uid, num_prompt, side.messages, side.tokens, mask, is_scored=True)
+        key, (prompt, messages) = uid if side.eid is None else side.eid.uid, conversation_of(experience, side)
+        yield (key, name), _answer(uid, len(prompt), messages, side.tokens, mask, is_scored=True)
 
 
 def _answer(

@@ -20,6 +20,7 @@ from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.table import pair_batches
 from pairwright.store.table import Table
+from pairwright.train.filtering import FILTERED
 from pairwright.train.folder import read_status
 from pairwright.train.ledger import FILE_NAME
 
@@ -120,7 +121,7 @@ def _runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Accou
             return "no hint for this turn"
         if key[0] in held:
             return CUT
-        return "not selected" if answer.is_scored else "unscored"
+        return FILTERED if answer.is_scored or channel == "sft" else "unscored"
 
     turn_rows = (TurnRow((name, ""), *rest) for name, _, *rest in _columns(rows))
     return account(channel, answers, turn_rows, unheld)

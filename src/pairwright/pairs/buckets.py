@@ -43,8 +43,12 @@ class Buckets:
         self._options = options
         self._number = number
         self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
-        self._only = read_rows(tables) if number == 1 else no_rows()
-        for batch in row_batches(tables) if number > 1 else ():
+        where, runs = options.where, options.within_run
+        is_whole = number == 1
+        self._only = (
+            read_rows(tables, where=where, with_runs=runs) if is_whole else no_rows(where=where, with_runs=runs)
+        )
+        for batch in () if is_whole else row_batches(tables, where=where, with_runs=runs):
             for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
                 self._spill.add(int(bucket), rows)
         self.fits = number == 1 and len(_bounds(self._only, options)) == 0

@@ -144,7 +144,7 @@ def _summary(plan: Plan, num_pairs: int, output: Place) -> dict[str, Any]:
         "length_effect": effect if abs(effect) != float("inf") else str(effect),
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
-        "tables": [table_reference(table, output) for table in plan.tables],
+        "tables": sorted(table_reference(table, output) for table in plan.tables),
     }
     if selection.stages is not None:
         counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()

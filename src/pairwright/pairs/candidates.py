@@ -1,9 +1,9 @@
 """Which experiences may be compared: read as narrow columns, each either a candidate of a group or left under a reason.
 
-A group is one task and step with equal prompts (canonical form, tools included). Its candidates are scored, not empty,
-not failed. Rows are sorted by group, then from the highest reward down, with ties broken by content and id, so that
-nothing that follows depends on the order in which they were read. Groups stand in the order of their prompt hashes, so
-that rows which were parted by prompt hash come out as they would have in one piece.
+A group is one task and step (of one run, on request) with equal prompts (canonical form, tools included). Its
+candidates are scored, not empty, not failed. Rows are sorted by group, then from the highest reward down, with ties
+broken by content and id, so that nothing that follows depends on the order in which they were read. Groups stand in the
+order of their prompt hashes, so that rows which were parted by prompt hash come out as they would have in one piece.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,13 @@ from pairwright.pairs.options import PairOptions
 Indices = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 GROUP_KEYS = ("prompt_hash", "tid", "step")
+_RUN_KEYS = (*GROUP_KEYS, "run", "source")  # runs of several files are several, whatever their numbers
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def group_keys(options: PairOptions) -> tuple[str, ...]:
+    """What the candidates of a group have in common."""
+    return _RUN_KEYS if options.within_run else GROUP_KEYS
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,8 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
         (Reason.NO_PROMPT, pl.col("no_prompt")),
     ]
+    if "is_filtered" in rows.columns:
+        checks.insert(0, (Reason.FILTERED, pl.col("is_filtered")))
     if not wants_pairs:
         checks.insert(2, (Reason.UNSCORED, pl.col("reward").is_null()))
         empty = pl.col("completion_hash").is_null() | ((pl.col("num_characters") == 0) & pl.col("has_calls").not_())
@@ -104,13 +112,14 @@ def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
 
 
 def grouped(
-    rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] = GROUP_KEYS
+    rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] | None = None
 ) -> tuple[pl.DataFrame, Candidates]:
     """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
 
     Rows that could be compared come first, sorted as the candidates are. A single candidate is `single` here; whether
     its step has candidates at other prompts only all rows can tell.
     """
+    keys = group_keys(options) if keys is None else keys
     free = pl.col("reason").is_null()
     order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
     found = rows.filter(free).sort(order, descending=[name == "reward" for name in order])

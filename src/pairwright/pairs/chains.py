@@ -12,7 +12,7 @@ import polars as pl
 import xxhash
 
 from pairwright.canonical import canonical_messages, content_hash
-from pairwright.messages import Message
+from pairwright.messages import Message, completion_of_text, text_prompt
 from pairwright.pairs.table import num_characters
 from pairwright.store.table import Table
 
@@ -64,17 +64,20 @@ def conversations(
             for uid, prompt, tools, completion, prompt_text, response_text in wanted.iter_rows():
                 if uid in left:
                     left.discard(uid)
-                    yield uid, given_messages(prompt, prompt_text), tools, made_messages(completion, response_text)
+                    answer = completion_messages(completion, response_text, prompt_is_text=not prompt)
+                    yield uid, prompt_messages(prompt, prompt_text), tools, answer
 
 
-def given_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
-    """The messages of a prompt; plain text is one user message."""
-    return messages_of(prompt) if prompt else (Message("user", prompt_text),) if prompt_text else ()
+def prompt_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
+    """The messages of a prompt; plain text is one message of role text."""
+    return messages_of(prompt) if prompt else text_prompt(prompt_text)
 
 
-def made_messages(completion: str | None, response_text: str | None) -> tuple[Message, ...]:
-    """The messages of a completion; plain text is one assistant message."""
-    return messages_of(completion) if completion else (Message("assistant", response_text),) if response_text else ()
+def completion_messages(
+    completion: str | None, response_text: str | None, *, prompt_is_text: bool
+) -> tuple[Message, ...]:
+    """The messages of a completion; plain text is one message."""
+    return messages_of(completion) if completion else completion_of_text(response_text, prompt_is_text=prompt_is_text)
 
 
 def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes) -> Chain:

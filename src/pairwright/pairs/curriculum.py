@@ -6,17 +6,60 @@ takes the pairs whose stage is at most that of its epoch, which grows by one eve
 
     start 0.3, increment 0.2, interval 5:   epochs 0-4 have 30% of the tasks, 5-9 50%, 10-14 70%, 15-19 90%, then all
 
+A curriculum without stages is the order of the table, which a trainer keeps in every epoch.
+
 Shares are of the tasks that have pairs, and round up; there is always one task in the first.
 """
 
 import math
+from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices
+from pairwright.pairs.funnel import FILE_NAME, read_funnel
 from pairwright.pairs.options import PairOptions
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """How a trainer takes the pairs of a table: in the table's order, or by the stage of each pair (`stages`)."""
+
+    name: str
+    stages: Indices | None = None
+    interval: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        stages = None if self.stages is None else self.stages.tolist()
+        return {"name": self.name, "stages": stages, "interval": self.interval}
+
+
+def read_curriculum(pairs: Path, column: pl.Series) -> Curriculum | None:
+    """The curriculum that a pairs table was built with, as funnel.json beside it says; None where it has none.
+
+    `column` is `curriculum_stage` of the pairs. Stages without a funnel.json are refused: nothing says when they begin.
+    """
+    folder = pairs if pairs.is_dir() else pairs.parent
+    funnel = read_funnel(folder) if (folder / FILE_NAME).is_file() else {}
+    options = funnel.get("options") or {}
+    name, interval = options.get("curriculum", "none"), options.get("curriculum_interval")
+    if column.null_count() == len(column):
+        return None if name == "none" else Curriculum(name)
+    if type(interval) is not int or interval < 1:
+        raise TableError(
+            f"{folder / FILE_NAME}: {'no curriculum_interval in it' if funnel else 'no such file'}, but the pairs have "
+            f"curriculum stages: it says when each begins. Build them again with: pairwright pairs EXPERIENCE "
+            f"-o {folder} --curriculum easy-first --curriculum-start 0.3"
+        )
+    numbers = column.fill_null(0).to_numpy().astype(np.int64)
+    if len(numbers) and numbers.min() < 0:
+        raise TableError(f"{folder}: curriculum_stage: got {numbers.min()}, expected a stage of at least 0")
+    return Curriculum(name, numbers, interval)
 
 
 def stage_of_epoch(epoch: int, interval: int) -> int:

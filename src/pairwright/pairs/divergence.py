@@ -19,7 +19,7 @@ from pairwright.pairs.chains import Chain, read_chains
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.gap_funnel import count_group_pairs, count_groups
-from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.gaps import TIE_FLOOR, is_tied, reward_gaps
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pairing import group_pairs
 from pairwright.pairs.work import Work
@@ -29,7 +29,10 @@ _KEYS = ("tid", "step")
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Two runs that part after `cut` messages, and the rewards by which they are compared."""
+    """Two runs that part after `cut` messages, and the rewards by which they are compared.
+
+    `scale` is the largest reward that went into these: a mean near 0 of rewards near 1 has the noise of the latter.
+    """
 
     chosen: int
     rejected: int
@@ -37,6 +40,7 @@ class Parting:
     rewards: tuple[float, float]
     group: int
     num_runs: tuple[int, int] = (1, 1)
+    scale: float = TIE_FLOOR
 
 
 def plan_divergence(work: Work) -> pl.DataFrame:
@@ -80,7 +84,9 @@ def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting
                     # Rows of a group are sorted from the highest reward down.
                     chosen, rejected = branches[high][0], branches[low][-1]
                     sizes = len(branches[high]), len(branches[low])
-                    partings.append(Parting(chosen, rejected, depth, (means[high], means[low]), group, sizes))
+                    scale = max(abs(rewards[run]) for branch in (high, low) for run in branches[branch])
+                    both = means[high], means[low]
+                    partings.append(Parting(chosen, rejected, depth, both, group, sizes, max(scale, TIE_FLOOR)))
     work.funnel.stage("pairs", len(partings))
     return partings
 
@@ -154,12 +160,13 @@ def _judged(drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], wo
     lengths = [
         min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings
     ]  # fmt: skip
-    rising = pl.col("chosen_reward") > pl.col("rejected_reward")
+    high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
+    scale = np.array([parting.scale for parting in partings])
     checks = [
         (Reason.DIFFERENT_PROMPTS, pl.Series([parting.cut == 0 for parting in partings])),
         (Reason.PREFIX, pl.Series([parting.cut >= length for parting, length in zip(partings, lengths, strict=True)])),
         (Reason.ENVIRONMENT, pl.Series([not _is_choice(parting, runs) for parting in partings])),
-        (Reason.TIED, drafts.select(~rising).to_series()),
+        (Reason.TIED, pl.Series(is_tied(high, low, options.tie_tolerance, scale=scale))),
         (Reason.BELOW_GAP, drafts["gap"] < options.min_gap),
         (Reason.ABOVE_GAP, drafts["gap"] > (np.inf if options.max_gap is None else options.max_gap)),
     ]

@@ -1,9 +1,10 @@
 """Drafts: pairs as narrow rows, before any text is read. What a strategy returns and every filter works on.
 
 `chosen_row` and `rejected_row` say where the text is (rows.py), `cut` where a trajectory is cut into prompt and
-completion; `row_uid` is the preference that a given pair is copied from. `key` is a hash of what is compared (prompt,
-chosen, rejected): equal drafts are the same pair. It orders what rewards leave open, and sampling goes by it, so the
-result does not depend on the order of the input.
+completion, `chosen_at` and `rejected_at` which one message of a conversation is the whole side; `row_uid` is the
+preference that a given pair is copied from. `key` is a hash of what is compared (prompt, chosen, rejected): equal
+drafts are the same pair. It orders what rewards leave open, and sampling goes by it, so the result does not depend on
+the order of the input.
 """
 
 from typing import Any
@@ -35,6 +36,8 @@ DRAFT_SCHEMA: dict[str, Any] = {
     "num_chosen_characters": pl.Int64,
     "num_rejected_characters": pl.Int64,
     "cut": pl.Int64,
+    "chosen_at": pl.Int64,
+    "rejected_at": pl.Int64,
     "row_uid": pl.String,
     "info": pl.String,
 }

@@ -6,9 +6,10 @@ Every step orders what it keeps by gap and then by key, so the same drafts in an
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates import GROUP_KEYS, Flags
+from pairwright.pairs.candidates import Flags, group_keys
 from pairwright.pairs.drafts import HASHES
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.work import Work
 
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
@@ -68,12 +69,15 @@ def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
         return pl.DataFrame(schema=dict.fromkeys(HASHES, pl.String))
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.REPEATED_CANDIDATE.value)
     rows = work.rows.filter(usable).join(noisy, on="prompt_hash", how="semi")
-    rows = rows.group_by(*GROUP_KEYS, "completion_hash", "reward").len()
+    keys = group_keys(work.options)
+    rows = rows.group_by(*keys, "completion_hash", "reward").len()
     pairs = drafts.select(HASHES).unique().join(noisy, on="prompt_hash", how="semi")
     chosen = rows.rename({"completion_hash": "chosen_hash", "reward": "chosen_reward", "len": "num_chosen"})
     rejected = rows.rename({"completion_hash": "rejected_hash", "reward": "rejected_reward", "len": "num_rejected"})
-    both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"]).join(rejected, on=[*GROUP_KEYS, "rejected_hash"])
+    both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"])
+    both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # what was collected has no source
     times = pl.col("num_chosen") * pl.col("num_rejected")
+    both = both.filter(~tied_rewards(work.options.tie_tolerance))
     return both.group_by(HASHES).agg(
         pl.when(pl.col("chosen_reward") > pl.col("rejected_reward")).then(times).sum().alias("for"),
         pl.when(pl.col("chosen_reward") < pl.col("rejected_reward")).then(times).sum().alias("against"),

@@ -21,6 +21,7 @@ NUM_EXAMPLES = 5
 class Reason(StrEnum):
     """Why something is in no pair."""
 
+    FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
     IS_A_PAIR = "already a pair (use the strategy given)"
     IS_NO_PAIR = "not a pair (use another strategy)"
@@ -48,6 +49,7 @@ class Reason(StrEnum):
     UNUSABLE_VOTE = "vote on an experience that cannot be used"
     AGREES = "the student agrees with the teachers"
     NO_TEACHER = "no teacher answered at this prompt"
+    NO_DECISION = "no message that the model wrote"
     TEACHERS_DISAGREE = "too few teachers agree"
     DUPLICATE = "duplicate pair"
     NEAR_DUPLICATE = "near-duplicate pair"

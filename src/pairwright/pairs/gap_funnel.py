@@ -5,7 +5,7 @@ import polars as pl
 
 from pairwright.pairs.candidates import Candidates, Flags
 from pairwright.pairs.funnel import Funnel, Reason, Stage
-from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.gaps import is_tied, reward_gaps
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pairing import RowPairs, count_gaps
 
@@ -22,7 +22,8 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
     first = hashes[np.repeat(candidates.starts[:-1], sizes)]
     differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
     same = differs == 0
-    checks = [(Reason.IDENTICAL, same), (Reason.TIED, best == worst), (Reason.BELOW_GAP, largest < options.min_gap)]
+    tied = is_tied(best, worst, options.tie_tolerance)
+    checks = [(Reason.IDENTICAL, same), (Reason.TIED, tied), (Reason.BELOW_GAP, largest < options.min_gap)]
     if options.strategy == "stratified":
         checks += [(Reason.NOT_HIGH, best < options.high.value), (Reason.NOT_LOW, worst > options.low.value)]
     if options.max_gap is not None:

@@ -3,6 +3,9 @@
 A reward stands for the decimal number that its shortest text shows. Nearly all rewards have at most nine decimals: they
 are whole numbers of 1e-9, and their differences are exact in integers. The others are subtracted as floats, and again
 as decimals where the result lies so near a threshold that rounding could decide.
+
+Rewards that differ by no more than float noise tie: 1.0 and 0.9999999999999998 say the same. The tolerance is relative
+to the larger of the two magnitudes, which counts as at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
 """
 
 from collections.abc import Sequence
@@ -11,9 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 _UNITS = 1e9
+TIE_TOLERANCE = 1e-9
+TIE_FLOOR = 1e-6
 _LIMIT = 2.0**52  # below it a whole number of units is exact, and so is a difference of two
 
 
@@ -39,6 +46,29 @@ def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) ->
 def decimal_gap(higher: float, lower: float) -> float:
     """The same for two numbers, always exact."""
     return float(Decimal(repr(float(higher))) - Decimal(repr(float(lower))))
+
+
+def is_tied(
+    higher: Floats | float, lower: Floats | float, tolerance: float, *, scale: Floats | float = TIE_FLOOR
+) -> Flags:
+    """Row by row, whether two rewards differ by no more than `tolerance` times the larger of them (at least `scale`).
+
+    For a fixed reward, those that tie with it are neighbours in sorted order.
+
+    >>> is_tied(np.array([1.0, 1.0, 2e-12]), np.array([0.9999999999999998, 0.999, 1e-12]), 1e-9).tolist()
+    [True, False, False]
+    """
+    with np.errstate(over="ignore"):
+        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), scale)
+        tied: Flags = np.abs(higher - lower) <= tolerance * size
+    return tied
+
+
+def tied_rewards(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
+    """`is_tied` of two columns, as an expression."""
+    size = pl.max_horizontal(pl.col(one).abs(), pl.col(other).abs(), pl.lit(TIE_FLOOR))
+    tied: pl.Expr = (pl.col(one) - pl.col(other)).abs() <= tolerance * size
+    return tied
 
 
 def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:

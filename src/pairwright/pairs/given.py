@@ -11,10 +11,10 @@ import msgspec
 import polars as pl
 
 from pairwright.canonical import canonical_messages, content_hash
-from pairwright.messages import Message
+from pairwright.messages import Message, completion_of_text
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import decimal_gap
+from pairwright.pairs.gaps import decimal_gap, tied_rewards
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.table import num_characters
 from pairwright.pairs.work import Work
@@ -29,9 +29,10 @@ def plan_given(work: Work) -> pl.DataFrame:
     work.funnel.stage("pairs", rows.height)
     sides: dict[str, dict[str, Any]] = {}
     for table in work.tables:
-        for batch in table.scan(where=pl.col("kind") == "preference", columns=["uid", "chosen", "rejected"]):
-            for uid, chosen, rejected in pl.DataFrame(batch).iter_rows():
-                sides.setdefault(uid, _sides(uid, chosen, rejected))
+        columns = ["uid", "chosen", "rejected", "num_prompt_messages"]
+        for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
+            for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
+                sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=num_messages == 0))
     if not rows.height:
         return no_drafts()
     found = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
@@ -44,13 +45,13 @@ def plan_given(work: Work) -> pl.DataFrame:
     return _judged(drafts, work)
 
 
-def side_messages(text: str) -> tuple[Message, ...]:
-    """The messages of a side as the table keeps it; plain text is one assistant message."""
+def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
+    """The messages of a side as the table keeps it; plain text is one message."""
     meta = _side(text)
-    return meta.messages or ((Message("assistant", meta.text),) if meta.text else ())
+    return meta.messages or completion_of_text(meta.text, prompt_is_text=prompt_is_text)
 
 
-def _sides(uid: str, chosen_text: str, rejected_text: str) -> dict[str, Any]:
+def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool) -> dict[str, Any]:
     chosen, rejected = side_of_meta(_side(chosen_text), {}), side_of_meta(_side(rejected_text), {})
     assert chosen is not None
     assert rejected is not None
@@ -65,7 +66,7 @@ def _sides(uid: str, chosen_text: str, rejected_text: str) -> dict[str, Any]:
     for name, side, text, reward in zip(
         ("chosen", "rejected"), (chosen, rejected), (chosen_text, rejected_text), rewards, strict=True
     ):
-        messages = side_messages(text)
+        messages = side_messages(text, prompt_is_text=prompt_is_text)
         found[f"{name}_hash"] = content_hash(canonical_messages(messages))
         found[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
         found[f"{name}_reward"] = float(reward or 0.0)
@@ -79,7 +80,7 @@ def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     checks = [
         (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, pl.col("gap") == 0),
+        (Reason.TIED, tied_rewards(options.tie_tolerance)),
         (Reason.OPPOSITE, pl.col("gap") < 0),
         (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),

@@ -6,10 +6,11 @@ import numpy as np
 
 from pairwright.pairs.candidates import Candidates
 from pairwright.pairs.funnel import Funnel, Reason
-from pairwright.pairs.gaps import reward_gaps
+from pairwright.pairs.gaps import is_tied, reward_gaps
 from pairwright.pairs.options import PairOptions
 
 _ADVICE = {
+    Reason.FILTERED: "a wider --where lets some through",
     Reason.IS_A_PAIR: "--strategy given passes them through",
     Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
     Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",
@@ -23,7 +24,7 @@ _ADVICE = {
     Reason.IDENTICAL: "sample with a higher temperature",
     Reason.LENGTH: "a higher --length-balance, or --balance-by reweight, lets some through",
     Reason.ENVIRONMENT: "--environment-divergence lets them through, marked",
-    Reason.NO_TEACHER: "the teachers' tables must have the very prompts of the student's",
+    Reason.NO_TEACHER: "a teacher answers at a state: its prompt must be the student's, and what the run said since",
     Reason.TEACHERS_DISAGREE: "a lower --min-teachers lets some through",
     Reason.NO_VOTE: "the file of votes names none of these experiences",
     Reason.CURRICULUM: "a larger --curriculum-share lets some through",
@@ -57,7 +58,7 @@ def clues_of(candidates: Candidates | None, largest_group: int, options: PairOpt
     rewards = candidates.rewards
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     steps = reward_gaps(rewards[:-1], rewards[1:])
-    inside = (np.diff(candidates.groups) == 0) & (steps > 0)
+    inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
     return Clues(
         most_candidates=largest_group,
         largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
@@ -76,16 +77,22 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
     reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
     text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
-    advice = _value(reason, clues, options) or _ADVICE.get(reason)
+    advice = _value(reason, clues, options) or _advice(reason, options)
     text = f"{text}; {advice}" if advice else text
     first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
         if drop.count * 2 > first.num_in:
-            advice = _ADVICE.get(reason)
+            advice = _advice(reason, options)
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
             text += f"; {advice}" if advice else ""
     return text
+
+
+def _advice(reason: Reason, options: PairOptions) -> str | None:
+    if reason is Reason.SINGLE and options.within_run:
+        return "record several candidates a run, or compare those of all runs: --no-within-run"
+    return _ADVICE.get(reason)
 
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:

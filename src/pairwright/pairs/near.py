@@ -24,13 +24,18 @@ _FACTORS = _RANDOM.integers(1, 2**63, NUM_HASHES, dtype=np.uint64) | np.uint64(1
 _SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
 
-def near_drafts(chosen: pl.Series, rejected: pl.Series, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
-    """Which drafts, given by the ids of their sides, are nearly the same as one before them."""
-    uids = pl.concat([chosen, rejected.alias(chosen.name)]).unique()
+def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
+    """Which drafts are nearly the same as one before them; a side is a conversation, up to `at` where it ends there."""
+    wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
+    ends: dict[str, set[int | None]] = defaultdict(set)
+    for uid, at in (*wanted[0], *wanted[1]):
+        ends[uid].add(at)
     signatures = {
-        uid: signature(_text((*prompt, *completion))) for uid, prompt, _, completion in conversations(tables, uids)
+        (uid, at): signature(_text((*prompt, *completion)[: None if at is None else at + 1]))
+        for uid, prompt, _, completion in conversations(tables, pl.Series(list(ends), dtype=pl.String))
+        for at in ends[uid]
     }
-    sides = [[signatures.get(uid) for uid in side] for side in (chosen, rejected)]
+    sides = [[signatures.get(side) for side in row] for row in wanted]
     both = [
         None if one is None or other is None else np.concatenate([one, other])
         for one, other in zip(*sides, strict=True)

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import ConfigError
+from pairwright.pairs.gaps import TIE_TOLERANCE
 from pairwright.places import Place
+from pairwright.store.where import parse_where
 
 STRATEGY_NAMES = ("all", "best-worst", "stratified", "divergence", "teachers", "given")
+_IN_RUNS = ("all", "best-worst", "stratified")
 _CHOICES = {
     "strategy": STRATEGY_NAMES,
     "weight": ("one", "gap", "chosen"),
@@ -57,6 +60,10 @@ class PairOptions:
     min_gap: float = 0.0
     """The least difference of rewards; a tie is never a pair, whatever this is."""
     max_gap: float | None = None
+    tie_tolerance: float = TIE_TOLERANCE
+    """Rewards tie that differ by no more than this share of the larger one: float noise is no preference."""
+    within_run: bool = False
+    """Compare only candidates of one run with each other, as NAT does; a group is then a step of one run."""
     min_candidates: int = 2
     max_pairs_per_group: int | None = None
     max_pairs_per_task: int | None = None
@@ -97,6 +104,8 @@ class PairOptions:
     """How many teachers must agree; by default more than half of those that answered."""
     teacher_choice: str = "majority"
     votes: Path | None = None
+    where: str | None = None
+    """Condition of the experiences that may be paired, over the columns of their tables (store/where.py)."""
     seed: int = 0
     memory_megabytes: int = 1024
     """About how much memory a build takes: more is planned and written piece by piece."""
@@ -117,6 +126,8 @@ class PairOptions:
             raise ConfigError(f"min_gap: got {self.min_gap!r}, expected a finite number of at least 0")
         if self.max_gap is not None and not self.max_gap >= max(self.min_gap, 0):
             raise ConfigError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
+        if not 0 <= self.tie_tolerance < 1:
+            raise ConfigError(f"tie_tolerance: got {self.tie_tolerance!r}, expected a share from 0 to below 1")
         if self.length_balance is not None and not self.length_balance > 0:
             raise ConfigError(f"length_balance: got {self.length_balance!r}, expected a bound above 0")
         for name in ("curriculum_start", "curriculum_increment"):
@@ -126,6 +137,13 @@ class PairOptions:
             raise ConfigError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ConfigError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.where is not None:
+            parse_where(self.where, option="where")
+        if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
+            raise ConfigError(
+                f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
+                f"across_groups and votes; leave it out with {self.strategy!r} here"
+            )
         if self.strategy == "teachers" and not self.teachers:
             raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
 

@@ -17,12 +17,13 @@ import pyarrow.compute as pc
 from pairwright.errors import TableError
 from pairwright.pairs.candidates import Indices
 from pairwright.pairs.identity import hex_digits, pair_keys, words_of
-from pairwright.pairs.rewriting import rewritten
+from pairwright.pairs.rewriting import REWRITTEN, rewritten
 from pairwright.pairs.row_groups import ROWS_PER_GROUP, Filling, first_uses, index_array, int64_array
 from pairwright.pairs.table import PAIR_SCHEMA
 
 SIDES = ("chosen", "rejected")
 _SHARED = ("prompt", "tools", "completion")
+_CUT_SIDE = '"truncate_status":"response_truncated"'  # in the JSON of a side; texts have their quotes escaped
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class _Shared:
 def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Iterator[pa.RecordBatch]:
     """The rows of drafts whose texts are all there; `filling` knows how full the row group is that they go to."""
     drafts = drafts if drafts["place"].is_sorted() else drafts.sort("place")
-    copies = drafts["cut"].null_count() == drafts["row_uid"].null_count() == drafts.height
+    copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
     known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
     chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)
@@ -63,23 +64,30 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
             made |= _identities(some, texts, one, other)
         else:
             made = rewritten(some, texts, one, other)
-        made |= _token_facts(texts, one, other)
+        made |= _token_facts(some, texts, one, other)
         columns = [made[name] if name in made else some[name].to_arrow() for name in PAIR_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
 
 
-def _token_facts(texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short."""
-    facts = {
-        "recorded": pc.is_valid(texts["num_tokens"]),
-        "cut": pc.equal(texts["truncate_status"], "response_truncated").fill_null(False),
-    }
-    sides = zip(SIDES, (chosen, rejected), strict=True)
-    return {
-        f"{side}_{name}": values.take(int64_array(rows)).combine_chunks()
-        for side, rows in sides
-        for name, values in facts.items()
-    }
+def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short.
+
+    A run is cut at its end: a side that is one message of it is cut only if that is the last one.
+    """
+    recorded = pc.is_valid(texts["num_tokens"])
+    is_cut = pc.equal(texts["truncate_status"], "response_truncated").fill_null(False)
+    facts: dict[str, pa.Array] = {}
+    for side, rows in zip(SIDES, (chosen, rejected), strict=True):
+        own = is_cut
+        if side in texts.column_names:  # preferences, whose sides have a status of their own
+            own = pc.or_(is_cut, pc.match_substring(texts[side], _CUT_SIDE).fill_null(False))
+        facts[f"{side}_recorded"] = recorded.take(int64_array(rows)).combine_chunks()
+        facts[f"{side}_cut"] = own.take(int64_array(rows)).combine_chunks()
+        if drafts[f"{side}_at"].null_count() < drafts.height:
+            last = pc.subtract(pc.add(texts["num_prompt_messages"], texts["num_completion_messages"]), 1)
+            is_last = pc.equal(drafts[f"{side}_at"].to_arrow(), last.take(int64_array(rows)).combine_chunks())
+            facts[f"{side}_cut"] = pc.and_(facts[f"{side}_cut"], is_last.fill_null(True))
+    return facts
 
 
 def _pieces(

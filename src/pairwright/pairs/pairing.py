@@ -2,13 +2,14 @@
 
 In a group sorted by reward, the i-th best with the j-th worst has at least i·j - 1 pairs with no smaller gap: those of
 the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about K·ln K of them, however
-large the group. Where d of a group's pairs are of no use (identical completions), i·j ≤ K + d takes their place.
+large the group. Where d of a group's pairs are of no use (identical completions, rewards that differ by float noise
+only), i·j ≤ K + d takes their place.
 Equal gaps are ordered by i + j, then by i, which respects that rule. With a maximum gap the rule does not hold, since
 the largest gaps are of no use; then the rows of a large group are walked from their own largest gap within the bound.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 
 from pairwright.errors import PairwrightError
 from pairwright.pairs.candidates import Candidates, Indices, distinct
-from pairwright.pairs.gaps import Floats, reward_gaps
+from pairwright.pairs.gaps import Floats, is_tied, reward_gaps
 from pairwright.pairs.identity import Words
 from pairwright.pairs.options import PairOptions
 
@@ -53,7 +54,7 @@ def group_pairs(
     budget = np.full(len(sizes), -1)
     walked: list[tuple[int, int]] = []
     if largest is not None and options.max_gap is None:
-        budget = largest + _num_identical(candidates)
+        budget = largest + _num_identical(candidates) + _num_noise_ties(candidates, options.tie_tolerance)
     elif largest is not None:
         large = sizes > _SMALL
         budget[large] = 0
@@ -67,7 +68,8 @@ def group_pairs(
         )
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(candidates.rewards[chosen], candidates.rewards[rejected], near=near)
-    keep = within_bounds(gaps, options) & (candidates.rewards[chosen] > candidates.rewards[rejected])
+    tied = is_tied(candidates.rewards[chosen], candidates.rewards[rejected], options.tie_tolerance)
+    keep = within_bounds(gaps, options) & ~tied
     differ = (hashes[chosen] != hashes[rejected]).any(axis=1)
     pairs = RowPairs(chosen, rejected, gaps).select(keep & differ)
     return pairs if largest is None else _largest(candidates, pairs, largest)
@@ -97,7 +99,8 @@ def _walked(
     heapq.heapify(heap)
     while heap and -heap[0][0] >= options.min_gap and heap[0][0] < 0:
         _, _, i, j = heap[0]
-        if (hashes[start + i - 1] != hashes[end - j]).any():
+        tied = is_tied(rewards[i - 1], rewards[size - j], options.tie_tolerance)
+        if not tied and (hashes[start + i - 1] != hashes[end - j]).any():
             yield start + i - 1, end - j
         following = entries(np.array([i]), np.array([j + 1]))
         heapq.heapreplace(heap, following[0]) if following else heapq.heappop(heap)
@@ -129,33 +132,53 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
 def _counted(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, int, int]:
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(higher, lower, near=near)
-    tied = int((higher == lower).sum())
-    below = int(((gaps < options.min_gap) & (higher > lower)).sum())
-    above = 0 if options.max_gap is None else int((gaps > options.max_gap).sum())
-    return tied, below, above
+    tied = is_tied(higher, lower, options.tie_tolerance)
+    below = int(((gaps < options.min_gap) & ~tied).sum()) if options.min_gap > 0 else 0
+    above = 0 if options.max_gap is None else int(((gaps > options.max_gap) & ~tied).sum())
+    return int(tied.sum()), below, above
 
 
 def _counted_in_large(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
     """The same for one large group, sorted from the highest reward down, in n·log n by distinct rewards."""
     values, counts = np.unique(rewards, return_counts=True)
-    tied = int((counts * (counts - 1) // 2).sum())
     totals = np.concatenate([[0], np.cumsum(counts)])
     own = np.arange(len(values))
+    apart = _num_apart(values, options.tie_tolerance)  # the first so many values do not tie with the own one
+    tied = int((counts * (counts - 1) // 2 + counts * (totals[own] - totals[apart])).sum())
     below = above = 0
     if options.min_gap > 0:
-        below = int((counts * (totals[own] - totals[_num_beyond(values, options.min_gap, inclusive=True)])).sum())
+        far = _num_beyond(values, options.min_gap, inclusive=True)
+        below = int((counts * (totals[apart] - totals[np.minimum(far, apart)])).sum())
     if options.max_gap is not None:
-        above = int((counts * totals[_num_beyond(values, options.max_gap, inclusive=False)]).sum())
+        far = _num_beyond(values, options.max_gap, inclusive=False)
+        above = int((counts * totals[np.minimum(far, apart)]).sum())
     return tied, below, above
 
 
 def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
-    """For each of the ascending values, how many lower ones are at least (or more than) `bound` away: by bisection."""
+    """For each of the ascending values, how many lower ones are at least (or more than) `bound` away."""
+
+    def beyond(others: Floats) -> npt.NDArray[np.bool_]:
+        gaps = reward_gaps(values, others, near=[bound])
+        return gaps >= bound if inclusive else gaps > bound
+
+    return _num_lower(values, beyond)
+
+
+def _num_apart(values: Floats, tolerance: float) -> Indices:
+    """For each of the ascending values, how many lower ones do not tie with it."""
+    own = np.arange(len(values))
+    if not is_tied(values[1:], values[:-1], tolerance).any():
+        return own
+    return _num_lower(values, lambda others: ~is_tied(values, others, tolerance))
+
+
+def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]]) -> Indices:
+    """For each of the ascending values, how many lower ones it holds for: all up to one of them, found by bisection."""
     low, high = np.zeros(len(values), np.int64), np.arange(len(values))
     while (open_ := low < high).any():
         middle = (low + high) // 2
-        gaps = reward_gaps(values, values[middle], near=[bound])
-        beyond = gaps >= bound if inclusive else gaps > bound
+        beyond = holds(values[middle])
         low = np.where(open_ & beyond, middle + 1, low)
         high = np.where(open_ & ~beyond, middle, high)
     return low
@@ -171,6 +194,21 @@ def _num_identical(candidates: Candidates) -> Indices:
     counts = np.diff(np.append(starts, len(groups)))
     result = np.zeros(len(candidates.sizes), np.int64)
     np.add.at(result, groups[order][starts], counts * (counts - 1) // 2)
+    return result
+
+
+def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
+    """For each group, how many of its pairs tie although their rewards differ.
+
+    Exact ties have the smallest gaps of all; these need not, since the tolerance grows with the rewards.
+    """
+    rewards, groups = candidates.rewards, candidates.groups
+    near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
+    result = np.zeros(len(candidates.sizes), np.int64)
+    for group in distinct(groups[:-1][near]).tolist():
+        values, counts = np.unique(rewards[candidates.starts[group] : candidates.starts[group + 1]], return_counts=True)
+        totals = np.concatenate([[0], np.cumsum(counts)])
+        result[group] = (counts * (totals[: len(values)] - totals[_num_apart(values, tolerance)])).sum()
     return result
 
 

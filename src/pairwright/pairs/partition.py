@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates import GROUP_KEYS, candidates_of, grouped, with_reasons
+from pairwright.pairs.candidates import candidates_of, group_keys, grouped, with_reasons
 from pairwright.pairs.filters import filtered
 from pairwright.pairs.funnel import Funnel, Reason
-from pairwright.pairs.gaps import Floats, reward_gaps
+from pairwright.pairs.gaps import Floats, is_tied, reward_gaps
 from pairwright.pairs.hints import Clues, clues_of
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.scale import Scale, scales_of
@@ -54,15 +54,15 @@ def plan_partition(
     drafts = STRATEGIES[options.strategy](work) if votes is None else plan_votes(work, votes)
     drafts = filtered(drafts, work)
     comparable = work.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
-    groups = comparable.group_by(GROUP_KEYS).len()
+    groups = comparable.group_by(group_keys(options)).len()
     tasks = work.rows.filter(pl.col("reason").is_null()).select("tid", "reward")
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
         drafts=drafts,
         experiences=_by_prompt(comparable, work).select(
-            "prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step()).alias("mark")
+            "prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark")
         ).join(_lost(work), on="row", how="left", maintain_order="left"),
-        steps=groups.select(mark_of_step().alias("mark")),
+        steps=groups.select(mark_of_step(options).alias("mark")),
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=work.funnel,
         scales=scales_of(work.rows),
@@ -77,9 +77,9 @@ def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
     return candidates.rewards
 
 
-def mark_of_step() -> pl.Expr:
+def mark_of_step(options: PairOptions) -> pl.Expr:
     """128 bits that stand for a task and step while pairs are being built; they are never written down."""
-    step = pl.struct("tid", "step")
+    step = pl.struct(name for name in group_keys(options) if name != "prompt_hash")
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
@@ -115,7 +115,8 @@ def _never_paired(work: Work) -> pl.DataFrame:
     best, worst = rewards[candidates.starts[:-1]][groups], rewards[candidates.starts[1:] - 1][groups]
     near = [options.min_gap]
     largest = np.maximum(reward_gaps(best, rewards, near=near), reward_gaps(rewards, worst, near=near))
-    tied, below = pl.lit(pl.Series(best == worst)), pl.lit(pl.Series(largest < options.min_gap))
+    tied = pl.lit(pl.Series(is_tied(best, worst, options.tie_tolerance)))
+    below = pl.lit(pl.Series(largest < options.min_gap))
     picked = Reason.GROUP_CAP if options.strategy == "all" else Reason.NOT_PICKED
     reason = pl.when(tied).then(pl.lit(Reason.TIED.value)).when(below).then(pl.lit(Reason.BELOW_GAP.value))
     return candidates.frame.select("row", reason.otherwise(pl.lit(picked.value)).alias("lost"))

@@ -88,7 +88,7 @@ class SpreadRows:
     ) -> None:
         self._folder, self._engine, self._progress = folder, engine, progress
         self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
-        part = partial(part_rows, number=self._number, folder=folder)
+        part = partial(part_rows, number=self._number, folder=folder, where=options.where, with_runs=options.within_run)
         segments = segments_of(tables)
         files = _shown(engine.map(part, segments), len(segments), progress)
         self._buckets = _by_number(found for found in files if found is not None)
@@ -124,14 +124,16 @@ def spread_rows(
         yield from batches
 
 
-def part_rows(segment: Segment, *, number: int, folder: Place) -> Aside | None:
+def part_rows(
+    segment: Segment, *, number: int, folder: Place, where: str | None = None, with_runs: bool = False
+) -> Aside | None:
     """The narrow rows of a segment, parted into so many buckets."""
     with plain_memory():
-        return write_aside(folder, "rows", _by_bucket(segment, number))
+        return write_aside(folder, "rows", _by_bucket(segment, number, where, with_runs))
 
 
-def _by_bucket(segment: Segment, number: int) -> Iterator[tuple[int, pa.Table]]:
-    for batch in row_batches([segment.table()]):
+def _by_bucket(segment: Segment, number: int, where: str | None, with_runs: bool) -> Iterator[tuple[int, pa.Table]]:
+    for batch in row_batches([segment.table()], where=where, with_runs=with_runs):
         rows = batch.with_columns(pl.col("row") + segment.first)
         for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):
             yield int(bucket), own.to_arrow()

@@ -14,9 +14,11 @@ from pairwright.errors import PairwrightError
 from pairwright.jsontext import from_json
 from pairwright.store.columns import SCHEMA
 from pairwright.store.table import Table
+from pairwright.store.where import parse_where
 
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
+_OF_RUN = ("run", "source")  # read only where the candidates of a run are a group
 _MASKED, _FAILED = "mask_sample", "_ng_failure_class"
 _READ = (
     *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
@@ -25,20 +27,33 @@ _READ = (
 _BATCH_BYTES = 32 * 2**20
 
 
-def read_rows(tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
-    """The narrow rows of all experiences; the first table has the number `first`."""
+def read_rows(
+    tables: Sequence[Table], *, first: int = 0, where: str | None = None, with_runs: bool = False
+) -> pl.DataFrame:
+    """The narrow rows of all experiences; the first table has the number `first`. `with_runs`: which run each is of.
+
+    With `where`, a column `is_filtered` says for which of them the condition does not hold.
+    """
     if not tables:
         raise PairwrightError("no experience table was named")
-    numbered = enumerate(tables, first)
-    return pl.concat([_finished(_narrow(table, number << PLACE_BITS).collect()) for number, table in numbered])
+    return pl.concat(
+        [
+            _finished(_of_columns(table.lazy(), number << PLACE_BITS, where, with_runs).collect())
+            for number, table in enumerate(tables, first)
+        ]
+    )
 
 
-def row_batches(tables: Sequence[Table]) -> Iterator[pl.DataFrame]:
+def row_batches(
+    tables: Sequence[Table], *, where: str | None = None, with_runs: bool = False
+) -> Iterator[pl.DataFrame]:
     """The same, about so many at a time as are read with 32 MB."""
+    conditions = () if where is None else parse_where(where).meta.root_names()
+    columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
-        for rows in _read_together(table.scan(columns=_READ)):
-            yield _finished(_of_columns(rows.lazy(), first).collect())
+        for rows in _read_together(table.scan(columns=columns)):
+            yield _finished(_of_columns(rows.lazy(), first, where, with_runs).collect())
             first += rows.height
 
 
@@ -56,21 +71,19 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
         yield pl.DataFrame(pa.Table.from_batches(pending))
 
 
-def no_rows() -> pl.DataFrame:
+def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
     """The columns of narrow rows, and none of them."""
-    return _finished(_of_columns(pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy(), 0).collect())
+    empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
+    return _finished(_of_columns(empty, 0, where, with_runs).collect())
 
 
-def _narrow(table: Table, first: int) -> pl.LazyFrame:
+def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
     """The narrow rows of a table; `first` is the number of its first row."""
-    return _of_columns(table.lazy(), first)
-
-
-def _of_columns(experiences: pl.LazyFrame, first: int) -> pl.LazyFrame:
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     return experiences.with_row_index("row").select(
         *_NARROW,
+        *(_OF_RUN if with_runs else ()),
         pl.col("row").cast(pl.Int64) + first,
         pl.when(no_completion)
         .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
@@ -83,6 +96,7 @@ def _of_columns(experiences: pl.LazyFrame, first: int) -> pl.LazyFrame:
         (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
         pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
         pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
+        *([] if where is None else [parse_where(where).not_().alias("is_filtered")]),
     )
 
 

@@ -61,6 +61,7 @@ def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         columns += ["prompt_hash", "across_groups", pl.when("across_groups").then("rejected_uid").alias("rejected_uid")]
     if options.near_duplicates is not None:
         columns += [pl.col("chosen_uid").alias("near_chosen"), pl.col("rejected_uid").alias("near_rejected")]
+        columns += [pl.col("chosen_at").alias("near_chosen_at"), pl.col("rejected_at").alias("near_rejected_at")]
     if options.max_pairs_per_task is not None or options.max_pairs is not None:
         words = words_of(drafts["key"])
         columns += [pl.Series("draw", seeded(options.seed, words))]
@@ -110,7 +111,7 @@ def _bad(
         bad[np.argsort(narrow["draw"].to_numpy(), kind="stable")[: options.max_pairs]] = False
         return bad
     if reason is Reason.NEAR_DUPLICATE and options.near_duplicates is not None:
-        return near_drafts(narrow["near_chosen"], narrow["near_rejected"], tables, options.near_duplicates)
+        return near_drafts(narrow, tables, options.near_duplicates)
     if reason is Reason.LENGTH and options.length_balance is not None and options.balance_by == "drop":
         return one_sided(narrow["difference"].to_numpy(), options.length_balance)
     return None

@@ -14,6 +14,7 @@ from pairwright.pairs.balance import length_effect
 from pairwright.pairs.chains import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.gaps import TIE_TOLERANCE, is_tied
 from pairwright.pairs.near import Signature, near_duplicates, signature
 from pairwright.pairs.table import NARROW_PAIR_TYPES, pair_batches
 from pairwright.places import Place
@@ -48,6 +49,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
     num_pairs = frame.height
     differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
     per_task = frame.group_by("tid").len()["len"]
+    rewards = [frame[f"{side}_reward"].to_numpy() for side in ("chosen", "rejected")]
     sides = [frame.filter(pl.col("split") == split) for split in ("train", "validation")]
     found: dict[str, Any] = {
         "pairs": num_pairs,
@@ -66,6 +68,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "length_effect": length_effect(differences),
         "across_groups": int(frame["across_groups"].sum()),
         "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
+        "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
         "contradictions": sum(
@@ -92,6 +95,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     checks = [
         ("no-pairs", found["pairs"] == 0, "there are no pairs"),
         ("not-rising", found["not_rising"], f"{found['not_rising']:,} pairs whose chosen reward is not the higher one"),
+        ("tied", found["tied"], f"{found['tied']:,} pairs whose rewards are equal but for float noise"),
         ("empty", found["empty_sides"], f"{found['empty_sides']:,} sides are empty"),
         ("duplicates", found["duplicates"], f"{found['duplicates']:,} pairs are there more than once"),
         ("contradictions", found["contradictions"], f"{found['contradictions']:,} pairs contradict another one"),
@@ -110,6 +114,13 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
         ("scales", _scales_differ(found.get("reward_scale", {})), "sources have rewards on different scales"),
     ]  # fmt: skip
     return [Finding(name, message) for name, holds, message in checks if holds]
+
+
+def _tie_tolerance(folder: Place) -> float:
+    """The tolerance that the pairs were built with, where the funnel says it."""
+    options = read_funnel(folder).get("options") if (folder / FUNNEL_NAME).exists() else None
+    tolerance = options.get("tie_tolerance") if isinstance(options, dict) else None
+    return TIE_TOLERANCE if tolerance is None else float(tolerance)
 
 
 def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:

@@ -14,6 +14,7 @@ from pairwright.pairs.divergence import plan_divergence
 from pairwright.pairs.drafts import drafts_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.gap_funnel import count_group_pairs, count_groups
+from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.given import plan_given
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pairing import RowPairs
@@ -48,7 +49,7 @@ def plan_stratified(work: Work) -> pl.DataFrame:
     drafts = drafts_of(candidates, dealt)
     gap, options = pl.col("gap"), work.options
     for reason, bad in (
-        (Reason.TIED, gap <= 0),
+        (Reason.TIED, tied_rewards(options.tie_tolerance) | (gap <= 0)),
         (Reason.BELOW_GAP, gap < options.min_gap),
         (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),

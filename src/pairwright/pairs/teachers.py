@@ -1,9 +1,10 @@
-"""Strategy `teachers`: at a student's recorded states, what teachers agree on against what the student did.
+"""Strategy `teachers`: at every recorded decision of a student, what teachers agree on against what the student did.
 
-A teacher's answer belongs to a state by its prompt hash. A teacher is a table, or a model where a table holds several.
-The chosen answer is the one most teachers gave (or the best-scored one); it needs `min_teachers` behind it, by default
-more than half of those that answered. A student that gave the same answer gives no pair. Rewards are the shares of the
-teachers that gave the chosen and the student's answer.
+One action is compared with one action: the message that the student wrote at a state (decisions.py) with the message
+that a teacher wrote there. A teacher's answer belongs to a state by its prompt hash. A teacher is a table, or a model
+where a table holds several. The chosen answer is the one most teachers gave (or the best-scored one); it needs
+`min_teachers` behind it, by default more than half of those that answered. A student that gave the same answer gives no
+pair. Rewards are the shares of the teachers that gave the chosen and the student's answer.
 """
 
 from collections.abc import Sequence
@@ -11,51 +12,70 @@ from collections.abc import Sequence
 import polars as pl
 
 from pairwright.pairs.candidates import with_reasons
+from pairwright.pairs.decisions import split_decisions
 from pairwright.pairs.drafts import finished, no_drafts
-from pairwright.pairs.funnel import Reason
+from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
+from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.rows import read_rows
 from pairwright.pairs.work import Work
 from pairwright.store.table import Table
 
+_IN_ORDER = ("tid", "step", "prompt_hash", "uid", "decision")
+
 
 def plan_teachers(work: Work) -> pl.DataFrame:
-    """Drafts of all states at which teachers answered."""
+    """Drafts of all decisions at which teachers answered."""
     options = work.options
     unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
     work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
-    answers = _answers(work.tables, options)
-    asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
+    students = work.rows.filter(pl.col("reason").is_null())
+    decisions = split_decisions(students, work.tables[: len(work.tables) - len(options.teachers)])
+    without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
     work.rows = work.rows.with_columns(
-        reason=pl.when(pl.col("reason").is_null() & asked.not_())
-        .then(pl.lit(Reason.NO_TEACHER.value))
-        .otherwise("reason")
+        reason=pl.when(without).then(pl.lit(Reason.NO_DECISION.value)).otherwise("reason")
     )
-    students = work.rows.filter(pl.col("reason").is_null()).sort("tid", "step", "prompt_hash", "uid")
-    work.funnel.stage("pairs", students.height)
-    if not students.height:
+    answers = _answers(work.tables, options)
+    work.funnel.stage("decisions", decisions.height)
+    asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
+    for reason, bad in ((Reason.EMPTY, pl.col("is_empty")), (Reason.NO_TEACHER, asked.not_())):
+        decisions = _drop_decisions(decisions, reason, bad, work)
+    work.stage.close(decisions.height)
+    work.funnel.stage("pairs", decisions.height)
+    if not decisions.height:
         return no_drafts()
-    return _judged(_drafts(students, answers), options, work)
+    return _judged(_drafts(decisions.sort(_IN_ORDER), answers), options, work)
+
+
+def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, work: Work) -> pl.DataFrame:
+    """Decisions without the bad ones, which are counted."""
+    gone = decisions.filter(bad)
+    work.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
+    if gone.height:
+        rows = gone.select(chosen_row="row", rejected_row="row")
+        work.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
+    return decisions.filter(~bad)
 
 
 def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
     """One row for each answer at each state: how many teachers gave it, out of how many, and the favourite."""
     # Table by table: two teachers that say the same have two voices, even where their records have one id.
     first = len(tables) - len(options.teachers)
-    several = [
-        with_reasons(read_rows([table], first=number), options).with_columns(table=pl.lit(number, pl.UInt32))
-        for number, table in enumerate(tables[first:], first)
-    ]
-    rows = pl.concat(several)
     usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
-    rows = rows.filter(usable).with_columns(teacher=pl.struct("table", "model_version"))
+    several = []
+    for number, table in enumerate(tables[first:], first):
+        rows = with_reasons(read_rows([table], first=number), options).filter(usable)
+        rows = split_decisions(rows, [table], first=number).filter(~pl.col("is_empty"))
+        several.append(rows.with_columns(table=pl.lit(number, pl.UInt32)))
+    rows = pl.concat(several).with_columns(teacher=pl.struct("table", "model_version"))
     # A teacher that answered more than once has one voice: its best-scored answer, then the first by id.
-    rows = rows.sort("reward", "uid", descending=[True, False], nulls_last=True)
+    rows = rows.sort("reward", "uid", "decision", descending=[True, False, False], nulls_last=True)
     rows = rows.unique(["prompt_hash", "teacher"], keep="first", maintain_order=True)
     answers = rows.group_by("prompt_hash", "completion_hash", maintain_order=True).agg(
         pl.len().alias("num_votes"),
         pl.col("uid").sort().first().alias("teacher_uid"),
         pl.col("row").sort_by("uid").first().alias("teacher_row"),
+        pl.col("at").sort_by("uid").first().alias("teacher_at"),
         pl.col("num_characters").sort_by("uid").first().alias("num_teacher_characters"),
         pl.col("reward").max().alias("score"),
     )
@@ -87,6 +107,9 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             rejected_uid="uid",
             chosen_row="teacher_row",
             rejected_row="row",
+            chosen_at="teacher_at",
+            rejected_at="at",
+            info=pl.concat_str(pl.lit('{"decision":'), "decision", pl.lit("}")),
             chosen_reward=share,
             rejected_reward=own_share,
             gap=(pl.col("num_votes") - pl.col("num_own").fill_null(0)) / pl.col("num_teachers"),
@@ -104,7 +127,7 @@ def _judged(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFr
     checks = [
         (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
         (Reason.TEACHERS_DISAGREE, ~enough),
-        (Reason.TIED, pl.col("gap") <= 0),
+        (Reason.TIED, (pl.col("gap") <= 0) | tied_rewards(options.tie_tolerance)),
         (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
     ]

@@ -24,7 +24,10 @@ from pairwright.places.parquet import footers_of
 from pairwright.store.table import Table
 
 MAX_SLICES = 1024
-_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_tokens", "truncate_status")
+_CONTENT = (
+    "uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_prompt_messages",
+    "num_completion_messages", "num_tokens", "truncate_status",
+)  # fmt: skip
 _OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
 _PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together
 _HELD = 3  # what texts take while they are held and copied, as a multiple of their size
@@ -45,7 +48,11 @@ class PairTexts:
     def add(self, drafts: pl.DataFrame, places: Indices) -> None:
         """Take drafts that will be written at these places."""
         slices = np.searchsorted(self._bounds, places, side="right")
-        rewritten_too = drafts.select(pl.any_horizontal(pl.col("cut", "row_uid").is_not_null())).to_series().to_numpy()
+        rewritten_too = (
+            drafts.select(pl.any_horizontal(pl.col("cut", "row_uid", "rejected_at").is_not_null()))
+            .to_series()
+            .to_numpy()
+        )
         for side, whole in (("chosen", True), ("rejected", rewritten_too)):
             self._wanted.append(distinct(drafts[f"{side}_row"].to_numpy() << WANTED_BITS | slices << 1 | whole))
         if drafts["row_uid"].null_count() < drafts.height:

@@ -19,6 +19,7 @@ import polars as pl
 from pairwright.errors import SourceError
 from pairwright.pairs.drafts import finished, no_drafts
 from pairwright.pairs.funnel import Reason
+from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.work import Work
 
 NO_HASH = "0" * 32
@@ -108,7 +109,7 @@ def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
         (Reason.UNUSABLE_VOTE, pl.col("unusable")),
         (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, pl.col("gap") == 0),
+        (Reason.TIED, tied_rewards(work.options.tie_tolerance)),
         (Reason.BELOW_GAP, pl.col("gap") < work.options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > most),
     ):

@@ -13,13 +13,19 @@ from pairwright.places.address import Remote
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
-    """The files that an address names; in folders those of the skipped names are left out."""
+def root_of(there: Remote) -> Remote:
+    """The part of an address before its first name with a wildcard; the address itself where it has none."""
     parts = there.key.split("/") if there.key else []
     plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    start = there.at("/".join(parts[:plain]))
-    if plain < len(parts):
-        matches = sorted(_matching(start, parts[plain:]), key=lambda match: match[0].key)
+    return there.at("/".join(parts[:plain]))
+
+
+def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
+    """The files that an address names; in folders those of the skipped names are left out."""
+    start = root_of(there)
+    pattern = there.key.removeprefix(start.key).strip("/")
+    if pattern:
+        matches = sorted(_matching(start, pattern.split("/")), key=lambda match: match[0].key)
     else:
         matches = [(there, there.is_dir())]
     found = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]

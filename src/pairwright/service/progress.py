@@ -32,6 +32,7 @@ class Run:
     epoch: float = 0.0
     epochs: int = 0
     best_step: int | None = None
+    best_epoch: int | None = None
     error: str | None = None
     model: str = "model"
     pid: int | None = None
@@ -53,6 +54,7 @@ def read_run(folder: Path) -> Run | None:
         epoch=_number(found.get("epoch")),
         epochs=_whole(found.get("epochs")),
         best_step=found["best_step"] if isinstance(found.get("best_step"), int) else None,
+        best_epoch=found["best_epoch"] if isinstance(found.get("best_epoch"), int) else None,
         error=found["error"] if isinstance(found.get("error"), str) else None,
         model=found["model"] if found.get("model") in ("model", "adapter") else "model",
         pid=found["pid"] if isinstance(found.get("pid"), int) else None,
@@ -94,12 +96,19 @@ def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None =
             steps_completed=run.step,
             steps_per_epoch=run.steps_per_epoch or None,
             epochs_completed=int(run.epoch) if run.epoch else epoch_of(run.step),
-            best_epoch=None if run.best_step is None else max(0, epoch_of(max(0, run.best_step - 1))),
+            best_epoch=_best_epoch(run),
         )
         found.update(_last_losses(folder))
     if is_completed:
         found["percentage_done"] = 100.0
     return found
+
+
+def _best_epoch(run: Run) -> int | None:
+    """As the trainer says, since epochs of a curriculum differ in length; by division for one that does not say it."""
+    if run.best_epoch is not None or run.best_step is None:
+        return run.best_epoch
+    return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
 
 
 def _last_losses(folder: Path) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """Readers of agent traces: one file a format.
 
 `READERS` lists them by the name that `--format` takes, most specific first: the first that matches a file reads it. A
-format with more than one layout has several variants. `BINARY_READERS` are told by first bytes.
+format with more than one layout has several variants. `BINARY_READERS` are told by first bytes; so are our own bytes
+and Parquet files, which store/exported_files.py reads.
 """
 
 from pairwright.sources import (
@@ -20,6 +21,7 @@ from pairwright.sources import (
     openhands,
     openhands_rows,
     otel,
+    pairwright_rows,
     sharegpt,
     swe_agent,
     tau_bench,
@@ -31,6 +33,7 @@ from pairwright.sources.binary import BINARY_READERS
 from pairwright.sources.format import Format
 
 READERS: dict[str, tuple[Format, ...]] = {
+    "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
     "tau-bench": (tau_bench.FORMAT,),
     "atif": (atif.FORMAT,),

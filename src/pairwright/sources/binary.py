@@ -6,19 +6,23 @@ from typing import Any
 
 from pairwright.records import Experience
 from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Rejected
 from pairwright.sources.inspect_eval import read_eval
-from pairwright.sources.trinity_bytes import loads_trinity
+from pairwright.sources.trinity_bytes import read_payload
 
 MAX_PAYLOAD_BYTES = 2 * 2**30
 
 
-def read_trinity(path: Path) -> Iterator[Experience]:
-    """The experiences of a file that is one Trinity payload."""
+def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
+    """The experiences of a file that is one Trinity payload; a record that cannot be read is rejected by itself."""
     if path.stat().st_size > MAX_PAYLOAD_BYTES:
         raise BadRecord(f"a Trinity payload of more than {MAX_PAYLOAD_BYTES:,} bytes")
-    yield from loads_trinity(path.read_bytes())
+    for item in read_payload(path.read_bytes()):
+        yield item if isinstance(item, Experience) else Rejected(str(path), None, item.reason, "trinity")
 
 
+# Files that store/exported_files.py reads: pairwright bytes, and Parquet with the columns of the table.
+OWN_PREFIXES = (b"PWXP", b"PAR1")
 # By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
     "inspect": (b"PK\x03\x04", read_eval),

@@ -105,7 +105,7 @@ def _experiences(
                 raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
             yield build(
                 NAME,
-                Origin(origin.file, own[0].first.number, origin.ordinal),
+                Origin(origin.file, own[0].first.number, origin.ordinal, origin.label),
                 task=session,
                 run=run,
                 step=step,

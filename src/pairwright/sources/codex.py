@@ -132,7 +132,7 @@ def _finished(session: Session, origin: Origin) -> Iterator[Experience | Rejecte
         prompt, completion = split_at_answer(messages)
         yield build(
             NAME,
-            Origin(origin.file, number, origin.ordinal),
+            Origin(origin.file, number, origin.ordinal, origin.label),
             task=identifier(session.meta.get("id")),
             run=session.run,
             step=session.step,

@@ -24,7 +24,7 @@ import zstandard
 from pairwright.arrays import Array
 from pairwright.errors import SourceError
 from pairwright.places import Place, Remote, is_address, opened, place, size_of
-from pairwright.places.finding import remote_files
+from pairwright.places.finding import remote_files, root_of
 from pairwright.sources.format import Origin, Rejected
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -41,22 +41,46 @@ Unit = tuple[Origin, Any]
 
 def expand_paths(paths: list[str]) -> list[Place]:
     """The files that paths, folders and globs name, each once, in a stable order. A path with no file is an error."""
-    found: dict[Place, None] = {}
+    return list(relative_names(paths))
+
+
+def relative_names(paths: list[str]) -> dict[Place, str]:
+    """The files of `expand_paths`, each with its path relative to the folder, or to the root of the glob, that named
+    it. The name of a file that was named itself is relative to its own folder."""
+    names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
     for path in paths:
         there = place(path) if is_address(path) else None
         if isinstance(there, Remote):
-            files: list[Place] = [*remote_files(there, skipped=_SKIPPED_NAMES)]
+            root = root_of(there).key
+            remote = remote_files(there, skipped=_SKIPPED_NAMES)
+            files: list[tuple[Place, str]] = [(file, _below(file.key, root)) for file in remote]
         else:
             path = path if there is None else str(there)
-            matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
-            files = [file for match in matches for file in _files_below(Path(match))]
+            files = [(file, _below(str(file), root)) for file, root in _local_files(path)]
         if not files:
             raise SourceError(f"{there or path}: no file there")
-        found |= dict.fromkeys(files)
-    unique: dict[Place, Place] = {}
-    for file in found:
-        unique.setdefault(file if isinstance(file, Remote) else file.resolve(), file)
-    return list(unique.values())
+        for file, name in files:
+            names.setdefault(file if isinstance(file, Remote) else file.resolve(), (file, name))
+    return dict(names.values())
+
+
+def _local_files(path: str) -> Iterator[tuple[Path, str]]:
+    """The files that a path or glob names, each with the folder to which its name is relative."""
+    if os.path.exists(path):
+        yield from ((file, str(Path(path))) for file in _files_below(Path(path)))
+        return
+    parts = Path(path).parts
+    num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    root = str(Path(*parts[:num_fixed])) if num_fixed else "."
+    for match in sorted(glob.glob(path, recursive=True)):
+        yield from ((file, root) for file in _files_below(Path(match)))
+
+
+def _below(file: str, root: str) -> str:
+    """The path of a file below a root; its name alone where the root is the file itself."""
+    if root in (".", ""):
+        return file
+    return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
 
 
 @contextmanager
@@ -130,19 +154,20 @@ def line_units(
     stop: int | None = None,
     line: int = 1,
     decode: Callable[[bytes], Any] = _decode,
+    label: str = "",
 ) -> Iterator[Unit | Rejected]:
     """Each line of a JSON lines file as a unit; its ordinal is its line number less one."""
-    return decoded_units(path, read_lines(path, start=start, stop=stop, line=line), decode)
+    return decoded_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label)
 
 
 def decoded_units(
-    path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode
+    path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode, label: str = ""
 ) -> Iterator[Unit | Rejected]:
     """Lines that were read from a file, as units."""
     file = str(path)
     for number, text in lines:
         value = _decoded_line(path, number, text, decode)
-        yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1), value)
+        yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1, label), value)
 
 
 def document(path: Place) -> Any:

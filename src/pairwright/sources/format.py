@@ -33,11 +33,15 @@ class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a unit was read: `ordinal` is its position in the file, from 0; `line` its first line, from 1."""
+    """Where a unit was read: `ordinal` is its position in the file, from 0; `line` its first line, from 1.
+
+    `label` names the file in the ids of its records; without one it is the file's name.
+    """
 
     file: str
     line: int | None = None
     ordinal: int = 0
+    label: str = ""
 
     @property
     def path(self) -> Path:
@@ -65,6 +69,7 @@ class Format:
     read: Read
     summary: str
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
+    matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
 
 
 def build(
@@ -93,15 +98,15 @@ def build(
     """An experience with its identity: task and run as the format says, the suffix a hash of it all.
 
     With no task of its own the task is a hash of prompt, tools and `task_metadata`; with no run, the run is the
-    record's position in its file. So the same file gives the same ids, and equal records of one file are all kept.
+    record's position in its file. So the same file gives the same ids, and equal records of one file, or of two files
+    with different labels, are all kept.
     `arrays` are the token fields, as `tokens_of_turns` gives them.
     """
     info = info or {}
     prompt, tools = tuple(prompt), tuple(tools)
     if task is None:
         task = task_hash(prompt, tools, task_metadata)
-    file_name = origin.file.rpartition("/")[2]
-    body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, file_name]
+    body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
     suffix = suffix_of(_hash, _given_hash(prompt, tools), _written(encode, completion), body)
     experience = Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
@@ -121,6 +126,11 @@ def build(
         source=Source(origin.file, origin.line, format_name),
     )
     return msgspec.structs.replace(experience, **arrays) if arrays else experience
+
+
+def label_of(origin: Origin) -> str:
+    """How the file of a unit is named in the ids of its records."""
+    return origin.label or origin.file.rpartition("/")[2]
 
 
 def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:

@@ -46,6 +46,8 @@ def read_candidates(
             fields = _fields(payload, start)
             step = turns[name].step(fields)
             batch = name if len(names) > 1 else ""
+            if options.reward not in (None, "score", "reward"):  # another number, which the importer looks for
+                fields["score"] = None
             yield _candidate(
                 payload, fields, prompts.of(fields["input"]), _Place(item.get("id"), run, step, batch), origin
             )

@@ -1,7 +1,8 @@
 """Preference data of NeMo RL.
 
     {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
-    {prompt, chosen, rejected}                           BinaryPreferenceDataset
+    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only where the format is named, since
+                                                         TRL has rows of these keys. Text is a turn of a chat here
 
 Two completions of different ranks are a preference. More than two, or two of one rank, are no single preference: each
 is read as an experience of one task with reward = -rank, from which pairs are then built like any others. A `reward` of
@@ -23,6 +24,7 @@ from pairwright.sources.preference import (
     SCORES,
     answer_from,
     conversations_from,
+    is_preference_row,
     preference_from,
     preference_of_row,
     prompt_from,
@@ -57,7 +59,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         rank = score(item.get("rank"))
         if rank is None or rank != rank:
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
-        ranked.append((rank, score(item.get("reward")), answer_from(item.get("completion"), f"{where}.completion")))
+        reward = score(item.get(options.reward or "reward"))
+        ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion")))
     if not ranked:
         raise BadRecord("completions: none")
     tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
@@ -85,7 +88,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
             prompt=prompt,
             completion=completion,
             tools=tools,
-            reward=0.0 - rank if reward is None else reward,
+            reward=0.0 - rank if reward is None and options.reward is None else reward,
             errors=error_sites([*prompt, *completion], tools, result_error_kind),
             info={**info, "rank": rank},
         )
@@ -102,4 +105,7 @@ def _binary(row: Json, origin: Origin) -> Experience:
 
 read = guarded(read_unit)
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data")
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data",
+    matches_named=is_preference_row,
+)  # fmt: skip

@@ -68,7 +68,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for number, row in enumerate(rows):
         ordinal = origin.ordinal + number
         try:
-            yield from _row(row, Origin(origin.file, origin.line, ordinal), options)
+            yield from _row(row, Origin(origin.file, origin.line, ordinal, origin.label), options)
         except (BadRecord, RecordError) as error:
             if len(rows) == 1:
                 raise

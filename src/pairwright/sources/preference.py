@@ -33,6 +33,11 @@ def answer_from(value: Any, where: str) -> list[Message]:
     return answer
 
 
+def is_preference_row(value: Any) -> bool:
+    """Whether a row has a prompt and two answers, under the keys that TRL, NeMo RL and Trinity share."""
+    return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen", "rejected"))
+
+
 def conversations_from(
     prompt: list[Message], chosen: list[Message], rejected: list[Message]
 ) -> tuple[list[Message], list[Message], list[Message]]:

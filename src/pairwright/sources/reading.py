@@ -4,7 +4,7 @@ The format is told by content: the first bytes (a zip, a Trinity payload), then 
 units. Reading is a stream; a record that cannot be used never stops it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal
 
@@ -15,9 +15,11 @@ from pairwright.jsontext import encode
 from pairwright.places import Place, local_copy
 from pairwright.records import Experience
 from pairwright.sources import BINARY_READERS, READERS
+from pairwright.sources.binary import OWN_PREFIXES
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.pairwright_rows import NAME as PAIRWRIGHT
 
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
@@ -49,6 +51,8 @@ def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
             magic = file.read(8)
         if not magic.strip():
             return Rejected(str(path), None, "an empty file")
+        if magic.startswith(OWN_PREFIXES):
+            return Layout(PAIRWRIGHT, shape="binary")
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")
@@ -64,33 +68,43 @@ def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experie
 
 
 def read_units(
-    units: Iterable[Unit | Experience | Rejected], layout: Layout, options: Options
+    units: Iterable[Unit | Experience | Rejected],
+    layout: Layout,
+    options: Options,
+    finish: Callable[[Experience, Any], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
-    """The experiences of units; the one place where a bad record is caught."""
+    """The experiences of units; the one place where a bad record is caught.
+
+    `finish` is applied to each experience and the unit it was read from, None for one that came ready.
+    """
     read, name = layout.reader.read, layout.format
     for unit in units:
         if isinstance(unit, Experience | Rejected):
-            yield unit
+            yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None)
             continue
         origin, value = unit
         try:
-            yield from read(value, origin, options)
+            if finish is None:
+                yield from read(value, origin, options)
+                continue
+            for record in read(value, origin, options):
+                yield finish(record, value) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
 
 
-def file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
+def file_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Rejected]:
     """The units of a JSON or JSON lines file, as its reader wants them."""
     try:
-        yield from _file_units(path, layout)
+        yield from _file_units(path, layout, label)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
+def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Rejected]:
     file = str(path)
     if layout.splits:
-        yield from line_units(path, decode=layout.reader.decode)
+        yield from line_units(path, decode=layout.reader.decode, label=label)
     elif layout.shape == "lines":
         values = []
         for unit in line_units(path):
@@ -98,16 +112,16 @@ def _file_units(path: Place, layout: Layout) -> Iterator[Unit | Rejected]:
                 yield unit
             else:
                 values.append(unit[1])
-        yield Origin(file, 1, 0), values
+        yield Origin(file, 1, 0, label), values
     else:
         value = document(path)
         if isinstance(value, Rejected):
             yield value
         elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
             for number, item in enumerate(value):
-                yield Origin(file, None, number), item
+                yield Origin(file, None, number, label), item
         else:
-            yield Origin(file, None, 0), value
+            yield Origin(file, None, 0, label), value
 
 
 def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
@@ -140,18 +154,24 @@ def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"],
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
+            if format_name == name and any(map(reader.matches_named, records)):
+                return Layout(name, variant, shape)
     return None
 
 
-def binary_units(path: Place, layout: Layout) -> Iterator[Unit | Experience | Rejected]:
+def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Experience | Rejected]:
     """The units of a file that is not text, or its experiences where the format holds them itself."""
+    if layout.format not in BINARY_READERS:
+        raise SourceError(f"{path}: pairwright bytes and tables are read by the importer alone")
     _, units_of = BINARY_READERS[layout.format]
     file = path
     try:
         with local_copy(path) as file:
             for number, value in enumerate(units_of(file)):
-                is_done = isinstance(value, Experience | Rejected)
-                yield value if is_done else (Origin(str(path), None, number), value)
+                if isinstance(value, Rejected):
+                    yield msgspec.structs.replace(value, file=str(path))
+                else:
+                    yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
 

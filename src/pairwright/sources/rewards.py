@@ -1,14 +1,16 @@
 """Which number is the reward: a component by name, an expression over components, or scores from a file.
 
-`--reward correct` takes the component of that name; `--reward "0.7*correct + 0.3*format"` computes with them. Only
-numbers, names, + - * / and parentheses are understood: an expression is parsed, never run as code.
+`--reward correct` takes the component of that name, `--reward metadata.reward` a number of the record by its path;
+`--reward "0.7*correct + 0.3*metadata.style"` computes with them. Only numbers, names, paths, + - * / and parentheses
+are understood: an expression is parsed, never run as code.
 """
 
 import ast
 import csv
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +27,60 @@ _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _MAX_SCORE_BYTES = 256 * 2**20
+_MAX_DEPTH = 3
+_MAX_NAMES = 64  # of one record, for an error message
+# What a conversation is made of: no place to look for rewards.
+_NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",
+                        "response", "responses_create_params", "request", "usage", "not_read"})  # fmt: skip
 
 
-def chosen_reward(exp: Experience, expression: str) -> float | None:
-    """The reward that the expression gives for an experience; None where it has not all the components."""
+def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
+    """The reward that a name, a path or an expression gives for an experience; None where it lacks one of the numbers.
+
+    `row` is the record as it was decoded, where the format has one for each experience.
+    """
+    named = named_reward(exp, expression, row)
+    return _value(parse_reward(expression), exp, row) if named is None else named
+
+
+def named_reward(exp: Experience, name: str, row: Any = None) -> float | None:
+    """The number of a name or dotted path: of the components, else of the row, else of what was kept of it."""
     components = {"reward": exp.reward} | exp.reward_components
-    if expression in components:
-        return score(components[expression])
-    return _value(parse_reward(expression), components)
+    for fields in (components, row, exp.info, exp.metrics):
+        number = score(_at(fields, name))
+        if number is not None:
+            return number
+    return None
+
+
+def reward_names(exp: Experience, row: Any = None) -> list[str]:
+    """The names and paths of the numbers that a record has, those that sound like scores first."""
+    names: dict[str, None] = {"reward": None} if exp.reward is not None else {}
+    names |= dict.fromkeys(name for name, value in exp.reward_components.items() if score(value) is not None)
+    for fields in (row, exp.info, exp.metrics):
+        names |= dict.fromkeys(islice(_number_paths(fields, 0), _MAX_NAMES))
+    return sorted(names, key=lambda name: not any(word in name.lower() for word in _SCORE_WORDS))
+
+
+_SCORE_WORDS = ("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved")
+
+
+def _at(fields: Any, path: str) -> Any:
+    """The value of a key, or of a dotted path of keys; None where there is none."""
+    if not isinstance(fields, dict):
+        return None
+    if path in fields or "." not in path:
+        return fields.get(path)
+    first, _, rest = path.partition(".")
+    return _at(fields.get(first), rest)
+
+
+def _number_paths(fields: Any, depth: int) -> Iterator[str]:
+    for key, value in fields.items() if isinstance(fields, dict) else ():
+        if isinstance(value, bool | int | float):
+            yield key
+        elif depth < _MAX_DEPTH and key not in _NO_SCORES:
+            yield from (f"{key}.{path}" for path in _number_paths(value, depth + 1))
 
 
 def parse_reward(expression: str) -> ast.expr:
@@ -42,24 +90,29 @@ def parse_reward(expression: str) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(f"--reward {expression!r}: neither a component's name nor an expression") from None
     for node in ast.walk(tree):
-        allowed = ast.BinOp | ast.UnaryOp | ast.Name | ast.Constant | ast.operator | ast.unaryop | ast.expr_context
+        allowed = (
+            ast.BinOp | ast.UnaryOp | ast.Name | ast.Attribute | ast.Constant | ast.operator | ast.unaryop
+            | ast.expr_context
+        )  # fmt: skip
         if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
             raise ConfigError(f"--reward {expression!r}: only numbers, names, + - * / and parentheses are understood")
+        if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
+            raise ConfigError(f"--reward {expression!r}: a path is names with dots between them")
         if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:
             raise ConfigError(f"--reward {expression!r}: only + - * / are understood")
     return tree
 
 
-def _value(node: ast.expr, components: Mapping[str, Any]) -> float | None:
+def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.Name):
-        return score(components.get(node.id))
+    if isinstance(node, ast.Name | ast.Attribute):
+        return named_reward(exp, ast.unparse(node), row)
     if isinstance(node, ast.UnaryOp):
-        operand = _value(node.operand, components)
+        operand = _value(node.operand, exp, row)
         return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand
     assert isinstance(node, ast.BinOp)
-    left, right = _value(node.left, components), _value(node.right, components)
+    left, right = _value(node.left, exp, row), _value(node.right, exp, row)
     if left is None or right is None:
         return None
     try:
@@ -74,6 +127,13 @@ class Scores:
     def __init__(self, by_id: dict[str, float | None], by_run: dict[tuple[str, int, int | None], float | None]) -> None:
         self._by_id, self._by_run = by_id, by_run
         self.num_rows = len(by_id) + len(by_run)
+
+    @property
+    def example(self) -> str:
+        """One of the keys that the file has, for an error message."""
+        for task, run, step in self._by_run:
+            return f"task {task!r}, run {run}" + ("" if step is None else f", step {step}")
+        return next((f"id {name!r}" for name in self._by_id), "no row")
 
     def of(self, exp: Experience) -> tuple[bool, float | None, Any]:
         """Whether there is a score for this experience, the score, and the key that it was found under."""
@@ -123,6 +183,13 @@ def _score_rows(path: Path) -> list[dict[str, Any]]:
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise SourceError(f"{path}:{number}: {error}") from None
     return rows
+
+
+def matching_keys(exp: Experience) -> str:
+    """What a file of scores may say to name this experience, for an error message."""
+    own, _, *named = _ids_of(exp)
+    ids = f"id {named[0]!r}" if named else f"id {own!r}"
+    return f"{ids}, or task {str(exp.eid.task)!r} with run {exp.eid.run}"
 
 
 def _ids_of(exp: Experience) -> list[str]:

@@ -1,15 +1,19 @@
 """Pickles of other programs, read without running anything that they ask for.
 
 A pickle is a program: it may name any importable function and call it. Here it may build plain containers, numbers,
-text and bytes. Everything that it names is refused by that name, but for the classes in `holders`, which stand in as
-empty objects that only hold attributes. Sizes that the bytes claim are checked before anything is allocated.
+text and bytes. Nothing that it names is imported. The classes in `holders` stand in as empty objects that only hold
+attributes, and numpy's scalars are read as the numbers that their bytes are; any other name becomes an inert object,
+and the value that holds it is refused by that name. Sizes that the bytes claim are checked before any allocation.
 """
 
 import io
 import pickle
 import pickletools
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from pairwright.errors import CodecError, CorruptBytes, TruncatedBytes, UnsafeBytes
 
@@ -20,6 +24,8 @@ _NODE_BYTES = 32
 _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"})
 _MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
+_NUMPY_DTYPE = re.compile(r"[biu][1248]|f[248]|U[0-9]{1,7}")
+
 Holders = Mapping[tuple[str, str], Any]
 
 
@@ -29,12 +35,50 @@ class Held:
     kind = ""
 
 
+class Foreign:
+    """Stands in for an object of an unknown class or function: it takes whatever it gets, and does nothing."""
+
+    name = ""
+
+    def __new__(cls, *arguments: Any, **named: Any) -> "Foreign":
+        return super().__new__(cls)
+
+    def __init__(self, *arguments: Any, **named: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+
+    def append(self, item: Any) -> None: ...
+
+    def extend(self, items: Any) -> None: ...
+
+    def add(self, item: Any) -> None: ...
+
+
+class Loaded(NamedTuple):
+    """The value of a pickle as it was loaded, with objects in it that stand for others."""
+
+    value: Any
+    budget: list[int]
+
+    def plain(self, value: Any) -> Any:
+        """A part of the value as dicts, lists, text, bytes and numbers; UnsafeBytes where it holds anything else."""
+        return _plain(value, 0, self.budget)
+
+
 def load_plain(data: bytes, holders: Holders | None = None) -> Any:
     """The value of a pickle as dicts, lists, text, bytes and numbers; tuples and sets become lists.
 
     `holders` maps (module, name) to what the name stands for. A value that is a subclass of Held comes out as a dict
     of its attributes.
     """
+    loaded = load(data, holders)
+    return loaded.plain(loaded.value)
+
+
+def load(data: bytes, holders: Holders | None = None) -> Loaded:
+    """The value of a pickle, whose parts can be made plain one by one: a bad one does not spoil the others."""
     _check_opcodes(data)
     try:
         value = _PlainUnpickler(data, holders or {}).load()
@@ -44,7 +88,7 @@ def load_plain(data: bytes, holders: Holders | None = None) -> Any:
         raise TruncatedBytes("pickle: the bytes end before the value does") from None
     except Exception as error:  # whatever the opcodes lead to: they come from elsewhere
         raise CorruptBytes(f"pickle: {type(error).__name__}: {error}") from None
-    return _plain(value, 0, [max(_MIN_BUDGET, _MAX_GROWTH * len(data))])
+    return Loaded(value, [max(_MIN_BUDGET, _MAX_GROWTH * len(data))])
 
 
 def holder(kind: str) -> type[Held]:
@@ -58,9 +102,61 @@ class _PlainUnpickler(pickle.Unpickler):
         self._holders = holders
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._holders:
-            raise UnsafeBytes(f"pickle: asks for {module}.{name}, and nothing but plain values is read")
-        return self._holders[module, name]
+        if (module, name) in self._holders:
+            return self._holders[module, name]
+        if (module, name) in _NUMPY:
+            return _NUMPY[module, name]
+        return type("Foreign", (Foreign,), {"name": f"{module}.{name}"})
+
+
+class _NumpyDtype:
+    """The dtype of a numpy scalar, as the pickle describes it."""
+
+    __slots__ = ("name", "order")
+
+    def __init__(self, name: Any = "", *flags: Any) -> None:
+        self.name, self.order = name, "="
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
+            self.order = state[1]
+
+
+# Called by the pickle as functions. They are classes with a `__setstate__`, so that its BUILD opcode, which sets
+# attributes on what it is applied to, fails on them and leaves no mark for the next load.
+
+
+class _NumpyScalar(Foreign):
+    """The number or text of a numpy scalar, read from its bytes; of other dtypes it stays foreign."""
+
+    name = "a numpy scalar that is no number and no text"
+
+    def __new__(cls, dtype: Any = None, data: Any = None) -> Any:
+        name = dtype.name if isinstance(dtype, _NumpyDtype) else None
+        if isinstance(name, str) and isinstance(data, bytes) and _NUMPY_DTYPE.fullmatch(name):
+            expected = np.dtype(f"{dtype.order if dtype.order != '|' else '='}{name}")
+            if len(data) == expected.itemsize:
+                return np.frombuffer(data, expected)[0].item()
+        return super().__new__(cls)
+
+
+class _Latin1(Foreign):
+    """Bytes, as pickles before protocol 3 spell them."""
+
+    name = "_codecs.encode"
+
+    def __new__(cls, text: Any = None, encoding: Any = None) -> Any:
+        if isinstance(text, str) and encoding == "latin1":
+            return text.encode("latin1")
+        return super().__new__(cls)
+
+
+_NUMPY: Holders = {
+    ("numpy", "dtype"): _NumpyDtype,
+    ("numpy.core.multiarray", "scalar"): _NumpyScalar,
+    ("numpy._core.multiarray", "scalar"): _NumpyScalar,
+    ("_codecs", "encode"): _Latin1,
+}
 
 
 def _check_opcodes(data: bytes) -> None:
@@ -96,6 +192,8 @@ def _plain(value: Any, depth: int, budget: list[int]) -> Any:
         return {key: _plain(item, depth + 1, budget) for key, item in vars(value).items()}
     if isinstance(value, bytearray):
         return bytes(value)
+    if isinstance(value, Foreign) or (isinstance(value, type) and issubclass(value, Foreign)):
+        raise UnsafeBytes(f"pickle: asks for {value.name}, and nothing but plain values is read")
     raise UnsafeBytes(f"pickle: holds a {type(value).__name__}, which is no plain value")
 
 

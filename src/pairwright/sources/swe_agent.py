@@ -60,7 +60,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         raise BadRecord("file: an empty list")
     for number, item in enumerate(value):
         try:
-            yield _experience(item, Origin(origin.file, origin.line, number), options, None)
+            yield _experience(item, Origin(origin.file, origin.line, number, origin.label), options, None)
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
 

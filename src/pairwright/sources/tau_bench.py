@@ -34,7 +34,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         run=index(row.get("trial")),
         prompt=prompt,
         completion=completion,
-        reward=score(row.get("reward")),
+        reward=score(row.get(options.reward or "reward")),
         errors=error_sites(messages, [], _error_kind),
         info=optional_mapping(row.get("info"), "info"),
     )

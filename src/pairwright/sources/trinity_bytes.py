@@ -5,7 +5,8 @@
            "0:multi_modal_inputs:<key>"
     else   a pickle of one Experience or a list of them
 
-Both pickles go through safe_pickle: nothing runs. Tensors inside a whole pickle ask for torch's own loaders, so such a
+Both pickles go through safe_pickle: nothing runs. A record that cannot be read is told by its number, and the others
+are read. Tensors inside a whole pickle ask for torch's own loaders, so such a
 payload is refused by name; write it again with a Trinity that writes TRXP.
 
 Kinds: `chosen` and `rejected` tensors make a preference, a given action mask a multi-turn experience, else it is
@@ -14,13 +15,15 @@ Messages: prompt and completion are split at the first assistant turn, those of 
 """
 
 import struct
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import safetensors
 
 from pairwright.arrays import DTYPE_NAMES, Array, dtype_named
-from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
+from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
 from pairwright.messages import Json, Message
 from pairwright.records import EID, CustomField, Experience, Kind, Side
 from pairwright.sources.chat import messages_from_chat, tools_from_chat
@@ -28,7 +31,7 @@ from pairwright.sources.errors_seen import error_sites
 from pairwright.sources.fields import BadRecord, items, mapping, optional_items, optional_mapping, optional_text
 from pairwright.sources.format import split_at_first_answer
 from pairwright.sources.result_text import result_error_kind
-from pairwright.sources.safe_pickle import Holders, holder, load_plain
+from pairwright.sources.safe_pickle import Foreign, Holders, Loaded, holder, load
 from pairwright.sources.sides import split_sides
 
 MAGIC = b"TRXP"
@@ -43,24 +46,66 @@ _DTYPES = {
 _TRUNCATIONS = (None, "prompt_truncated", "response_truncated")
 
 
-def loads_trinity(data: bytes) -> list[Experience]:
-    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record."""
+class BadItem(msgspec.Struct, frozen=True):
+    """A record of a payload that cannot be read: its number, from 0, of how many, and the error."""
+
+    number: int
+    total: int
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        return f"{self.error} (record {self.number} of {self.total}, from 0)"
+
+
+def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = None) -> list[Experience]:
+    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record.
+
+    `on_bad` is called with each record that cannot be read, and the others are returned; without it the first such
+    record raises its error.
+    """
+    experiences = []
+    for item in read_payload(data):
+        if isinstance(item, Experience):
+            experiences.append(item)
+        elif on_bad is not None:
+            on_bad(item)
+        elif isinstance(item.error, CodecError | RecordError):
+            raise item.error
+        else:
+            raise CorruptBytes(f"metadata: {item.reason}") from None
+    return experiences
+
+
+def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
+    """The records of a payload in their order; CodecError where it cannot be read at all."""
     if not data.startswith(MAGIC):
-        rows, tensors = _whole_pickle(data), {}
+        loaded, rows, tensors = *_whole_pickle(data), {}
     else:
         metadata, tensor_bytes = _split(data)
-        rows = _rows(load_plain(metadata))
-        tensors = _tensors(tensor_bytes)
-    by_item: list[dict[str, Array]] = [{} for _ in rows]
+        loaded = load(metadata)
+        rows, tensors = _rows(loaded), _tensors(tensor_bytes)
+    by_item: list[dict[str, Array | CorruptBytes]] = [{} for _ in rows]
     for name, array in tensors.items():
         number, _, field = name.partition(":")
         if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(rows):
             raise CorruptBytes(f"tensor {name!r}: no item of this number among {len(rows)}")
         by_item[int(number)][field] = array
-    try:
-        return [experience_from_fields(row, arrays) for row, arrays in zip(rows, by_item, strict=True)]
-    except BadRecord as error:
-        raise CorruptBytes(f"metadata: {error}") from None
+    for place, (row, arrays) in enumerate(zip(rows, by_item, strict=True)):
+        try:
+            yield _experience(loaded.plain(row), arrays)
+        except (BadRecord, CodecError, RecordError) as error:
+            yield BadItem(place, len(rows), error)
+        except (OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+            yield BadItem(place, len(rows), BadRecord(f"a value that JSON cannot hold: {error}"))
+
+
+def _experience(row: Any, arrays: dict[str, Array | CorruptBytes]) -> Experience:
+    for array in arrays.values():
+        if isinstance(array, CorruptBytes):
+            raise array
+    known = {name: array for name, array in arrays.items() if not isinstance(array, CorruptBytes)}
+    return experience_from_fields(mapping(row, "record"), known)
 
 
 def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
@@ -144,12 +189,13 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     return data[_HEADER.size : split], data[split:]
 
 
-def _rows(metadata: Any) -> list[Json]:
+def _rows(loaded: Loaded) -> list[Any]:
+    """The items of the metadata, each still to be made plain."""
+    metadata = loaded.value
+    if isinstance(metadata, Foreign) or not isinstance(metadata, dict):
+        metadata = loaded.plain(metadata)
     try:
-        rows = [
-            mapping(row, f"items[{number}]")
-            for number, row in enumerate(items(mapping(metadata, "metadata").get("items"), "items"))
-        ]
+        rows = items(mapping(metadata, "metadata").get("items"), "items")
     except BadRecord as error:
         raise CorruptBytes(f"metadata: {error}") from None
     if metadata.get("num_items", len(rows)) != len(rows):
@@ -157,15 +203,19 @@ def _rows(metadata: Any) -> list[Json]:
     return rows
 
 
-def _tensors(data: bytes) -> dict[str, Array]:
+def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
+    """The tensors by name, and in the place of one that cannot be read the error."""
     try:
         stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise CorruptBytes(f"tensors: {error}") from None
-    arrays: dict[str, Array] = {}
+    arrays: dict[str, Array | CorruptBytes] = {}
     for name, tensor in stored:
         if tensor["dtype"] not in _DTYPES:
-            raise CorruptBytes(f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}")
+            arrays[name] = CorruptBytes(
+                f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}"
+            )
+            continue
         if tensor["dtype"] == "BOOL":  # any byte may stand there
             array = np.frombuffer(tensor["data"], dtype=np.uint8) != 0
         else:
@@ -174,18 +224,15 @@ def _tensors(data: bytes) -> dict[str, Array]:
     return arrays
 
 
-def _whole_pickle(data: bytes) -> list[Json]:
+def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
     if not data.startswith(b"\x80"):
         raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
     holders: Holders = {
         **{(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")},
         **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
     }
-    value = load_plain(data, holders)
-    try:
-        return [mapping(row, "experience") for row in (value if isinstance(value, list) else [value])]
-    except BadRecord as error:
-        raise CorruptBytes(f"pickle: {error}") from None
+    loaded = load(data, holders)
+    return loaded, loaded.value if isinstance(loaded.value, list) else [loaded.value]
 
 
 def _eid(value: Any) -> EID:

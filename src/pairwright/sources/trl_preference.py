@@ -6,16 +6,18 @@
     {prompt, completions, labels}     stepwise: an experience whose answer has a part for each step; the labels are in
                                       info["step_labels"], and it is unscored, since no outcome was judged
 
-`question`, or `instruction` with `input`, is a prompt too, and `system` a leading system message. Text becomes a user
-and an assistant turn and leaves info["form"] = "text". Transcripts ("\\n\\nHuman: ...") are read turn by turn; of other
-text without a prompt the prompt is the common beginning, up to the last white space.
+Rows whose prompt and answers are all text are TRL's standard rows: raw text, which TRL trains without a chat template.
+They are read as messages of role text. Text is a chat where the row says so: the prompt stands under `question`, or
+`instruction` with `input`; there is a `system` prompt or are `tools`; one of the others is messages; or it is a
+transcript ("\\n\\nHuman: ..."), which is read turn by turn. Then it is a user or an assistant turn, and leaves
+info["form"] = "text". Of other text without a prompt the prompt is the common beginning, up to the last white space.
 """
 
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from pairwright.messages import Json, Message
+from pairwright.messages import TEXT, Json, Message
 from pairwright.records import Experience
 from pairwright.sources.boundary import guarded
 from pairwright.sources.fields import BadRecord, items, mapping, score, text
@@ -37,6 +39,7 @@ _READ = frozenset(
      "messages", *SCORES}
 )  # fmt: skip
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
+_HUMAN = "\n\nHuman:"
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
@@ -65,37 +68,47 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     elif "completions" in row:
         yield _stepwise(row, origin)
     else:
-        yield _unpaired(row, origin)
+        yield _unpaired(row, origin, options)
 
 
 def _pair(row: Json, origin: Origin) -> Experience:
-    prompt = _prompt(row)
     info = small_fields(row, _READ)
-    if isinstance(row["chosen"], str) and isinstance(row["rejected"], str):
+    sides = row["chosen"], row["rejected"]
+    is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
+    if _is_raw_text(row, *sides) and not is_transcript:
+        return preference_of_row(NAME, origin, row, _texts(row.get("prompt"), *sides), info)
+    prompt = _prompt(row)
+    if isinstance(sides[0], str) and isinstance(sides[1], str):
         info["form"] = "text"
-        if not prompt or row["chosen"].startswith("\n\nHuman:"):
-            prompt, chosen, rejected = _texts(row["chosen"], row["rejected"])
-        else:
-            chosen, rejected = answer_from(row["chosen"], "chosen"), answer_from(row["rejected"], "rejected")
+        if not prompt and not is_transcript:
+            shared = _common_beginning(*sides)
+            prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
+    if is_transcript:
+        prompt, chosen, rejected = conversations_from([], _transcript(sides[0]), _transcript(sides[1]))
     else:
         prompt, chosen, rejected = conversations_from(
-            prompt, answer_from(row["chosen"], "chosen"), answer_from(row["rejected"], "rejected")
+            prompt, answer_from(sides[0], "chosen"), answer_from(sides[1], "rejected")
         )
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _unpaired(row: Json, origin: Origin) -> Experience:
+def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     info = small_fields(row, _READ)
-    if isinstance(row.get("completion"), str):
-        info["form"] = "text"
+    completion = row.get("completion")
+    if isinstance(completion, str) and _is_raw_text(row, completion):
+        prompt, answer = [Message(TEXT, row["prompt"])], [Message(TEXT, completion, generated=True)]
+    else:
+        prompt, answer = _prompt(row), answer_from(completion, "completion")
+        if isinstance(completion, str):
+            info["form"] = "text"
     return build(
         NAME,
         origin,
         task=task_of(row),
-        prompt=_prompt(row),
-        completion=answer_from(row.get("completion"), "completion"),
+        prompt=prompt,
+        completion=answer,
         tools=tools_of(row),
-        reward=score(row.get("label")),
+        reward=score(row.get(options.reward or "label")),
         info=info,
     )
 
@@ -107,15 +120,13 @@ def _stepwise(row: Json, origin: Origin) -> Experience:
     labels = items(row.get("labels"), "labels")
     if len(labels) != len(steps):
         raise BadRecord(f"labels: {len(labels)} for {len(steps)} steps")
-    answer = Message("assistant", [{"type": "text", "text": step} for step in steps])
-    return build(
-        NAME,
-        origin,
-        task=task_of(row),
-        prompt=_prompt(row),
-        completion=[answer],
-        info={**small_fields(row, _READ), "form": "text", "step_labels": labels},
-    )
+    parts: list[Json] = [{"type": "text", "text": step} for step in steps]
+    info = {**small_fields(row, _READ), "step_labels": labels}
+    if _is_raw_text(row, *steps):
+        prompt, answer = [Message(TEXT, row["prompt"])], Message(TEXT, parts, generated=True)
+    else:
+        prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
+    return build(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
 
 
 def _prompt(row: Json) -> list[Message]:
@@ -131,10 +142,24 @@ def _prompt(row: Json) -> list[Message]:
     return [Message("system", system), *prompt] if isinstance(system, str) and system else prompt
 
 
-def _texts(chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt and answers of two texts that begin with their prompt."""
-    if chosen.startswith("\n\nHuman:") and rejected.startswith("\n\nHuman:"):
-        return conversations_from([], _transcript(chosen), _transcript(rejected))
+def _is_raw_text(row: Json, *answers: Any) -> bool:
+    """Whether a row is one of TRL's standard rows: text throughout, and nothing in it that only a chat has."""
+    if any(row.get(key) is not None for key in _PROMPTS[1:]) or row.get("system") or tools_of(row):
+        return False
+    prompt = row.get("prompt")
+    return (prompt is None or isinstance(prompt, str)) and all(isinstance(answer, str) for answer in answers)
+
+
+def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt and answers of raw text; without a prompt, it is what both texts begin with."""
+    if prompt is None:
+        prompt = _common_beginning(chosen, rejected)
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    answers = [[Message(TEXT, side, generated=True)] for side in (chosen, rejected)]
+    return [Message(TEXT, prompt)], answers[0], answers[1]
+
+
+def _common_beginning(chosen: str, rejected: str) -> str:
     cut, end = 0, min(len(chosen), len(rejected)) - 1  # at least a character is left for each answer
     while cut < end and chosen[cut] == rejected[cut]:
         cut += 1
@@ -143,8 +168,7 @@ def _texts(chosen: str, rejected: str) -> tuple[list[Message], list[Message], li
     prompt = chosen[:cut].rstrip()  # the white space belongs to the answers, as in TRL
     if not prompt:
         raise BadRecord("chosen and rejected: texts without a prompt that begin differently")
-    answers = [[Message("assistant", side[len(prompt) :])] for side in (chosen, rejected)]
-    return [Message("user", prompt)], answers[0], answers[1]
+    return prompt
 
 
 def _transcript(value: str) -> list[Message]:

@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.jsontext import encode
 from pairwright.places import Place, Remote, staged
+from pairwright.sources.pairwright_rows import experience_to_json
 from pairwright.store.arrow import from_batch
 from pairwright.store.codec import dumps_many
 from pairwright.store.columns import SCHEMA
-from pairwright.store.jsonform import experience_to_json
+from pairwright.store.file_labels import copy_labels
+from pairwright.store.marker import MARKER
 from pairwright.store.table import Table
 
 
@@ -70,6 +72,22 @@ EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
     "hf": export_hf,
     "bytes": export_bytes,
 }
+
+
+def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]:
+    """Write the rows for which `where` holds into a new table; returns how many there were, and how many were written.
+
+    The labels of imported files (file_labels.py) go with the rows, so that importing a file again finds them.
+    """
+    num_rows, num_kept = table.count(), table.count(where)
+    if not num_kept:
+        raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
+    if (output / MARKER).exists() and Table(output, create=False).count():
+        raise PairwrightError(f"{output} is a table already: choose another folder")
+    target = Table(output)
+    num_written = target.write_part(table.scan(where))
+    copy_labels(table.path, target.path)
+    return num_rows, num_written
 
 
 @contextmanager

@@ -6,7 +6,9 @@ Runs in a worker process or in the command's own, with the same result. It loads
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -16,15 +18,17 @@ from xxhash import xxh3_128_digest
 
 from pairwright.jsontext import encode
 from pairwright.places import Place, Remote, scratch
-from pairwright.records import Experience, Kind
+from pairwright.records import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.nemo_gym import NAME as NEMO_GYM
+from pairwright.sources.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.rewards import Scores, chosen_reward
+from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, named_reward, reward_names
 from pairwright.store.arrow import to_batch
 from pairwright.store.column_arrays import column_array, numbers_of
+from pairwright.store.exported_files import exported_units
 from pairwright.store.parts import hidden_part, write_hidden_part
 from pairwright.store.plain_cells import COMPLETION, UID, Cells, PlainCells
 
@@ -32,6 +36,7 @@ ROWS_PER_BATCH = 256
 PLAIN_ROWS_PER_BATCH = 1024
 BYTES_PER_BATCH = 4 * 2**20
 _PREFERENCE = Kind.PREFERENCE
+_NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 _COUNTED = {
     "messages": ("num_prompt_messages", "num_completion_messages"),
     "tool_calls": ("num_tool_calls",),
@@ -48,13 +53,14 @@ class ImportTask(msgspec.Struct, frozen=True):
     layout: Layout
     folder: Place
     options: Options
-    reward: str | None = None  # an expression; a plain name is in the options, for the reader
+    reward: str | None = None  # a path or an expression; a plain name is in the options, for the reader
     redact: bool = False
     scores: Scores | None = None
     keep_uids: bool = False
     start: int = 0
     stop: int | None = None
     line: int = 1
+    label: str = ""  # of the file, in the ids of its records
 
 
 class ImportResult(msgspec.Struct):
@@ -68,6 +74,10 @@ class ImportResult(msgspec.Struct):
     reasons: Counter[str]
     secrets: list[tuple[str, int | None, str, str]]
     scores_used: set[str]
+    has_reward: bool = False  # some record has the reward that was asked for
+    reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
+    num_named: int = 0  # records that `reward_names` counts
+    score_keys: str | None = None  # what a file of scores could say of the first record
 
 
 def run_task(task: ImportTask) -> ImportResult:
@@ -150,7 +160,7 @@ def _has_plain_lane(task: ImportTask) -> bool:
 
 def _plain_batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
     """As `_batches`, but plain lines become cells with no record in between; the rows keep the order of the lines."""
-    cells = PlainCells(task.path)
+    cells = PlainCells(task.path, task.label)
     lines = read_lines(task.path, start=task.start, stop=task.stop, line=task.line)
     while True:
         plain: list[Cells] = []
@@ -173,7 +183,7 @@ def _plain_batches(task: ImportTask, result: ImportResult, write_rejected: Write
             batch, uids = cells.batch(plain), [row[UID] for row in plain]
             result.counts["unscored"] += batch.column("reward").null_count
         if others:
-            units = decoded_units(task.path, others, task.layout.reader.decode)
+            units = decoded_units(task.path, others, task.layout.reader.decode, task.label)
             rest = _batch(list(_kept(units, task, result, write_rejected)), result)
             batch, uids = _in_order([batch, rest]) if plain else rest, None
         yield _noted(batch, uids, task, result)
@@ -190,17 +200,20 @@ def _kept(
     units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
 ) -> Iterator[Experience]:
     """The experiences of units, with rewards chosen and scores applied; rejections are counted and written."""
+    redacted: set[tuple[str, int | None]] = set()
     if task.redact:
-        units = _redacted(units, result)
-    for found in read_units(units, task.layout, task.options):
+        units = _redacted(units, result, redacted)
+    finish = None if task.reward is None and task.options.reward is None else partial(_with_reward, task, result)
+    for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
             result.counts["quarantined"] += 1
             result.reasons[_general(found.reason)] += 1
             write_rejected(encode(found) + b"\n")
             continue
-        if task.reward is not None and found.kind is not Kind.PREFERENCE:
-            found = replace(found, reward=chosen_reward(found, task.reward))
+        if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
+            found = _without_ids(found)
         if task.scores is not None:
+            result.score_keys = result.score_keys or matching_keys(found)
             there, score, key = task.scores.of(found)
             if there:
                 result.scores_used.add(str(key))
@@ -208,15 +221,38 @@ def _kept(
         yield found
 
 
+def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: Any) -> Experience:
+    """The experience with the reward that was asked for: by its reader, or where that knows none, by name or path."""
+    if exp.kind is _PREFERENCE:
+        return exp
+    if task.reward is not None:
+        reward = chosen_reward(exp, task.reward, row)
+    else:
+        name = str(task.options.reward)
+        is_ready = row is None or task.layout.format == PAIRWRIGHT  # no reader has looked for the name
+        reward = named_reward(exp, name, row) if is_ready or exp.reward is None else exp.reward
+    if reward is not None:
+        result.has_reward = True
+    elif not result.has_reward and result.num_named < _NUM_NAMED:
+        result.num_named += 1
+        result.reward_names.update(reward_names(exp, row))
+    return exp if reward == exp.reward else replace(exp, reward=reward)
+
+
 def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
-    if task.layout.splits:
-        return line_units(task.path, start=task.start, stop=task.stop, line=task.line, decode=task.layout.reader.decode)
-    return binary_units(task.path, task.layout) if task.layout.shape == "binary" else file_units(task.path, task.layout)
+    path, layout, label = task.path, task.layout, task.label
+    if layout.splits:
+        decode = layout.reader.decode
+        return line_units(path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label)
+    if layout.shape == "binary" and layout.format == PAIRWRIGHT:
+        return exported_units(path)
+    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label)
 
 
 def _redacted(
-    units: Iterator[Unit | Experience | Rejected], result: ImportResult
+    units: Iterator[Unit | Experience | Rejected], result: ImportResult, redacted: set[tuple[str, int | None]]
 ) -> Iterator[Unit | Experience | Rejected]:
+    """Units without secrets; `redacted` gets the places of those that had some."""
     for unit in units:
         if isinstance(unit, Experience):  # a binary payload of records, whose secrets nobody has looked for
             file = unit.source.file if unit.source is not None else "a payload"
@@ -231,7 +267,18 @@ def _redacted(
             clean, found = redact(value)
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
+        redacted |= {where} if found else set()
         yield unit
+
+
+def _without_ids(exp: Experience) -> Experience:
+    """An experience whose record had a secret, without its recorded ids, which still spell it."""
+    cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
+    for name in ("chosen", "rejected"):
+        side = getattr(exp, name)
+        cleared[name] = None if side is None else replace(side, **dict.fromkeys(SIDE_ARRAYS))
+    info = {**exp.info, "tokens_dropped": "the record was redacted"}
+    return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
 def _general(reason: str) -> str:

@@ -5,6 +5,7 @@ ids against those that are there and reveals each part whole. Importing a file a
 same command goes on.
 """
 
+import difflib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,12 +19,14 @@ from xxhash import xxh3_128_digest
 
 from pairwright.arrays import Array
 from pairwright.engines import Engine, Pool
+from pairwright.errors import SourceError
 from pairwright.places import Place, Remote, at_once, opened, scratch, size_of
 from pairwright.places.parquet import read_parquet
-from pairwright.sources.files import expand_paths, ranges
+from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
-from pairwright.sources.rewards import parse_reward, read_scores
+from pairwright.sources.rewards import Scores, parse_reward, read_scores
+from pairwright.store.file_labels import key_of, label_files
 from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.parts import hidden_part, put_hidden_part
 from pairwright.store.table import Table
@@ -32,6 +35,7 @@ RANGE_BYTES = 16 * 2**20
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
+_NUM_NAMES = 12  # in an error message
 
 
 class ImportSummary(msgspec.Struct):
@@ -43,6 +47,7 @@ class ImportSummary(msgspec.Struct):
     num_scores: int = 0
     num_scores_used: int = 0
     num_replaced: int = 0
+    same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
         return sum(counts.get(name, 0) for counts in self.formats.values())
@@ -61,19 +66,22 @@ def import_files(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportSummary:
-    """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl."""
-    expression = None
+    """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl.
+
+    SourceError, and nothing is added, where no record has the reward that `options` names, or `scores` has none of the
+    records. That nothing at all was read is in the summary: see `refuse_empty`.
+    """
+    expression, reward = None, options.reward
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
-    files = expand_paths(paths)
+    names = relative_names(paths)
+    files, labels = list(names), label_files(names, table)
     tasks, unreadable = _plan(files, table.path, format_name, options)
-    tasks = [
-        msgspec.structs.replace(task, reward=expression, redact=redact, scores=known_scores, keep_uids=update)
-        for task in tasks
-    ]
-    ingest = _Ingest(table)
+    asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
+    tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
+    ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
     for rejected in unreadable:
         ingest.reject(rejected)
     total = done = sum(map(size_of, files))
@@ -83,17 +91,33 @@ def import_files(
         ingest.add(task, result)
         done += _size(task)
         progress(done, total)
-    ingest.write_quarantine({str(file) for file in files})
+    ingest.finish(reward, known_scores)
+    ingest.write_quarantine({key_of(str(file)) for file in files})
     summary = ingest.summary()
+    summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
     if update:
         import polars as pl  # not needed otherwise, and it takes a while to load
 
-        read = sorted({str(task.path) for task in tasks})  # a file that cannot be read any more replaces nothing
+        keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
+        sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
+        read = sorted(file for file in sources - {None} if key_of(file) in keys)
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
     return summary
+
+
+def refuse_empty(summary: ImportSummary) -> None:
+    """SourceError where an import read no record, neither a new one nor one that was there already."""
+    if summary.total("experiences"):
+        return
+    reasons = ", ".join(f"{count:,} × {reason}" for reason, count in list(summary.reasons.items())[:3])
+    raise SourceError(
+        f"nothing was imported: {summary.total('files'):,} files, and no record in them"
+        + (f" ({reasons})" if reasons else "")
+        + "; docs/sources.md says what is read, and --format NAME insists on one"
+    )
 
 
 def _plan(
@@ -126,9 +150,12 @@ def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
 class _Ingest:
     """The state of one import: which ids are in the table, and what was counted."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
+        self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has what was asked for
+        self._pending: list[tuple[ImportTask, ImportResult]] = []
         self.seen: set[str] = set()
+        self.again: set[str] = set()  # files with records that were there already
         self.scores_used: set[str] = set()
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
@@ -139,6 +166,37 @@ class _Ingest:
         self._added: set[bytes] = set()
 
     def add(self, task: ImportTask, result: ImportResult) -> None:
+        """Reveal a result's part, or keep it back until some record has the reward or score that was asked for."""
+        self._waits["reward"] &= not result.has_reward
+        self._waits["scores"] &= not result.scores_used
+        self._pending.append((task, result))
+        if not any(self._waits.values()):
+            self._take_pending()
+
+    def finish(self, reward: str | None, scores: Scores | None) -> None:
+        """Take what was kept back; where there are records, and none has what was asked for, drop it and say so."""
+        results = [result for _, result in self._pending]
+        if any(self._waits.values()) and any(result.part is not None for result in results):
+            for result in results:
+                for hidden in (result.part, result.quarantine):
+                    if hidden is not None:
+                        hidden.unlink()
+            if self._waits["reward"]:
+                raise SourceError(_no_reward(str(reward), sum((result.reward_names for result in results), Counter())))
+            keys = next(result.score_keys for result in results if result.score_keys is not None)
+            example = "no row" if scores is None else scores.example
+            raise SourceError(
+                f"--scores: no record has one of its {0 if scores is None else scores.num_rows:,} scores: the file has "
+                f"{example}; a record would be matched by {keys}. Nothing was imported"
+            )
+        self._take_pending()
+
+    def _take_pending(self) -> None:
+        for task, result in self._pending:
+            self._take(task, result)
+        self._pending.clear()
+
+    def _take(self, task: ImportTask, result: ImportResult) -> None:
         """Reveal a result's part, without the rows that are there already."""
         counts = self._counts.setdefault(task.layout.format, Counter())
         counts.update(result.counts)
@@ -152,7 +210,10 @@ class _Ingest:
             self._rejections.append(result.quarantine)
         self.seen.update(result.uids)
         if result.part is not None:
-            counts["already_there"] += self._reveal(result.part, np.frombuffer(result.digests, "S16"))
+            num_old = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
+            counts["already_there"] += num_old
+            if num_old:
+                self.again.add(str(task.path))
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader could take."""
@@ -211,7 +272,7 @@ class _Ingest:
     def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
         if target.exists():
             with opened(target) as before:
-                file.writelines(line for line in before if _file_of(line) not in files)
+                file.writelines(line for line in before if _key_of_file(line) not in files)
         for rejection in self._rejections:
             if isinstance(rejection, bytes):
                 file.write(rejection)
@@ -225,6 +286,18 @@ class _Ingest:
         return ImportSummary(formats=formats, reasons=dict(self._reasons.most_common()), secrets=self._secrets)
 
 
+def _no_reward(name: str, names: Counter[str]) -> str:
+    """That no record has a reward of this name, and which numbers the records have."""
+    near = difflib.get_close_matches(name, names, n=1)
+    shown = ", ".join(list(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
+    return (
+        f"--reward {name!r}: no record has a number of that name"
+        + (f"; did you mean {near[0]!r}?" if near else ".")
+        + (f" The records have: {shown}." if names else " The records have no numbers at all.")
+        + " Nothing was imported"
+    )
+
+
 def _contains(sorted_digests: Array, digests: Array) -> Array:
     """Which digests are among the sorted ones."""
     if not len(sorted_digests):
@@ -233,9 +306,9 @@ def _contains(sorted_digests: Array, digests: Array) -> Array:
     return np.asarray(sorted_digests[places] == digests)
 
 
-def _file_of(line: bytes) -> str | None:
+def _key_of_file(line: bytes) -> str | None:
     try:
-        return msgspec.json.decode(line, type=Rejected).file
+        return key_of(msgspec.json.decode(line, type=Rejected).file)
     except msgspec.MsgspecError:
         return None
 
@@ -249,4 +322,4 @@ def _size(task: ImportTask) -> int:
     return (size_of(task.path) if task.stop is None else task.stop) - task.start
 
 
-__all__ = ["ImportSummary", "Layout", "import_files"]
+__all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]

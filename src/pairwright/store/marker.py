@@ -1,4 +1,7 @@
-"""The marker `table.json`: it says that a folder is an experience table, and of which version."""
+"""The marker `table.json`: it says that a folder is an experience table, and of which version.
+
+It also has the labels of imported files (file_labels.py).
+"""
 
 import os
 from typing import Any
@@ -19,19 +22,24 @@ def check_table(folder: Place, *, create: bool) -> None:
     if not marker.exists():
         if isinstance(folder, Remote):
             folder.entries()  # says so where there is not even a bucket
+        elif folder.exists() and not folder.is_dir():
+            raise TableError(f"{folder}: a file, and a table is a folder: choose another name")
         if not create:
             raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
         if folder.is_dir() and any(not name.startswith(".") for name in names_in(folder)):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
-        _write(folder, msgspec.json.encode({"format": "pairwright-experience", "version": _VERSION}))
+        write_marker(folder, {"format": "pairwright-experience", "version": _VERSION})
+    version = read_marker(folder).get("version")
+    if version != _VERSION:
+        raise TableError(f"{marker}: version {version!r}, this release reads {_VERSION}: upgrade pairwright")
+
+
+def read_marker(folder: Place) -> dict[str, Any]:
+    """What the marker of a table says."""
     try:
-        found = msgspec.json.decode(marker.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode((folder / MARKER).read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, OSError) as error:
-        raise TableError(f"{marker}: cannot be read: {error}") from error
-    if found.get("version") != _VERSION:
-        raise TableError(
-            f"{marker}: version {found.get('version')!r}, this release reads {_VERSION}: upgrade pairwright"
-        )
+        raise TableError(f"{folder / MARKER}: cannot be read: {error}") from error
 
 
 def names_in(folder: Place) -> list[str]:
@@ -39,13 +47,21 @@ def names_in(folder: Place) -> list[str]:
     return folder.names() if isinstance(folder, Remote) else sorted(os.listdir(folder))
 
 
-def _write(folder: Place, content: bytes) -> None:
+def write_marker(folder: Place, fields: dict[str, Any]) -> None:
+    """Put a marker in place of the one that is there, whole and synced."""
+    content = msgspec.json.encode(fields)
     if isinstance(folder, Remote):
         with staged(folder / MARKER) as written:
             written.write_bytes(content)
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    hidden = folder / f".{new_segment_id()}.tmp"
-    hidden.write_bytes(content)
-    hidden.rename(folder / MARKER)
-    sync_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        hidden = folder / f".{new_segment_id()}.tmp"
+        with open(hidden, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.rename(folder / MARKER)
+        sync_folder(folder)
+    except OSError as error:
+        raise TableError(f"{folder}: no table can be made here: {error.strerror or error}") from error

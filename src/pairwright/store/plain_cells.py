@@ -13,7 +13,7 @@ import pyarrow as pa
 from pairwright.canonical import buffered_hash, digest
 from pairwright.jsontext import encode, to_json
 from pairwright.places import Place
-from pairwright.sources.format import suffix_of
+from pairwright.sources.format import Origin, label_of, suffix_of
 from pairwright.sources.nemo_gym import NAME, batch_of
 from pairwright.sources.nemo_gym_plain import PlainRollouts
 from pairwright.store.column_arrays import column_array
@@ -32,10 +32,10 @@ Cells = tuple[Any, ...]
 class PlainCells:
     """Reads the plain lines of one file into cells."""
 
-    def __init__(self, path: Place) -> None:
+    def __init__(self, path: Place, label: str = "") -> None:
         self.file = str(path)
         self._batch = batch_of(self.file)
-        self._name = self.file.rpartition("/")[2]
+        self._label = label_of(Origin(self.file, label=label))
         self._constant = {
             "batch": self._batch, "step": 0, "source_format": NAME, "source": self.file,
         }  # fmt: skip
@@ -59,7 +59,7 @@ class PlainCells:
             self._task, self._tid = found.task, encode((self._batch, found.task)).decode()
         model = self._models.get(found.model) or self._model_version(found.model)
         run = number - 1 if found.run is None else found.run
-        suffix = suffix_of(self._hash, given.hash, completion, [None, None, reward, None, info, self._name])
+        suffix = suffix_of(self._hash, given.hash, completion, [None, None, reward, None, info, self._label])
         return (
             f'{self._tid[:-1]},{run},0,"{suffix}"]',
             self._tid,

@@ -2,7 +2,7 @@
 
 Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
 model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
-Where that cannot be had, a Refusal names the turn and the reason.
+Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: text.py.
 
 >>> from tokenizers import Tokenizer, models, pre_tokenizers
 >>> words = {"hi": 0, "hello": 1, "ok": 2}
@@ -32,7 +32,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pairwright.messages import Json, Message
+from pairwright.messages import TEXT, Json, Message
 from pairwright.tokens.adapt import adapted_chat
 from pairwright.tokens.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.marks import Chat, plain_chat
@@ -42,6 +42,7 @@ from pairwright.tokens.regions import Located, Region, Verify, locate
 from pairwright.tokens.render import Rendered
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spelling import Encoded, encode_text
+from pairwright.tokens.text import encode_raw_text, is_raw_text
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Boundaries = Literal["whole", "split"]
@@ -78,6 +79,11 @@ def encode_chat(
     allow_images    train on the tokens of conversations with images, audio, video or files
     """
     ready = chat_tokenizer(tokenizer)
+    if is_raw_text(messages):
+        texts = [message for message in messages if isinstance(message, Message)]
+        return encode_raw_text(
+            ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
+        )
     schemas = ready.schemas(tools)
     chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
@@ -94,6 +100,8 @@ def prepared(
         raise Refusal("not_generated", "a conversation without messages")
     records = [message for message in messages if isinstance(message, Message)]
     if len(records) == len(messages):
+        if any(record.role == TEXT for record in records):
+            raise Refusal("text_in_chat", "no template renders raw text")
         chat = adapted_chat(tokenizer, records, tools)
         refuse_media(chat, allow=allow_images)
         return chat, [index for index, record in enumerate(records) if record.is_generated]

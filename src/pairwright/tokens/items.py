@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from pairwright.canonical import content_hash
 from pairwright.errors import TableError
+from pairwright.grouping import conversation_of
 from pairwright.messages import Json, Message
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.table import FILE_NAME, pair_batches
 from pairwright.places import Place
-from pairwright.records import EID, Experience, Kind, Side
+from pairwright.records import EID, Experience, Kind
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 from pairwright.tokens.recorded_pairs import is_cut_side
@@ -146,11 +147,12 @@ def _item_of(key: str, experience: Experience) -> Item:
         return Item(key, experience.eid.uid, experience)
     assert experience.chosen is not None
     assert experience.rejected is not None
-    sides = _messages(experience.chosen), _messages(experience.rejected)
+    prompt, chosen = conversation_of(experience, experience.chosen)
+    rejected = conversation_of(experience, experience.rejected).completion
     cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
     has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
     sources = (experience, experience) if has_more else (None, None)
-    return Item(key, experience.eid.uid, None, experience.prompt, experience.tools, *sides, sources, cut)
+    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut)
 
 
 def _recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
@@ -166,8 +168,3 @@ def _recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
             rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
     return rows
-
-
-def _messages(side: Side) -> tuple[Message, ...]:
-    """A side's messages; plain text is one assistant message."""
-    return side.messages or ((Message("assistant", side.text),) if side.text else ())

@@ -14,17 +14,18 @@ import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
-from pairwright.messages import Json, Message
+from pairwright.messages import Json, Message, mark_generated
 from pairwright.records import Experience
 from pairwright.tokens.dropped import refuse_dropped, refuse_media, refuse_media_inputs
 from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.recorded import without_stop
-from pairwright.tokens.recorded_pairs import RecordedSide, recorded_side, shared_prompt
+from pairwright.tokens.recorded_pairs import EncodedSide, recorded_side, shared_prompt
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.regions import Located, Verify
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spelling import Part, encode_parts, escaped_controls, finished
+from pairwright.tokens.text import encode_raw_text, is_raw_text
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 from pairwright.tokens.truncate import Truncation
 from pairwright.tokens.turns import located_groups
@@ -170,11 +171,11 @@ class _Rendered(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A pair whose sides are recorded, or rendered; each side is in one of the two."""
+    """A pair; each side is rendered, or encoded already: recorded ids, and raw text."""
 
     tools: list[Json] | None
     rendered: dict[str, _Rendered]
-    recorded: dict[str, RecordedSide]
+    encoded: dict[str, EncodedSide]
 
 
 def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError:
@@ -197,12 +198,20 @@ def _drafted(
 ) -> _Draft:
     if not allow_images:
         _refuse_recorded_media(pair)
+    is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
     draft = _Draft(tokenizer.schemas(pair.tools), {}, {})
     sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
     for name, completion, source, is_cut in sides:
         if source is not None and source.tokens is not None and recorded == "use":
             prompt, answer = _records(pair.prompt), _records(completion)
-            draft.recorded[name] = recorded_side(tokenizer, prompt, answer, source, name)
+            draft.encoded[name] = recorded_side(tokenizer, prompt, answer, source, name)
+            continue
+        if is_text:
+            sequence = _text_side(
+                tokenizer, pair.prompt, completion, control_tokens=control_tokens, require_stop=require_stop
+            )
+            start = int(np.argmax(sequence.mask))
+            draft.encoded[name] = EncodedSide(without_stop(sequence) if is_cut else sequence, start)
             continue
         located = _located_side(
             tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify,
@@ -230,6 +239,21 @@ def _records(messages: Messages) -> list[Message]:
     if len(records) != len(messages):
         raise Refusal("recorded_ids", "recorded ids belong to messages that are records, not dicts")
     return records
+
+
+def _text_side(
+    tokenizer: ChatTokenizer,
+    prompt: Messages,
+    completion: Messages,
+    *,
+    control_tokens: ControlTokens,
+    require_stop: bool,
+) -> Sequence:
+    """A side of raw text, which continues the ids of the prompt."""
+    messages = [*_records(prompt), *mark_generated(tuple(_records(completion)))]
+    return encode_raw_text(
+        tokenizer, messages, train_from=len(prompt), control_tokens=control_tokens, require_stop=require_stop
+    )
 
 
 def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
@@ -264,13 +288,13 @@ def _located_side(
 
 
 def _encoded(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
-    sides = dict(draft.recorded)
+    sides = dict(draft.encoded)
     for name, side in draft.rendered.items():
         prompt = prompts[side.prompt]
         sequence = _encoded_side(tokenizer, side, draft.tools, prompt, tails[side.tail])
-        sides[name] = RecordedSide(without_stop(sequence) if side.is_cut else sequence, len(prompt[0]))
+        sides[name] = EncodedSide(without_stop(sequence) if side.is_cut else sequence, len(prompt[0]))
     chosen, rejected = sides["chosen"], sides["rejected"]
-    prompt_length = shared_prompt(tokenizer, chosen, rejected) if draft.recorded else chosen.start
+    prompt_length = shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start
     return EncodedPair(chosen=chosen.sequence, rejected=rejected.sequence, prompt_length=prompt_length)
 
 

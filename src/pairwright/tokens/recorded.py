@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from pairwright.arrays import Array
+from pairwright.grouping import conversation_of
 from pairwright.messages import Json, Message
 from pairwright.records import Experience, Kind
 from pairwright.tokens.dropped import count_media, refuse_media_inputs
@@ -44,8 +45,9 @@ def encode_experience(
     if experience.tokens is not None and recorded == "use":
         sequences = [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
     else:
+        prompt, completion = conversation_of(experience)
         tools = list(experience.tools) or None
-        sequences = encode_turns(tokenizer, experience.messages, tools, train_from=len(experience.prompt), **options)
+        sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
         sequences = [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
     num_images = count_media(experience)
     return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
@@ -88,7 +90,7 @@ def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequ
     assert experience.prompt_length is not None
     return sequence_of(
         tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
-        experience.logprobs, experience.prompt, experience.completion,
+        experience.logprobs, *conversation_of(experience),
     )  # fmt: skip
 
 

@@ -26,12 +26,16 @@ Reason = Literal[
     "too_long",  # does not fit, and the rule is to drop
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
+    "text_in_chat",  # raw text where a chat is needed, or beside messages of one
+    "no_template",  # the tokenizer has no chat template, and the conversation is a chat
 ]
 
 _WAY_OUT = {
     "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
     "no_stop": "pass require_stop=False to train without a stop token",
+    "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
+    "no_template": "add a chat_template.jinja to the tokenizer's folder, or train raw text (role 'text')",
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "control_tokens": "pass control_tokens='escape' to encode them as text",

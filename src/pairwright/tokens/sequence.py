@@ -24,11 +24,13 @@ class Paint(IntEnum):
     CALL = 7
     STOP = 8
     HINT = 9
+    TEXT = 10  # raw text that is not trained
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How a sequence was made, and what a user should know about it.
 
+    source       how the ids came about: rendered by the template, recorded, or raw text
     dropped      (message, field) of trained turns that the template does not render; only where that is allowed
     prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
     images       content parts that are no text, which no channel trains on; only where they are allowed

@@ -21,6 +21,7 @@ PALETTE: dict[Paint, tuple[str, str, str, str]] = {
     Paint.CALL: ("generated: call", "bold bright_green", "#c6efd6", "#06492c"),
     Paint.STOP: ("generated: stop", "bold white on red", "#f9c9c4", "#7d150b"),
     Paint.HINT: ("hint", "bold black on yellow", "#fff1a8", "#5c4a00"),
+    Paint.TEXT: ("text, not trained", "blue", "#edf1f7", "#33475f"),
 }
 
 

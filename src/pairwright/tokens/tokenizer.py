@@ -22,7 +22,7 @@ from pairwright.places import is_address, place
 from pairwright.tokens.environment import Clock
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.offsets import TokenBytes
-from pairwright.tokens.refusals import TemplateError, TokensError
+from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.render import Rendered, Template
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -97,7 +97,10 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
-        """Read a model's folder; `template` is a template or the name of one to use instead of the default."""
+        """Read a model's folder; `template` is a template or the name of one to use instead of the default.
+
+        A folder without a template, as base models have it, gives a tokenizer that encodes raw text and no chats.
+        """
         if is_address(folder):
             raise TokensError(
                 f"{place(folder)}: an address, but a tokenizer is read on this machine: copy its folder here"
@@ -114,14 +117,19 @@ class ChatTokenizer:
         templates = read_templates(folder, config)
         if template is not None:
             templates = {"default": templates.get(template, template)}
-        if not templates:
-            raise TokensError(f"{folder}: no chat template; pass template=... or a renderer")
         return cls(backend, templates, special_tokens=special, stop_tokens=stops, **options)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether it can render chats; without a template it encodes raw text only."""
+        return bool(self._templates or self._renderers)
 
     def renderer(self, tools: list[Json] | None) -> Renderer:
         """The template for a conversation: `tool_use` where there is one and tools are given."""
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:
+            if not self._templates:
+                raise Refusal("no_template", "the tokenizer has no chat template to render a chat with")
             if name not in self._templates:
                 raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
             self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
@@ -183,8 +191,10 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
         raise TokensError("a bare tokenizers.Tokenizer has no chat template: use ChatTokenizer(tokenizer, template)")
     backend = getattr(tokenizer, "backend_tokenizer", None)
     template = getattr(tokenizer, "chat_template", None)
+    if template is None:
+        template = {}  # raw text can be encoded, chats not
     if not isinstance(backend, Tokenizer) or not isinstance(template, str | Mapping):
-        raise TokensError(f"{type(tokenizer).__name__}: expected a fast tokenizer that has a chat template")
+        raise TokensError(f"{type(tokenizer).__name__}: expected a fast tokenizer")
     key = (id(backend), template if isinstance(template, str) else tuple(template.items()))
     known = _known.get(tokenizer)
     if known is None or known[0] != key:

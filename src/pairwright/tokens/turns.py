@@ -10,12 +10,13 @@ from typing import Any
 
 from pairwright.messages import Json
 from pairwright.tokens.dropped import find_left_out, refuse_dropped
-from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_located, prepared
+from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_chat, encode_located, prepared
 from pairwright.tokens.marks import Chat
 from pairwright.tokens.probes import Unfit, stitched
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.regions import Finder, Located, Region, Verify, locate
 from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.text import is_raw_text
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 _PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
@@ -36,6 +37,9 @@ def encode_turns(
 ) -> list[Sequence]:
     """A conversation as as few sequences as are exact, in the order of their turns."""
     ready = chat_tokenizer(tokenizer)
+    if is_raw_text(messages):
+        options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
+        return [encode_chat(ready, messages, train_from=train_from, **options)]
     schemas = ready.schemas(tools)
     chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]

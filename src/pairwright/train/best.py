@@ -1,4 +1,4 @@
-"""When a run validates, and which of its steps was the best: by `metric`, the smaller where it is a loss."""
+"""Which step of a run was the best: by `metric`, the smaller where it is a loss."""
 
 from pairwright.config.train import TrainConfig
 from pairwright.errors import PairwrightError
@@ -23,10 +23,3 @@ def best_steps(state: State, settings: TrainConfig) -> set[int]:
     sign = -1 if settings.metric.endswith("loss") else 1
     ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))
     return set(ranked[: settings.keep_top_k]) | ({state.best_step} if state.best_step is not None else set())
-
-
-def validation_interval(settings: TrainConfig, per_epoch: int) -> int:
-    every = settings.val_check_interval
-    if every is None:
-        return per_epoch
-    return max(1, round(every * per_epoch) if every < 1 else round(every))

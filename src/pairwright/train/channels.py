@@ -17,6 +17,7 @@ from pairwright.config import Config
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.pairs.curriculum import Curriculum
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
     DataError,
@@ -117,29 +118,33 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show)
+        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show, where=settings.where)
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
-        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train), limits))
+        channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train, data), limits))
     if weights.sft:
         likely = _chosen(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
             sources = [experience, validation] if validation is not None else [experience]
             likely = _runs(
                 [
-                    load_policy_data(source, output / "tokens" / name, options, show, scored=False)
+                    load_policy_data(
+                        source, output / "tokens" / name, options, show, scored=False, where=settings.where
+                    )
                     for source, name in zip(sources, ("runs", "validation"), strict=False)
                 ]
             )
         likely = _given(likely, "sft", "--pairs or --experience")
-        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train), limits))
+        channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
+    if pair_data is not None and pair_data.curriculum is not None:
+        channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", options, show)
+        runs = load_policy_data(source, output / "tokens" / "runs", options, show, where=settings.where)
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, options, settings.sdpo, show)
+        found = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
     if ranks.is_first:
@@ -267,9 +272,29 @@ def _held(name: str, sequence: Sequence) -> Held:
     return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
 
 
-def _order(config: Config, items: Array) -> Order:
-    settings = config.train
-    return Order(items, settings.batch_size, config.seed, settings.shuffle)
+def _order(config: Config, items: Array, pairs: PairData | None = None) -> Order:
+    """The order of items. A curriculum of `pairs` is never shuffled away: its stages decide what an epoch has, and
+    without stages the order of the table stays."""
+    settings, curriculum = config.train, None if pairs is None else pairs.curriculum
+    if curriculum is None:
+        return Order(items, settings.batch_size, config.seed, settings.shuffle)
+    if curriculum.stages is None:
+        return Order(items, settings.batch_size, config.seed, shuffle=False)
+    stages, interval = curriculum.stages[items], curriculum.interval
+    return Order(items, settings.batch_size, config.seed, settings.shuffle, stages=stages, interval=interval)
+
+
+def _curriculum_note(curriculum: Curriculum, order: Order, settings: TrainConfig) -> str:
+    """What a curriculum makes of a run: how many pairs its epochs have, and which are never reached."""
+    if curriculum.stages is None:
+        return f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"
+    total, reached = len(order.items), len(order.active(settings.epochs - 1))
+    note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} pairs, "
+    note += f"the last {reached:,}"
+    if reached < total:
+        last = int(order.stages.max()) * curriculum.interval + 1 if order.stages is not None else 1
+        note += f"; {total - reached:,} are never trained: all are in from epoch {last} on"
+    return note
 
 
 def _given(value: Any, channel: str, option: str) -> Any:

@@ -6,7 +6,7 @@ Nothing is left out silently: what was refused by the tokens stage, or is unscor
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pairwright.canonical import content_hash
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
+from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
@@ -27,6 +28,7 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.train.filtering import FILTERED, filtered_uids, match_pairs
 from pairwright.train.layout import Tree, tree_of
 from pairwright.train.ledger import Held
 from pairwright.train.token_signals import TokenSignals, read_token_signals
@@ -55,7 +57,12 @@ class PairData:
     validation: Array
     counts: dict[str, int]
     refused: dict[str, str] = field(default_factory=dict)
+    curriculum: Curriculum | None = None
     _recent: dict[int, Tree] = field(default_factory=dict)
+
+    @cached_property
+    def _filtered(self) -> set[int]:
+        return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
 
     def tree(self, position: int) -> Tree:
         """The pair at a position. What an update has looked at is kept for its next looks."""
@@ -69,6 +76,7 @@ class PairData:
         """Both sides, for the ledger."""
         pair, name = self.pairs[position], self.pairs.ids[position]
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
+        unused = FILTERED if position in self._filtered else unused
         sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
         return [Held(name, side, one.ids, one.mask, one.message_index, unused) for side, one in sides]
 
@@ -88,7 +96,8 @@ class PairData:
 
     @property
     def fingerprint(self) -> str:
-        return content_hash(self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist())
+        parts = [self.pairs.ids, self.pairs.lengths.tolist(), self.weights.tolist(), self.train.tolist()]
+        return content_hash(*parts, *([] if self.curriculum is None else [self.curriculum.as_json()]))
 
     def num_tokens(self, position: int) -> int:
         """Tokens of the pair's row when its prompt is shared."""
@@ -131,35 +140,41 @@ class DistillData:
         return content_hash(self.ids, [len(item.student_index) for item in self.items])
 
 
-def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show) -> PairData:
-    """Encode the pairs of a table (what is cached is not encoded again) and read them."""
+def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show, *, where: str | None = None) -> PairData:
+    """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds."""
     manifest = encode_source(source, tokens, options, progress=show)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
-    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split"]).unique("id", keep="first")
+    narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
+    narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
     )
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
-    if not len(pairs) or held.all():
+    wanted = match_pairs(source, where, pairs.ids)
+    if where is not None:
+        counts[FILTERED] = int((~wanted).sum())
+    if not (wanted & ~held).any():
         why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
         raise DataError(
             f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {options.tokenizer}"
         )
+    in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
     return PairData(
         pairs=pairs,
         weights=rows["weight"].to_numpy().astype(np.float32),
         gaps=rows["gap"].to_numpy().astype(np.float32),
-        train=np.flatnonzero(~held),
-        validation=np.flatnonzero(held),
+        train=in_order[(wanted & ~held)[in_order]],
+        validation=in_order[(wanted & held)[in_order]],
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
         refused=read_refusals(tokens),
+        curriculum=read_curriculum(source, rows["curriculum_stage"]),
     )
 
 
 def load_policy_data(
-    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True, where: str | None = None
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = encode_source(source, tokens, options, progress=show)
@@ -169,7 +184,9 @@ def load_policy_data(
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
-    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side]
+    filtered = filtered_uids(table, where)
+    counts |= {FILTERED: len(filtered)} if where is not None else {}
+    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
     signals = read_token_signals(table, dict(found)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
     number_of: dict[str, int] = {}
@@ -197,7 +214,9 @@ def load_policy_data(
     )
 
 
-def load_distill_data(source: Path, options: TokensConfig, settings: DistillConfig, show: Show) -> DistillData:
+def load_distill_data(
+    source: Path, options: TokensConfig, settings: DistillConfig, show: Show, *, where: str | None = None
+) -> DistillData:
     """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
     tokenizer = ChatTokenizer.from_folder(str(options.tokenizer))
     hinter = Hinter(settings)
@@ -207,8 +226,12 @@ def load_distill_data(source: Path, options: TokensConfig, settings: DistillConf
     refused: dict[str, str] = {}
     table = Table(source, create=False)
     total = table.count()
+    filtered = filtered_uids(table, where)
+    counts |= {FILTERED: len(filtered)} if where is not None else {}
     for number, experience in enumerate(table.records()):
         show(number, total)
+        if experience.eid.uid in filtered:
+            continue
         hints, found = hinter(experience.messages, experience.errors)
         counts["without_hint"] += found.without_hint
         counts["without_recovery"] += found.without_recovery

@@ -33,6 +33,7 @@ class Status(msgspec.Struct, kw_only=True):
     epochs: int = 0
     best_step: int | None = None
     best_metric: float | None = None
+    best_epoch: int | None = None
     model: str | None = None
     error: str | None = None
     notes: list[str] = []
@@ -40,6 +41,7 @@ class Status(msgspec.Struct, kw_only=True):
     inputs: dict[str, str] = {}
     tokens: dict[str, Any] = {}
     trained_tokens: dict[str, int] = {}
+    where: str | None = None
     fingerprint: str = ""
     pid: int = 0
 

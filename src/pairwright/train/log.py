@@ -7,6 +7,7 @@ from typing import Any
 from pairwright.train.checkpoint import State
 from pairwright.train.folder import RunFolder
 from pairwright.train.metrics import Reporter, Sums, add, means
+from pairwright.train.order import Order
 
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
@@ -16,10 +17,10 @@ class Log:
     """What was measured since the last line that was written."""
 
     def __init__(
-        self, folder: RunFolder, reporters: list[Reporter], state: State, per_epoch: int, progress: Progress, total: int
+        self, folder: RunFolder, reporters: list[Reporter], state: State, order: Order, progress: Progress, total: int
     ) -> None:
         self._folder, self._reporters, self._state = folder, reporters, state
-        self._per_epoch, self._progress, self._num_steps = per_epoch, progress, total
+        self._order, self._progress, self._num_steps = order, progress, total
         self._sums: Sums = {}
         self._rate = 0.0
         self._since = time.perf_counter()
@@ -50,9 +51,10 @@ class Log:
 
     def _write(self, kind: str, values: dict[str, float]) -> None:
         step = self._state.step
-        epoch = step / self._per_epoch
+        epoch = self._order.num_epochs(step)
         self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
-        self._folder.write_status(step=step, epoch=round(epoch, 4))
+        per_epoch = self._order.steps_in_epoch_of(max(0, step - 1))
+        self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=per_epoch)
         for reporter in self._reporters:
             reporter.log(values, step)
         self._progress({"kind": kind, "step": step, "num_steps": self._num_steps, "epoch": epoch, **values})

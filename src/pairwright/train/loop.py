@@ -16,7 +16,7 @@ import torch
 from pairwright.canonical import content_hash
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
-from pairwright.train.best import best_steps, judge, validation_interval
+from pairwright.train.best import best_steps, judge
 from pairwright.train.channels import Channel, load_channels
 from pairwright.train.checkpoint import (
     CheckpointError,
@@ -28,7 +28,7 @@ from pairwright.train.checkpoint import (
     remove_old,
     save_checkpoint,
 )
-from pairwright.train.data import LOSSES
+from pairwright.train.data import LOSSES, DataError
 from pairwright.train.folder import RunFolder
 from pairwright.train.ledger import write_trained
 from pairwright.train.log import Log, Progress
@@ -113,8 +113,13 @@ class Training:
         self.channels: list[Channel] = load_channels(
             config, self.policy, base, initial, folder.path, ranks, progress=progress, **data
         )
-        self.per_epoch = self.channels[0].order.steps_per_epoch
-        self.num_steps = min(settings.max_steps or 1 << 62, settings.epochs * self.per_epoch)
+        self.order = self.channels[0].order
+        self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
+        if not self.num_steps and len(self.order.items):
+            raise DataError(
+                f"train.epochs: nothing is trained in {settings.epochs}: the first stages of the curriculum have no "
+                f"pair for training; the first update is in epoch {self.order.locate(0)[0] + 1}: ask for as many"
+            )
         self.weights = trainable(self.policy.model)
         self.saved = self.weights | {name: tensor for one in self.channels for name, tensor in one.followers().items()}
         self.optimizer = make_optimizer(self.weights, settings)
@@ -131,8 +136,7 @@ class Training:
         reporters = (
             open_reporters(settings.report_to, self.folder.path, self.config.name) if self.ranks.is_first else []
         )
-        log = Log(self.folder, reporters, state, self.per_epoch, self.progress, self.num_steps)
-        every = validation_interval(settings, self.per_epoch)
+        log = Log(self.folder, reporters, state, self.order, self.progress, self.num_steps)
         can_validate = any(channel.has_validation for channel in self.channels)
         last: dict[str, float] = {}
         while state.step < self.num_steps:
@@ -143,11 +147,14 @@ class Training:
             if is_last or state.step % settings.log_every_n_steps == 0:
                 last = log.write()
             is_better = False
-            if can_validate and (is_last or state.step % every == 0):
+            is_due = self.order.ends_period(state.step, settings.val_check_interval)
+            if can_validate and (is_last or is_due):
                 last |= log.write_validation(self.validate())
                 is_better = judge(state, last, settings)
             is_asked = self.ranks.any(stop.signal_number is not None)
-            if is_last or is_asked or is_better or state.step % (settings.save_every or every) == 0:
+            if settings.save_every is not None:
+                is_due = state.step % settings.save_every == 0
+            if is_last or is_asked or is_better or is_due:
                 self.save()
             if is_asked and not is_last:
                 told = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
@@ -233,7 +240,8 @@ class Training:
             remove_old(place, keep=best_steps(state, self.settings))
         elif self.ranks.is_sharded:
             join_checkpoint(self.saved, self.optimizer)
-        self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric)
+        self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric,
+                                 best_epoch=self._best_epoch)  # fmt: skip
         self.ranks.wait()
 
     def finish(self, last: dict[str, float]) -> TrainResult:
@@ -260,6 +268,10 @@ class Training:
         )
         return TrainResult(model=folder.path / name, num_steps=state.step, metrics=last, best_step=state.best_step)
 
+    @property
+    def _best_epoch(self) -> int | None:
+        return None if not self.state.best_step else self.order.locate(self.state.best_step - 1)[0]
+
     def dump(self, name: str) -> Path:
         """Write the exact batch of this step."""
         step = self.state.step
@@ -273,9 +285,11 @@ class Training:
             notes.append("sharding: this is the only process, so it has all of the model")
         notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
         self.folder.write_status(
-            num_steps=self.num_steps, steps_per_epoch=self.per_epoch, step=self.state.step, notes=notes,
+            num_steps=self.num_steps, step=self.state.step, notes=notes,
+            steps_per_epoch=self.order.steps_in_epoch_of(self.state.step),
             counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
             tokens=self.config.tokens.content(),
+            where=self.settings.where,
         )  # fmt: skip
         for note in notes:
             self.progress({"kind": "note", "note": note})

@@ -1,7 +1,7 @@
 """Pairs written for other tools: one file a family of targets. `EXPORTERS` lists them by the name that `--to` takes."""
 
 from pairwright.pairs.exporters import llamafactory, nemo, openai, trinity, trl, whole
-from pairwright.pairs.exporters.stream import Exporter, ExportOptions, ExportSummary, jsonl_exporter
+from pairwright.pairs.exporters.stream import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
 
 EXPORTERS: dict[str, Exporter] = {
     "trl": jsonl_exporter("trl", trl.explicit_lines, trl.explicit_columns),
@@ -21,4 +21,4 @@ EXPORTERS: dict[str, Exporter] = {
     "hf": whole.export_hf,
 }
 
-__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter"]
+__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter", "NothingFits"]

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pairwright.jsontext import decode, encode
-from pairwright.messages import Json, Message, ToolCall
+from pairwright.messages import TEXT, Json, Message, ToolCall
 from pairwright.pairs.exporters.pieces import NOT_PLAIN, rearranged, role_at
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _ROLE, _CONTENT = b'"role":"', b'"content":'
 SEVERAL_MESSAGES = "several_messages_a_side"
+TEXT_IS_NO_CHAT = "text_is_no_chat"
+_TEXT_ROLE = b'"role":"text"'
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -57,6 +59,20 @@ def only_text(stored: bytes | None, role: str = "assistant") -> bytes | None:
 
 def messages_of(stored: bytes | None) -> tuple[Message, ...]:
     return _messages_of(stored) if stored else ()
+
+
+def has_text(row: PairRow) -> bool:
+    """Whether messages of a pair are raw text, which stands in no chat."""
+    contents = (row.prompt, row.chosen, row.rejected)
+    if not any(stored and _TEXT_ROLE in stored for stored in contents):
+        return False
+    return any(message.role == TEXT for stored in contents for message in messages_of(stored))
+
+
+def check_is_chat(row: PairRow) -> None:
+    """Raise Unfit where a pair is raw text and the target, which holds chats, would put it into a template."""
+    if has_text(row):
+        raise Unfit(TEXT_IS_NO_CHAT)
 
 
 def chat_message(message: Message, *, arguments: str = "text", reasoning_key: str | None = "reasoning_content") -> Json:
@@ -97,6 +113,7 @@ def chats_of(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:
     """Prompt, chosen and rejected. Each side has a message of the model; that it does not begin with one is noted."""
     if not row.prompt:
         raise Unfit("no_prompt")
+    check_is_chat(row)
     arguments = context.options.arguments
     chats = chat_of(row.prompt, arguments), chat_of(row.chosen, arguments), chat_of(row.rejected, arguments)
     if any(side.first_role != "assistant" for side in chats[1:]):

@@ -6,7 +6,7 @@ left out and counted as `cut_at_divergence`. Sides that differ in anything but a
 
 from pairwright.canonical import canonical_messages
 from pairwright.messages import Message
-from pairwright.pairs.exporters.chat import messages_of
+from pairwright.pairs.exporters.chat import check_is_chat, messages_of
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 
@@ -15,6 +15,7 @@ def cut_at_divergence(row: PairRow, context: Context) -> tuple[list[Message], Me
     prompt, chosen, rejected = messages_of(row.prompt), messages_of(row.chosen), messages_of(row.rejected)
     if not prompt:
         raise Unfit("no_prompt")
+    check_is_chat(row)
     if len(chosen) == len(rejected) == 1:
         length = 0
     else:

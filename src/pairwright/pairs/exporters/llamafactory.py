@@ -17,7 +17,7 @@ import msgspec
 
 from pairwright.jsontext import encode
 from pairwright.messages import Json, Message, ToolCall
-from pairwright.pairs.exporters.chat import call_value, messages_of, note_left_out, text_of
+from pairwright.pairs.exporters.chat import call_value, check_is_chat, messages_of, note_left_out, text_of
 from pairwright.pairs.exporters.cut import cut_at_divergence
 from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
@@ -50,6 +50,7 @@ def parts_lines(row: PairRow, context: Context) -> list[bytes]:
     prompt, chosen, rejected = messages_of(row.prompt), messages_of(row.chosen), messages_of(row.rejected)
     if not prompt:
         raise Unfit("no_prompt")
+    check_is_chat(row)
     made: Json = {"tools": (row.tools or b"").decode()}
     for name, side in (("chosen_messages", chosen), ("rejected_messages", rejected)):
         if not any(message.is_generated for message in side):

@@ -24,7 +24,7 @@ _CALL = rf'\{{("name":{_WORD},"arguments":{_STRING}),("id":{_WORD})\}}'
 _CHAT_CALL = '{$2,"type":"function","function":{$1}}'
 _SILENT, _CHAT_SILENT = '"role":"assistant","tool_calls":[', '"role":"assistant","content":"","tool_calls":['
 # Keys cannot be mistaken: inside text their quotes would be escaped. A call that was not moved begins with its name.
-_NOT_PLAIN = ['"reasoning":', '"generated":', '"extra":', '"content":[']
+_NOT_PLAIN = ['"reasoning":', '"generated":', '"extra":', '"content":[', '"role":"text"']
 _NOT_MOVED = ('[{"name":"', ',{"name":"')
 _SYSTEM = ("system", "developer")
 

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
@@ -62,6 +63,7 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     split: Literal["train", "validation", "all"] = "all"
     history: bool = False  # customizer: messages with the full history as prompt, instead of text
     arguments: Literal["text", "object"] = "text"  # of tool calls, in TRL's files: JSON text or the object itself
+    needs_rows: bool = False  # raise NothingFits instead of writing a file without rows
 
     def __post_init__(self) -> None:
         for name, known in (("split", ("train", "validation", "all")), ("arguments", ("text", "object"))):
@@ -100,12 +102,35 @@ class ExportSummary(msgspec.Struct, kw_only=True):
             examples.append(pair)
 
 
+class NothingFits(PairwrightError):
+    """An export in which no pair was written; what was there before stays. `summary` says what became of the pairs."""
+
+    def __init__(self, summary: ExportSummary, pairs: Place, split: str) -> None:
+        self.summary = summary
+        if not summary.pairs:
+            which = "no pairs" if split == "all" else f"no pairs of the split {split!r}"
+            super().__init__(f"{pairs}: {which} to export; see: pairwright pairs stats {pairs}")
+            return
+        reasons = ", ".join(f"{num:,} × {reason}" for reason, num in sorted(summary.refused.items()))
+        super().__init__(
+            f"none of {summary.pairs:,} pairs fits {summary.target} ({reasons}); nothing was written. "
+            "docs/exports.md says what each target holds"
+        )
+
+
+def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -> None:
+    """NothingFits where no pair was written and the export needs rows."""
+    if options.needs_rows and not summary.written:
+        raise NothingFits(summary, pairs, options.split)
+
+
 class Context(NamedTuple):
     """What holds for all pairs of one export."""
 
     options: ExportOptions
     has_tools: bool  # some pair has tools, so that every row should have the column
     note: Callable[[str], None]  # count this pair under a reason, if it is written
+    is_text: bool = False  # the first pair is raw text, outside any chat template
 
 
 Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
@@ -185,15 +210,19 @@ class _Writer:
 
     def write(self, pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
         context = Context(options, _has_tools(pairs, options.split), self._notes.add)
+        is_first = True
         with plain_memory(), written(output) as hidden, open(hidden, "wb", buffering=2**16) as file:
             for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
+                if is_first:
+                    context, is_first = context._replace(is_text=_is_text(batch)), False
                 self._write_batch(batch, context, file)
+            refuse_empty(self._summary, pairs, options)
         return self._summary
 
     def _write_batch(self, batch: pa.RecordBatch, context: Context, file: BinaryIO) -> None:
         """Runs of plain pairs are written as one piece, the others one by one, in the order of the table."""
         self._summary.pairs += batch.num_rows
-        pieces = None if self._columns is None else self._columns(batch, context)
+        pieces = None if self._columns is None or context.is_text else self._columns(batch, context)
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             rows = batch.slice(start, _ROWS_AT_ONCE)
             noted = {"weight_left_out": rows.column("weight").to_numpy() != 1.0}
@@ -252,6 +281,17 @@ def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
     columns = [batch.column(name) for name in _NARROW]
     columns += [batch.column(name).dictionary_decode().cast(pa.large_binary()) for name in _CONTENT]
     return map(PairRow._make, zip(*(column.to_pylist() for column in columns), strict=True))
+
+
+def begins_with_text(pairs: Place) -> bool:
+    """Whether the first pair of a table is raw text, outside any chat template."""
+    return any(_is_text(batch) for batch in islice(pair_batches(pairs, ["prompt"]), 1))
+
+
+def _is_text(batch: pa.RecordBatch) -> bool:
+    """Whether the first pair of a batch is raw text."""
+    prompt = batch.column("prompt")[0].as_py() if batch.num_rows else None
+    return prompt is not None and prompt.startswith('[{"role":"text"')
 
 
 def _has_tools(pairs: Place, split: str) -> bool:

@@ -1,4 +1,4 @@
-"""TRL's preference data: explicit prompt, implicit prompt, and unpaired. Conversational, with tools.
+"""TRL's preference data: explicit prompt, implicit prompt, and unpaired. Conversational, with tools, or standard.
 
     explicit   {prompt: [...], chosen: [...], rejected: [...], tools: JSON text, score_chosen, score_rejected}
     implicit   {chosen: [prompt and answer], rejected: [prompt and answer], tools, score_chosen, score_rejected}
@@ -8,18 +8,36 @@
 Arrow with the keys of all of them. The arguments of calls are JSON text too; `--arguments object` writes them as
 objects, for chat templates that encode them again. TRL trains all that follows the prompt, tool results included:
 pairs with several messages a side are noted as `several_messages_a_side`.
+
+Pairs of raw text are written as TRL's standard rows, with strings in the place of the lists of messages and no tools:
+TRL trains them without a chat template. A loader takes one shape a file, which the first pair decides; pairs of the
+other shape are refused.
 """
 
 import pyarrow as pa
 
 from pairwright.jsontext import encode
-from pairwright.pairs.exporters.chat import SEVERAL_MESSAGES, Chat, chats_of, note_several_messages, tools_text
+from pairwright.messages import TEXT
+from pairwright.pairs.exporters.chat import (
+    SEVERAL_MESSAGES,
+    TEXT_IS_NO_CHAT,
+    Chat,
+    chats_of,
+    has_text,
+    messages_of,
+    note_left_out,
+    note_several_messages,
+    text_of,
+    tools_text,
+)
 from pairwright.pairs.exporters.plain import numbers, plain_chats, tools_texts
 from pairwright.pairs.exporters.stream import Context, PairRow, Pieces, Unfit
 
 
 def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
     """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
+    if _is_standard(row, context):
+        return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
     prompt, chosen, rejected = _checked(row, context)
     return [
         b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n'
@@ -29,6 +47,9 @@ def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
 
 def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
     """TRL, implicit prompt: two conversations. The prompt that TRL extracts is the longest beginning they share."""
+    if _is_standard(row, context):
+        start, *answers = _texts(row, context)
+        return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
     prompt, chosen, rejected = chats_of(row, context)
     note_several_messages(context, chosen, rejected)
     sides = (_joined(prompt, chosen), _joined(prompt, rejected))
@@ -40,11 +61,14 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
 
     A completion is written once for each pair that it is in, so one may appear with both labels.
     """
-    prompt, chosen, rejected = _checked(row, context)
-    tools = _tools(row, context)
+    if _is_standard(row, context):
+        tools, (start, *answers) = b"", map(encode, _texts(row, context))
+    else:
+        tools, (prompt, *chats) = _tools(row, context), _checked(row, context)
+        start, answers = prompt.json, [chat.json for chat in chats]
     return [
-        b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (prompt.json, side.json, label, tools)
-        for side, label in ((chosen, b"true"), (rejected, b"false"))
+        b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (start, answer, label, tools)
+        for answer, label in zip(answers, (b"true", b"false"), strict=True)
     ]
 
 
@@ -74,6 +98,27 @@ def unpaired_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
 
 def _tools_column(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
     return [b',"tools":', tools_texts(batch)] if context.has_tools else []
+
+
+def _is_standard(row: PairRow, context: Context) -> bool:
+    """Whether a pair is raw text; Unfit where it is not of the shape that the file has."""
+    is_text = has_text(row)
+    if is_text != context.is_text:
+        raise Unfit("text_among_chats" if is_text else "chat_among_texts")
+    return is_text
+
+
+def _texts(row: PairRow, context: Context) -> list[str]:
+    """Prompt, chosen and rejected as the text of their messages."""
+    contents = [messages_of(stored) for stored in (row.prompt, row.chosen, row.rejected)]
+    if not contents[0]:
+        raise Unfit("no_prompt")
+    if any(message.role != TEXT for messages in contents for message in messages):
+        raise Unfit(TEXT_IS_NO_CHAT)
+    if row.tools:
+        raise Unfit("tools")
+    note_left_out(context, [message for messages in contents for message in messages], reasoning=True)
+    return ["".join(map(text_of, messages)) for messages in contents]
 
 
 def _checked(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:

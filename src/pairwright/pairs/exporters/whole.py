@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import ConfigError
-from pairwright.pairs.exporters.stream import ExportOptions, ExportSummary, split_batches, written
+from pairwright.pairs.exporters.stream import ExportOptions, ExportSummary, refuse_empty, split_batches, written
 from pairwright.pairs.table import PAIR_SCHEMA
 from pairwright.places import Place, Remote
 from pairwright.store.arrow import import_datasets
@@ -20,7 +20,9 @@ def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> Expor
         for batch in split_batches(pairs, options.split):
             writer.write_batch(batch)
             num_rows += batch.num_rows
-    return ExportSummary(target="parquet", pairs=num_rows, written=num_rows, rows=num_rows)
+        summary = ExportSummary(target="parquet", pairs=num_rows, written=num_rows, rows=num_rows)
+        refuse_empty(summary, pairs, options)
+    return summary
 
 
 def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
@@ -36,7 +38,9 @@ def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSumm
                 for batch in split_batches(pairs, options.split):
                     writer.write_batch(batch)
                     num_rows += batch.num_rows
+            summary = ExportSummary(target="hf", pairs=num_rows, written=num_rows, rows=num_rows)
+            refuse_empty(summary, pairs, options)
             datasets.Dataset.from_file(str(stream)).save_to_disk(str(hidden))
         finally:
             stream.unlink(missing_ok=True)
-    return ExportSummary(target="hf", pairs=num_rows, written=num_rows, rows=num_rows)
+    return summary
