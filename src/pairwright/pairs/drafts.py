@@ -2,9 +2,9 @@
 
 `chosen_row` and `rejected_row` say where the text is (rows.py), `cut` where a trajectory is cut into prompt and
 completion, `chosen_at` and `rejected_at` which one message of a conversation is the whole side; `row_uid` is the
-preference that a given pair is copied from. `key` is a hash of what is compared (prompt, chosen, rejected): equal drafts
-are the same pair. It orders what rewards leave open, and sampling goes by it, so the result does not depend on the order
-of the input.
+preference that a given pair is copied from. `key` is a hash of what is compared (prompt, chosen, rejected): equal
+drafts are the same pair. It orders what rewards leave open, and sampling goes by it, so the result does not depend on
+the order of the input.
 """
 
 from typing import Any
