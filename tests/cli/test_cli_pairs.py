@@ -110,7 +110,7 @@ def test_tables_and_a_folder_are_asked_for(capsys):
 
 def test_no_pairs_is_said_with_the_value_that_would_help(folder, capsys):
     code, _, err = run(capsys, "build", folder / "experience", "-o", folder / "pairs", "--min-gap", "0.5")
-    assert (code, "--min-gap 0.4 would let some through, now 0.5" in err) == (0, True)
+    assert (code, "--min-gap 0.4 would let some through, now 0.5" in err) == (2, True)
 
 
 def test_what_where_leaves_out_is_counted_and_stands_in_the_funnel(folder, capsys):

@@ -11,7 +11,7 @@ from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
@@ -248,6 +248,12 @@ def _built(experience: list[str], output: "Place", options: "PairOptions", **run
     return build_pairs([Table(folder, create=False) for folder in experience], output, options, **run)
 
 
+class NoPairs(PairwrightError):
+    """The tables gave no pair: the funnel is written, and the answer is no."""
+
+    exit_code = 2
+
+
 def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
     from pairwright.pairs.funnel import funnel_rows
 
@@ -255,8 +261,8 @@ def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
         print_json(summary)
     else:
         print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
-    if summary["hint"]:
-        say(summary["hint"])
+    if not summary["pairs"]:
+        raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
     held = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
     say(f"{summary['pairs']:,} pairs written to {output}{held}. Next: pairwright pairs lint {output}")
 
