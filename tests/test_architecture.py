@@ -13,11 +13,11 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # Folder order is data order: a module imports what stands before it here, or its own package.
 ORDER = [
     "errors", "places", "jsontext", "arrays", "checks", "messages", "canonical", "records", "grouping", "gather", "config",
-    "engines", "sources", "store", "generate", "collect", "pairs", "tokens", "losses", "train", "ledger", "evaluate", "backends", "service",
+    "engines", "sources", "store", "generate", "collect", "pairs", "tokens", "ledger", "losses", "train", "evaluate", "backends", "service",
     "serve", "report", "flow", "cli",
 ]  # fmt: skip
 MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
+MAX_FUNCTION_LINES = 80
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "misc.py"}
 
 

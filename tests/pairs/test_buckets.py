@@ -75,7 +75,7 @@ def test_the_number_of_buckets_and_slices_changes_not_one_byte(tmp_path_factory,
         patch.setattr(texts, "_PIECE_BYTES", 500)
         build_pairs(tables[::-1], folder / "parted", asked)
     assert files_of(folder / "parted") == files_of(folder / "whole")
-    assert {path.name for path in (folder / "parted").iterdir()} == set(FILES), "nothing is left behind"
+    assert {path.name for path in (folder / "parted").iterdir()} == {*FILES, "lineage.json"}, "nothing is left behind"
 
 
 def many_groups(num_groups=30):
@@ -107,7 +107,10 @@ def test_only_the_chosen_rows_bring_their_prompts(tmp_path):
     table = made(tmp_path / "experience", several(0.9, 0.5, 0.1))
     chosen, rejected = np.array([0, 0, 1]), np.array([1, 2, 2])
     drafts = pl.DataFrame({"chosen_row": chosen, "rejected_row": rejected}).with_columns(
-        cut=pl.lit(None, pl.Int64), row_uid=pl.lit(None, pl.String)
+        cut=pl.lit(None, pl.Int64),
+        row_uid=pl.lit(None, pl.String),
+        chosen_at=pl.lit(None, pl.Int64),
+        rejected_at=pl.lit(None, pl.Int64),
     )
     some = texts.PairTexts(3, 1, None)
     some.add(drafts, np.arange(3))

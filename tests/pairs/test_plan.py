@@ -1,5 +1,6 @@
 """Who may be paired with whom: the defects of the systems before us, each as a test, and the promises of a build."""
 
+import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -99,7 +100,9 @@ def test_text_that_was_cut_says_so_and_text_after_messages_is_an_assistant_turn(
     ]
     (pair,), _ = built(tmp_path / "text", rows)
     assert pair.chosen == (Message("text", "a", generated=True),)
-    assert pair.rejected == (Message("text", "b", generated=True, extra={"truncated": True}),)
+    assert pair.rejected == (Message("text", "b", generated=True),)
+    rows = pl.read_parquet(tmp_path / "text" / "pairs" / "pairs.parquet")
+    assert rows.select("chosen_cut", "rejected_cut").row(0) == (False, True)
     asked = {"prompt": [Message("user", "Which way?")], "prompt_text": "<user>Which way?<assistant>"}
     (pair,), _ = built(tmp_path / "chat", [plain("a", 1.0, 0, **asked), plain("b", 0.0, 1, **asked)])
     assert (pair.prompt, pair.chosen) == ((Message("user", "Which way?"),), (Message("assistant", "a"),))

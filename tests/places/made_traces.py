@@ -29,12 +29,14 @@ def trace_lines(start=0, stop=24, *, torn=True):
 
 
 def digests(folder, *, suffix="", names=True):
-    """What the visible files of a folder hold, wherever it is. Names of parts have the time in them."""
+    """What the visible files of a folder hold, wherever it is; lineage.json says where that is. Names of parts have the
+    time in them."""
     there = place(folder)
     if isinstance(there, Remote):
         files = {name: (there / name).read_bytes() for name in there.names()}
     else:
         files = {path.name: path.read_bytes() for path in sorted(there.iterdir()) if path.is_file()}
+    files.pop("lineage.json", None)
     shown = sorted((name, data) for name, data in files.items() if not name.startswith(".") and name.endswith(suffix))
     return [(name if names else "", sha256(data).hexdigest()) for name, data in shown]
 

@@ -159,7 +159,9 @@ def test_pairs_on_s3_have_the_bytes_of_local_ones(both, monkeypatch, engine):
     remote = Table(bucket.url("experience"), create=False)
     build_pairs([remote], place(bucket.url("pairs")), OPTIONS, engine=engine)
     assert digests(bucket.url("pairs")) == digests(folder / "pairs")
-    assert bucket.objects("pairs") == ["pairs/funnel.json", "pairs/outcomes.parquet", "pairs/pairs.parquet"]
+    assert bucket.objects("pairs") == [
+        f"pairs/{name}" for name in ("funnel.json", "lineage.json", "outcomes.parquet", "pairs.parquet")
+    ]
     # from there to here, and from here to there
     build_pairs([remote], folder / "mixed", OPTIONS, engine=engine)
     assert digests(folder / "mixed") == digests(folder / "pairs")

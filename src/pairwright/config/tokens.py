@@ -41,7 +41,7 @@ class TokensConfig(Section):
     messages or this tokenizer is refused; or ignore them and encode the messages."""
     experience: tuple[str, ...] = ()
     """Experience tables that pairs were built from, where their recorded ids are; by default those that the pairs'
-    funnel.json names."""
+    lineage.json names."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; by default one a core."""
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from pairwright.ledger.answers import Answer, Key
-from pairwright.train.ledger import HELD_OUT, TRAINED
+from pairwright.ledger.trained import HELD_OUT, TRAINED
 
 CUT = "cut: longer than tokens.max_length"
 _RANK = {TRAINED: 0, HELD_OUT: 1}  # a turn of several pairs has the first of their fates

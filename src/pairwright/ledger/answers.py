@@ -12,13 +12,13 @@ import msgspec
 from pairwright.arrays import Array
 from pairwright.config.tokens import TokensConfig
 from pairwright.grouping import conversation_of
+from pairwright.ledger.trained import digest_of, trained_turns
 from pairwright.messages import Message
 from pairwright.records import Experience, Kind
 from pairwright.store.table import Table
 from pairwright.tokens.cache import read_sequences
 from pairwright.tokens.recorded import response_mask, spans_of_mask
 from pairwright.tokens.stage import encode_source
-from pairwright.train.ledger import digest_of, trained_turns
 
 Key = tuple[str, str]  # id of the experience (or of the side), and the side; empty for a completion
 

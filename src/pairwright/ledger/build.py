@@ -16,15 +16,24 @@ from pairwright.config.tokens import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.account import CUT, Account, TurnRow, account
 from pairwright.ledger.answers import Answer, Key, count_tokens, read_answers
+from pairwright.ledger.trained import FILE_NAME
+from pairwright.pairs.funnel import Reason
 from pairwright.pairs.lineage import source_tables
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.table import pair_batches
 from pairwright.store.table import Table
-from pairwright.train.filtering import FILTERED
-from pairwright.train.folder import read_status
-from pairwright.train.ledger import FILE_NAME
 
 Progress = Callable[[int, int], None]
+FILTERED = Reason.FILTERED.value
+
+
+class Training(msgspec.Struct):
+    """What the ledger needs of a training's train.json."""
+
+    state: str = "running"
+    inputs: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    trained_tokens: dict[str, int] = {}
 
 
 class LedgerError(PairwrightError):
@@ -59,10 +68,11 @@ def build_ledger(
     name: str, folder: Path, *, encode: bool = True, progress: Progress = lambda done, total: None
 ) -> Ledger:
     """The ledger of a training run. With `encode`, turns without recorded ids are encoded to count their tokens."""
-    status = read_status(folder)
-    if status is None or not (folder / FILE_NAME).is_file():
-        state = "not there" if status is None else status.state
-        raise PairwrightError(f"{folder}: no {FILE_NAME}: the training is {state}; the ledger is written at its end")
+    status = _read_status(folder)
+    if not (folder / FILE_NAME).is_file():
+        raise PairwrightError(
+            f"{folder}: no {FILE_NAME}: the training is {status.state}; the ledger is written at its end"
+        )
     inputs = {key: (folder / path).resolve() for key, path in status.inputs.items()}
     rows = pl.read_parquet(folder / FILE_NAME)
     ledger = Ledger(name, [])
@@ -82,6 +92,13 @@ def build_ledger(
         one.loss_tokens = status.trained_tokens.get(str(channel), 0)
         ledger.accounts.append(one)
     return ledger
+
+
+def _read_status(folder: Path) -> Training:
+    try:
+        return msgspec.json.decode((folder / "train.json").read_bytes(), type=Training)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise PairwrightError(f"{folder / 'train.json'}: cannot be read: {error}") from error
 
 
 def _paired(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:

@@ -2,6 +2,7 @@
 
     DIR/pairs.parquet      the pairs (table.py)
     DIR/funnel.json        what went in, what came out, and why the rest did not (funnel.py)
+    DIR/lineage.json       which experience tables they were built from (lineage.py)
     DIR/outcomes.parquet   for each experience: in how many pairs it is, or the reason why in none (outcomes.py)
 
     rows ─► buckets ─► plan of each (partition.py) ─► selection among all ─► texts, in slices ─► files
@@ -26,7 +27,8 @@ from pairwright.pairs.candidates import count_reasons
 from pairwright.pairs.curriculum import shares
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.hints import hint_for
-from pairwright.pairs.lineage import table_reference
+from pairwright.pairs.lineage import FILE_NAME as LINEAGE
+from pairwright.pairs.lineage import table_references
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import outcomes, write_outcomes
@@ -74,8 +76,9 @@ def build_pairs(
         stage.close(num_out)
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
-    summary = {**_summary(plan, num_pairs, output), **funnel.as_json()}
+    summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     _write_json(output / FILE_NAME, summary)
+    _write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)})
     return summary
 
 
@@ -134,7 +137,7 @@ def _decided(kept: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> p
     )
 
 
-def _summary(plan: Plan, num_pairs: int, output: Place) -> dict[str, Any]:
+def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
     selection, options = plan.selection, plan.options
     effect = length_effect(selection.differences)
     summary: dict[str, Any] = {
@@ -144,7 +147,6 @@ def _summary(plan: Plan, num_pairs: int, output: Place) -> dict[str, Any]:
         "length_effect": effect if abs(effect) != float("inf") else str(effect),
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},
-        "tables": sorted(table_reference(table, output) for table in plan.tables),
     }
     if selection.stages is not None:
         counts = np.bincount(selection.stages, minlength=len(shares(options))).tolist()

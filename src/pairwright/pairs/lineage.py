@@ -1,35 +1,46 @@
 """Lineage: the experience tables that a folder of pairs was built from, found again.
 
-`funnel.json` names them under `tables`: relative to the folder where both are on this machine, so that a run's folder
-can be moved, else as an address.
+`lineage.json` names them: relative to the folder where both are on this machine, so that a run's folder can be moved,
+else as an address. It is a file of its own, since what was built does not depend on where the tables were.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from pairwright.errors import TableError
-from pairwright.pairs.funnel import FILE_NAME, read_funnel
 from pairwright.places import Place, Remote, is_address, place
 from pairwright.store.table import Table
 
+FILE_NAME = "lineage.json"
 
-def table_reference(table: Table, pairs: Place) -> str:
-    """How funnel.json in the folder `pairs` names a table."""
-    if isinstance(table.path, Remote) or isinstance(pairs, Remote):
-        return str(table.path if isinstance(table.path, Remote) else table.path.absolute())
-    return os.path.relpath(table.path.absolute(), pairs.absolute())
+
+def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
+    """How the lineage of the folder `pairs` names tables, sorted."""
+    return sorted(_reference(table.path, pairs) for table in tables)
+
+
+def _reference(table: Place, pairs: Place) -> str:
+    if isinstance(table, Remote) or isinstance(pairs, Remote):
+        return str(table if isinstance(table, Remote) else table.absolute())
+    return os.path.relpath(table.absolute(), pairs.absolute())
 
 
 def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
-    """The tables that pairs were built from, as far as they exist: `named` ones, or those that funnel.json names."""
+    """The tables that pairs were built from, as far as they exist: `named` ones, or those that their lineage names."""
     if named:
         return [Table(place(path), create=False) for path in named]
     folder = pairs.parent if isinstance(pairs, Path) and pairs.is_file() else pairs
     if not (folder / FILE_NAME).exists():
         return []
+    try:
+        references = msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=dict[str, list[str]])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TableError(f"{folder / FILE_NAME}: cannot be read: {error}") from error
     tables = []
-    for reference in read_funnel(folder).get("tables", []):
+    for reference in references.get("tables", []):
         is_relative = isinstance(folder, Path) and not is_address(reference)
         path = folder / reference if is_relative else place(reference)
         try:

@@ -1,12 +1,12 @@
 """Where every generated token went: the ledger of each training, as bars and a sentence that says whether it agrees."""
 
 from pairwright.ledger import Account, build_ledger
+from pairwright.ledger.trained import FILE_NAME, TRAINED
 from pairwright.report.markup import Markup, join, tag
 from pairwright.report.plots import Plot
 from pairwright.report.run_folder import RunFolder, Stages
 from pairwright.report.section import Section
 from pairwright.report.svg import Bar, bar_chart
-from pairwright.train.ledger import FILE_NAME, TRAINED
 
 
 def ledger_section(run: RunFolder) -> Section | None:

@@ -147,7 +147,8 @@ def _side_from_json(value: Any, where: str) -> Side:
 
 def _array_to_json(array: Array) -> Json:
     fields: Json = {"dtype": dtype_name(array), "values": array.tolist()}
-    is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
+    with np.errstate(invalid="ignore"):  # a signalling NaN is one, too
+        is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
     if not is_finite or (not array.size and array.ndim != 1):
         fields["values"] = msgspec.json.decode(to_json(fields["values"]))
         data = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iuf" else array

@@ -17,6 +17,7 @@ from pairwright.config import Config
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
+from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
@@ -29,7 +30,6 @@ from pairwright.train.data import (
 )
 from pairwright.train.distillation import DistillChannel, open_teacher
 from pairwright.train.layout import Tree
-from pairwright.train.ledger import Held
 from pairwright.train.likelihood import LikelihoodChannel, Likely
 from pairwright.train.metrics import Sums
 from pairwright.train.model import model_hash

@@ -18,6 +18,7 @@ from pairwright.canonical import content_hash
 from pairwright.config.tokens import TokensConfig
 from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
@@ -30,7 +31,6 @@ from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.filtering import FILTERED, filtered_uids, match_pairs
 from pairwright.train.layout import Tree, tree_of
-from pairwright.train.ledger import Held
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]

@@ -17,11 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from pairwright.arrays import Array
 from pairwright.config.train import DistillConfig, TrainConfig
+from pairwright.ledger.trained import Held
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss
 from pairwright.tokens.distill import Distillation
 from pairwright.train.data import DistillData
 from pairwright.train.layout import Tree, tree_of
-from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.model import trainable
 from pairwright.train.order import Order, micro_batches

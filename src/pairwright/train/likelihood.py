@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pairwright.arrays import Array
+from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.train.layout import Tree
-from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy

@@ -16,6 +16,7 @@ import torch
 from pairwright.canonical import content_hash
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import write_trained
 from pairwright.train.best import best_steps, judge
 from pairwright.train.channels import Channel, load_channels
 from pairwright.train.checkpoint import (
@@ -30,7 +31,6 @@ from pairwright.train.checkpoint import (
 )
 from pairwright.train.data import LOSSES, DataError
 from pairwright.train.folder import RunFolder
-from pairwright.train.ledger import write_trained
 from pairwright.train.log import Log, Progress
 from pairwright.train.metrics import Sums, add, means, open_reporters
 from pairwright.train.model import model_hash, save_model, trainable

@@ -16,11 +16,11 @@ from torch import Tensor
 from pairwright.arrays import Array
 from pairwright.config.train import PolicyConfig
 from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import Held
 from pairwright.losses.advantages import group_advantages
 from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
 from pairwright.train.data import PolicyData
 from pairwright.train.layout import Tree
-from pairwright.train.ledger import Held
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy

@@ -1,4 +1,4 @@
-"""What a run trained, turn by turn: `trained.parquet`, the trainer's part of the ledger (pairwright/ledger).
+"""What a run trained, turn by turn: `trained.parquet`, the trainer's part of the ledger.
 
 One row for each turn of each sequence that the channels hold, drawn or not:
 
