@@ -25,6 +25,10 @@ Held = Annotated[
     str | None,
     typer.Option(metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False),
 ]
+AllowDropped = Annotated[
+    bool, typer.Option("--allow-dropped", help="Train turns of which the template does not render everything.")
+]
+AllowImages = Annotated[bool, typer.Option("--allow-images", help="Train on tokens alone where there are images.")]
 
 
 def train_model(
@@ -52,12 +56,8 @@ def train_model(
     report_to: Annotated[str | None, typer.Option(help="tensorboard, wandb, mlflow, trackio; comma-separated.")] = None,
     dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of dropout.")] = None,
-    allow_dropped: Annotated[
-        bool, typer.Option("--allow-dropped", help="Train turns of which the template does not render everything.")
-    ] = False,
-    allow_images: Annotated[
-        bool, typer.Option("--allow-images", help="Train on tokens alone where there are images.")
-    ] = False,
+    allow_dropped: AllowDropped = False,
+    allow_images: AllowImages = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     engine: EngineOption = None,
     address: AddressOption = None,

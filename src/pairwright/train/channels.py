@@ -5,6 +5,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,14 +127,9 @@ def load_channels(
         likely = _chosen(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
             sources = [experience, validation] if validation is not None else [experience]
-            likely = _runs(
-                [
-                    load_policy_data(
-                        source, output / "tokens" / name, options, show, scored=False, where=settings.where
-                    )
-                    for source, name in zip(sources, ("runs", "validation"), strict=False)
-                ]
-            )
+            load = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
+            names = ("runs", "validation")
+            likely = _runs([load(one, output / "tokens" / name) for one, name in zip(sources, names, strict=False)])
         likely = _given(likely, "sft", "--pairs or --experience")
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
     if pair_data is not None and pair_data.curriculum is not None:
