@@ -46,6 +46,13 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
     }  # fmt: skip
 
 
+def check_collection(config: Config, folder: Path) -> None:
+    """Refuse a collection that was begun with another workflow, model or seed, as `collect_stage` would."""
+    from pairwright.collect.identity import check_resumable
+
+    check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
+
+
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Read what `sources` names into an experience table."""
     from pairwright.places import is_address
