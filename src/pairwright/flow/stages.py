@@ -117,9 +117,11 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         from pairwright.train import train
 
         run = train_on_ray if config.engine.name == "ray" else train
+        channels = config.train.channels
         result = run(
             config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
-            pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
+            pairs=inputs["pairs"], experience=inputs["experience"],
+            tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
         )  # fmt: skip
         counts = _account(folder, view)
         return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}

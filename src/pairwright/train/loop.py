@@ -17,7 +17,7 @@ from pairwright.canonical import content_hash
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.train.best import best_steps, judge
-from pairwright.train.channels import Channel, load_channels
+from pairwright.train.channels import Channel, load_channels, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
@@ -76,9 +76,12 @@ def train(
 ) -> TrainResult:
     """Train the model of a folder on pairs and experiences; the result is in `output`.
 
-    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder of
-    sequences of the pairs, where there is one already; what is not in it is encoded into it.
+    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
+    `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
+    the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
     """
+    if tokens is not None:
+        config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     ranks = Ranks.here(sharding=config.train.sharding == "full")
     folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
     try:
