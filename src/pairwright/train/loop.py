@@ -84,14 +84,20 @@ def train(
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     ranks = Ranks.here(sharding=config.train.sharding == "full")
     folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
+    stop = Stop(is_alone=ranks.size == 1)
     try:
-        with Stop() as stop:
+        with stop:
             data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
             folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
-            return Training(config, model, folder, ranks, data, progress).run(stop)
+            training = Training(config, model, folder, ranks, data, progress)
+            stop.is_updating = True
+            return training.run(stop)
     except Stopped:
         folder.write_status(state="stopped")
         raise
+    except KeyboardInterrupt as error:
+        folder.write_status(state="stopped")
+        raise stop.explain() from error
     except Exception as error:
         folder.write_status(state="failed", error=str(error) or type(error).__name__)
         raise
