@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.config import Config
+from pairwright.config.tokens import TokensConfig
 from pairwright.errors import TableError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.table import pair_batches, pairs_to_batch, read_pairs, write_pairs
 from pairwright.service.progress import summary
+from pairwright.tokens.stage import encode_source
 from pairwright.train import read_status, train
 from pairwright.train.data import DataError
 from pairwright.train.order import Order
@@ -105,6 +107,8 @@ def test_the_order_of_the_table_counts_and_not_that_of_the_cache(model, tmp_path
     tokens = tmp_path / "tokens"
     for name in ("hard-first", "easy-first"):
         pairs = staged_pairs(tmp_path / name, curriculum=name, curriculum_start=None)
+        if not tokens.exists():
+            encode_source(pairs, tokens, TokensConfig(tokenizer=str(model)), num_workers=1)
         train(config(epochs=1), model=model, pairs=pairs, output=tmp_path / name / "run", tokens=tokens)
         trained = [pair for batch in batches_of(tmp_path / name / "run") for pair in batch]
         assert trained == [pair.id for pair in read_pairs(pairs)]

@@ -47,8 +47,11 @@ def train_on_ray(
     progress: Progress = lambda event: None,
 ) -> "TrainResult":
     """What `train` does, by the workers of a cluster; `engine` in the configuration says of which, and how many."""
+    from pairwright.train.channels import use_tokens
     from pairwright.train.folder import RunFolder
 
+    if tokens is not None:
+        config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     RunFolder(output, is_writer=True, resume=resume)  # refuses a folder that has a run already
     (output / _FAILURE).unlink(missing_ok=True)
     paths = {"model": model, "output": output, "pairs": pairs, "experience": experience, "validation": validation,

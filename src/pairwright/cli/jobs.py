@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.failures import Interrupted
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -159,9 +160,8 @@ def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
     try:
         with _Shown() as shown:
             status = backend.wait(folder, config, shown.show)
-    except KeyboardInterrupt:
-        say(f"no longer following {job.id}, which goes on. Next: pairwright jobs attach {folder}")
-        raise
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
     job = read_job(folder)
     wanted = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
     if wanted:

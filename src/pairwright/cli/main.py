@@ -19,6 +19,14 @@ from pairwright.cli.doctor import doctor
 from pairwright.cli.explain import explain_run
 from pairwright.cli.export import export_pairs
 from pairwright.cli.extras import extras_with
+from pairwright.cli.failures import (
+    Interrupted,
+    describe_os_error,
+    describe_stop,
+    explain_stops,
+    first_os_error,
+    with_way_out,
+)
 from pairwright.cli.import_files import import_files
 from pairwright.cli.overrides import WithOverrides
 from pairwright.cli.places import refuse_addresses
@@ -68,9 +76,13 @@ def main() -> None:
     try:
         command = get_command(app)
         refuse_addresses(command)
+        explain_stops(command)
         code = command(standalone_mode=False)
+        if code == Interrupted.exit_code:  # before the command began
+            sys.exit(_fail(describe_stop(""), code))
+        sys.stdout.flush()
     except PairwrightError as error:
-        sys.exit(_fail(str(error), error.exit_code))
+        sys.exit(_fail(with_way_out(error), error.exit_code))
     except ModuleNotFoundError as error:
         extras = extras_with(error.name or "")
         if not extras:
@@ -80,11 +92,27 @@ def main() -> None:
     except TyperException as error:
         sys.exit(_fail(f"{error.format_message()} Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(_fail("stopped", 130))
+        sys.exit(_fail(describe_stop(""), Interrupted.exit_code))
     except BrokenPipeError:  # `pairwright ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        _drop_output()
+        sys.exit(_fail(describe_os_error(error), 1))
+    except BaseExceptionGroup as group:
+        os_error = first_os_error(group)
+        if os_error is None:
+            raise
+        sys.exit(_fail(describe_os_error(os_error), 1))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _drop_output() -> None:
+    """Forget what stdout still holds, if it cannot be written: Python would fail at it once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

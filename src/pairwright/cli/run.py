@@ -87,12 +87,15 @@ class _LiveView:
 def _show_plan(flow: Any, *, as_json: bool) -> None:
     from pairwright.flow.plan import plan_rows
 
-    rows = plan_rows(flow)
+    plan = flow.plan()
+    rows = plan_rows(flow, plan)
     if as_json:
         print_json([{"stage": name, "state": state, "expected": expected} for name, state, expected in rows])
     else:
         print_table("plan", ("stage", "state", "expected"), rows)
     say(f"{len(rows)} stages in {flow.folder}; nothing was done")
+    if plan.refusal is not None:  # the run would end with it, so the dry run does
+        raise plan.refusal
 
 
 def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,14 @@ Pairs = Annotated[
 Runs = Annotated[
     str | None,
     typer.Option(metavar=PLACE, help="An experience table (grpo, sdpo, sft); also s3://...", show_default=False),
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar=PLACE,
+        help="What `pairwright tokens` wrote: trained as it is, nothing is encoded; also s3://...",
+        show_default=False,
+    ),
 ]
 Held = Annotated[
     str | None,
@@ -40,6 +49,7 @@ def train_model(
     pairs: Pairs = None,
     experience: Runs = None,
     validation: Held = None,
+    tokens: Tokens = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the train section, e.g. dpo.loss=ipo; repeat.")
@@ -86,10 +96,21 @@ def train_model(
         raise ConfigError(
             "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
         )
-    named_tables = {"pairs": pairs, "experience": experience, "validation": validation}
+    named_tables = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
     with ExitStack() as stack:
-        tables = {name: _fetched(text, output, found, stack) for name, text in named_tables.items()}
+        tables = _tables(named_tables, lambda text: _fetched(text, output, found, stack))
         _run(found, model=model, output=output, resume=resume, as_json=as_json, **tables)
+
+
+def _tables(named: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
+    """The tables on this machine; where it is not named, the one that the tokens were made of is in their manifest."""
+    tables = {name: fetch(text) for name, text in named.items()}
+    if tables["tokens"] is not None:
+        from pairwright.tokens.encoded import missing_table
+
+        known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
+        tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
+    return tables
 
 
 def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:

@@ -1,6 +1,7 @@
 """The embedded engine: processes of this machine, or this process alone where there is one worker or one task."""
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -93,13 +94,15 @@ class _Work(Generic[T, R]):
     def _new_pool(self) -> ProcessPoolExecutor:
         context = _context(self._function.__module__)
         return ProcessPoolExecutor(
-            self._num_workers, mp_context=context, initializer=_take_environment, initargs=(dict(os.environ),)
+            self._num_workers, mp_context=context, initializer=_begin_worker, initargs=(dict(os.environ),)
         )
 
 
-def _take_environment(environment: dict[str, str]) -> None:
+def _begin_worker(environment: dict[str, str]) -> None:
     """What this process has now, credentials and endpoints of addresses among it: a forked worker has what was there
-    when the first of all pools was opened."""
+    when the first of all pools was opened. Ctrl-C reaches every process of a terminal: whoever started the work stops
+    it, the workers say nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
 

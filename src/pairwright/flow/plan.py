@@ -2,21 +2,25 @@
 
 from pathlib import Path
 
-from pairwright.flow.run import Flow
+from pairwright.flow.run import Flow, Plan
 
 
-def plan_rows(flow: Flow) -> list[tuple[str, str, str]]:
-    """(stage, state, what is expected of it) in order."""
-    return [(name, state, _expected(flow, name)) for name, state in flow.plan()]
+def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
+    """(stage, state, what is expected of it) in order; `plan` is what `flow.plan` returned, where it is known."""
+    plan = flow.plan() if plan is None else plan
+    states = dict(plan.steps)
+    return [
+        (name, state, str(plan.refusal) if state == "refused" else _expected(flow, name, states))
+        for name, state in plan.steps
+    ]
 
 
-def _expected(flow: Flow, name: str) -> str:
+def _expected(flow: Flow, name: str, states: dict[str, str]) -> str:
     """Counts from the configuration, or from what the stages before have counted."""
     config = flow.config
     number, _, stage = name.rpartition("/")
-    known = flow.manifest.stages.get(name)
-    if known is not None and known.state == "done":
-        return ", ".join(f"{key} {value}" for key, value in list(known.result.items())[:4])
+    if states[name] == "done":
+        return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
     if stage == "collect":
         return _asked(
             flow,
@@ -29,10 +33,9 @@ def _expected(flow: Flow, name: str) -> str:
         section = config.evaluate
         dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks
         return "twice " + _asked(flow, dataset, tasks, section.num_runs, 1)
-    if stage == "train":
-        tokens = flow.manifest.stages.get(f"{number}/tokens")
-        if tokens is not None and tokens.state == "done":
-            return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
+    if stage == "train" and states.get(f"{number}/tokens") == "done":
+        tokens = flow.manifest.stages[f"{number}/tokens"]
+        return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
     return ""
 
 

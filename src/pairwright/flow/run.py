@@ -11,7 +11,7 @@ command again goes on where it stopped, and does again only what has changed.
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow.manifest import Manifest, StageRecord
 from pairwright.flow.stages import (
     View,
+    check_collection,
     collect_stage,
     deploy_stage,
     evaluate_stage,
@@ -48,6 +49,20 @@ class Planned:
     folders: tuple[Path, ...]
     do: Callable[[], Json]
     is_precious: bool = False
+    check: Callable[[], None] = lambda: None
+    """Raises what `do` would refuse at its start, as far as that is known without doing anything."""
+
+
+@dataclass
+class Plan:
+    """What a run would do: stages in order, each with its state, and the first refusal.
+
+    A state is done, new, again (something that it depends on has changed, or its folder is gone), resume (it was cut
+    off), retry (it failed), refused, or not reached.
+    """
+
+    steps: list[tuple[str, str]] = field(default_factory=list)
+    refusal: PairwrightError | None = None
 
 
 class Flow:
@@ -58,59 +73,79 @@ class Flow:
         self.view = View() if view is None else view
         self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
         self.initial = self._initial_model()
+        self._train_key = ""  # of the newest round that was walked
 
     def run(self) -> Json:
         """Every stage that is not done yet. Returns what the last ones found; raises GateClosed on a verdict of no."""
+        result = self._walk(self.do)
+        if "evaluation" in result:
+            self._take_up(self.config.loop.rounds)
+        self._report()
+        self._check_gate(result)
+        if self._deploys:
+            result["deployment"] = self.do(self.deployment())
+        return result
+
+    def plan(self) -> Plan:
+        """What `run` would do with each stage now, by the same keys. Does and writes nothing."""
+        plan = Plan()
+        try:
+            result = self._walk(lambda stage: self._foresee(stage, plan))
+            if plan.refusal is None:
+                self._check_gate(result)
+        except PairwrightError as error:  # what `run` would raise between two stages
+            plan.refusal = plan.refusal or error
+            if not plan.steps:
+                raise
+        if self._deploys:
+            self._foresee(self.deployment(), plan)
+        return plan
+
+    def _walk(self, do: Callable[[Planned], Json]) -> Json:
+        """The stages of all rounds in order, each passed to `do`, whose result decides how it goes on."""
         config = self.config
         model, upstream = self.initial, _model_key(self.initial)
         first, experiences = upstream, []
         result: Json = {}
         for number in range(1, config.loop.rounds + 1):
             place = self.folder / f"round-{number}"
-            gathered = self.do(self.gather(number, place, model, upstream))
-            experiences.append((place / "experience", self._key(f"round-{number}/{self._gathering}")))
-            del gathered
+            gathering = self.gather(number, place, model, upstream)
+            do(gathering)
+            experiences.append((place / "experience", gathering.key))
             for stage in self.derived(number, place, model, experiences, upstream):
-                result = self.do(stage)
+                result = do(stage)
+                upstream = self._train_key = stage.key  # of the last one, which is training
             model = Path(result["model"]) if result.get("model") else None
-            upstream = self._key(f"round-{number}/train")
             if model is None and number < config.loop.rounds:
                 raise PairwrightError(f"round {number}: the backend left no model on this machine: rounds need one")
             is_last = number == config.loop.rounds
             if model is not None and (config.loop.evaluate == "each" or (is_last and config.loop.evaluate == "last")):
-                result = {**result, "evaluation": self.do(self.proof(number, place, model, first))}
-        if "evaluation" in result:
-            self._take_up(config.loop.rounds)
-        self._report()
-        verdict = result.get("evaluation", {})
-        if not verdict.get("passed", True):
-            raise GateClosed(
-                f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
-            )
-        if self._deploys:
-            place = self.folder / f"round-{config.loop.rounds}" / "train"
-            result["deployment"] = self.do(
-                Planned("deploy", upstream, (), lambda: deploy_stage(config, place, self.view))
-            )
+                result = {**result, "evaluation": do(self.proof(number, place, model, first))}
         return result
 
-    def plan(self) -> list[tuple[str, str]]:
-        """The stages in order, each with what would happen to it now."""
-        found = []
-        names = [self._gathering, "pairs", "tokens", "train"]
-        for number in range(1, self.config.loop.rounds + 1):
-            found += [f"round-{number}/{name}" for name in names]
-            if self.config.loop.evaluate == "each" or (
-                self.config.loop.evaluate == "last" and number == self.config.loop.rounds
-            ):
-                found.append(f"round-{number}/evaluate")
-        if self._deploys:
-            found.append("deploy")
-        return [(name, self._state(name)) for name in found]
+    def _foresee(self, stage: Planned, plan: Plan) -> Json:
+        """Add to a plan what `do` would do with a stage. Returns its result where it is known, else what is sure."""
+        known = self.manifest.stages.get(stage.name)
+        leaves_model = stage.name.endswith("/train") and self._waits
+        expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
+        state = "done" if self._is_done(stage) else "new"
+        if state != "done" and known is not None:
+            is_other = known.key != stage.key or known.state == "done"
+            state = "again" if is_other else "retry" if known.state == "failed" else "resume"
+        if plan.refusal is not None:
+            state = "not reached"
+        elif state != "done":
+            try:
+                self._check_precious(stage)
+                stage.check()
+            except PairwrightError as error:
+                plan.refusal, state = error, "refused"
+        plan.steps.append((stage.name, state))
+        return known.result if state == "done" and known is not None else expected
 
     def do(self, stage: Planned) -> Json:
         """Do a stage, unless it is done; its record tells which."""
-        if self.manifest.is_done(stage.name, stage.key) and all(path.exists() for path in stage.folders):
+        if self._is_done(stage):
             self.view.say(f"{stage.name}: unchanged")
             return self.manifest.stages[stage.name].result
         if self.manifest.has_other(stage.name, stage.key):
@@ -136,6 +171,7 @@ class Flow:
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
             do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
+            check: Callable[[], None] = lambda: None  # noqa: E731
         else:
             config = self.policy_config(model, number)
             wanted = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
@@ -144,7 +180,9 @@ class Flow:
             )
             key = content_hash("collect", wanted, policy, config.seed, upstream)
             do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
-        return Planned(f"round-{number}/{self._gathering}", key, (place / "experience",), do, is_precious=True)
+            check = lambda: check_collection(config, place)  # noqa: E731
+        name = f"round-{number}/{self._gathering}"
+        return Planned(name, key, (place / "experience",), do, is_precious=True, check=check)
 
     def derived(
         self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
@@ -182,7 +220,7 @@ class Flow:
         """The first model against the one of this round, on the held-out tasks."""
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
-        key = content_hash("evaluate", settings, config.seed, first, self._key(f"round-{number}/train"))
+        key = content_hash("evaluate", settings, config.seed, first, self._train_key)
         initial = self._trained(self.initial)
         folders = (place / "evaluation", place / "evaluation.json")
         return Planned(
@@ -191,6 +229,11 @@ class Flow:
             folders,
             lambda: evaluate_stage(config, place, initial, model, self.base, self.view),
         )
+
+    def deployment(self) -> Planned:
+        """The model of the last round to where it is used."""
+        config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
+        return Planned("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
 
     def policy_config(self, model: Path | None, number: int) -> Config:
         """The configuration whose policy is the model of the round before: the endpoint in the first round, if any."""
@@ -205,6 +248,12 @@ class Flow:
         backend = self.config.backend
         is_asked = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
         return self.config.loop.deploy or is_asked
+
+    @property
+    def _waits(self) -> bool:
+        """Whether training is over, and its model here, when its stage is."""
+        backend = self.config.backend
+        return backend.name != "nemo-customizer" or backend.nemo_customizer.wait_for_completion
 
     @property
     def _gathering(self) -> str:
@@ -241,20 +290,28 @@ class Flow:
             return config.model_copy(update={"train": train})
         return config
 
-    def _key(self, name: str) -> str:
-        return self.manifest.stages[name].key
+    def _is_done(self, stage: Planned) -> bool:
+        return self.manifest.is_done(stage.name, stage.key) and all(path.exists() for path in stage.folders)
 
-    def _state(self, name: str) -> str:
-        known = self.manifest.stages.get(name)
-        return "new" if known is None else known.state
+    def _check_gate(self, result: Json) -> None:
+        verdict = result.get("evaluation", {})
+        if not verdict.get("passed", True):
+            raise GateClosed(
+                f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
+            )
 
-    def _make_way(self, stage: Planned) -> None:
-        """What was made with other settings goes; what was collected with them is never removed."""
-        if stage.is_precious and any(path.exists() for path in stage.folders):
+    def _check_precious(self, stage: Planned) -> None:
+        """What was collected with other settings is never removed."""
+        has_other = self.manifest.has_other(stage.name, stage.key)
+        if has_other and stage.is_precious and any(path.exists() for path in stage.folders):
             raise ConfigError(
                 f"{stage.name}: {stage.folders[0]} was made with another configuration and is kept: restore the "
                 "configuration, choose another name, or remove the folder yourself"
             )
+
+    def _make_way(self, stage: Planned) -> None:
+        """What was made with other settings goes."""
+        self._check_precious(stage)
         for path in stage.folders:
             if path.is_dir():
                 shutil.rmtree(path)

@@ -46,6 +46,13 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
     }  # fmt: skip
 
 
+def check_collection(config: Config, folder: Path) -> None:
+    """Refuse a collection that was begun with another workflow, model or seed, as `collect_stage` would."""
+    from pairwright.collect.identity import check_resumable
+
+    check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
+
+
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Read what `sources` names into an experience table."""
     from pairwright.places import is_address
@@ -110,9 +117,11 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         from pairwright.train import train
 
         run = train_on_ray if config.engine.name == "ray" else train
+        channels = config.train.channels
         result = run(
             config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
-            pairs=inputs["pairs"], experience=inputs["experience"], tokens=inputs["tokens"],
+            pairs=inputs["pairs"], experience=inputs["experience"],
+            tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
         )  # fmt: skip
         counts = _account(folder, view)
         return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}

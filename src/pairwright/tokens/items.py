@@ -73,6 +73,14 @@ class Source:
         ]
         return pl.concat(sides).unique() if sides else pl.Series("uid", [], pl.String)
 
+    def lacks_recorded(self) -> bool:
+        """Whether ids were recorded for some side of a pair, but its experience table is not where it was."""
+        names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
+        rows = (row for batch in pair_batches(self.path, names) for row in batch.to_pylist())
+        return self._use_recorded and any(
+            row[f"{side}_recorded"] and row[f"{side}_uid"] not in self._recorded for row in rows for side in _SIDES
+        )
+
     def keys(self) -> Iterator[str]:
         """The keys of all items, in the order of the source."""
         if self.is_pairs:

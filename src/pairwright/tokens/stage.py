@@ -58,10 +58,7 @@ def encode_source(
     # Says what is wrong with it before anything is read, and takes the place of what the folder held before.
     _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer_hash = folder_hash(Path(options.tokenizer))
-    read = Source(
-        source, salt=content_hash(_VERSION, tokenizer_hash, options.content()), experience=options.experience,
-        use_recorded=options.recorded == "use",
-    )  # fmt: skip
+    read = open_source(source, tokenizer_hash, options)
     if isinstance(output, Path):
         output.mkdir(parents=True, exist_ok=True)
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
@@ -80,6 +77,14 @@ def encode_source(
     }
     _write_manifest(output, msgspec.json.format(msgspec.json.encode(found)))
     return found
+
+
+def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
+    """The items of a table, with the keys that they have for this tokenizer and these options."""
+    return Source(
+        source, salt=content_hash(_VERSION, tokenizer_hash, options.content()), experience=options.experience,
+        use_recorded=options.recorded == "use",
+    )  # fmt: skip
 
 
 def _write_manifest(output: Place, content: bytes) -> None:

@@ -20,6 +20,7 @@ from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum
+from pairwright.tokens.encoded import adopt_options, holds_pairs, missing_table
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
     DataError,
@@ -95,6 +96,47 @@ class Limits:
         return -(-num_all // self._parts) if self._parts else self._items
 
 
+class TokenFolders:
+    """Where the sequences of each table are: as they were in the folder `tokens`, which has those of one table, or
+    below `output`, where they are encoded."""
+
+    def __init__(self, tokens: Path | None, output: Path) -> None:
+        self._tokens, self._output = tokens, output
+        self._ready = None if tokens is None else "pairs" if holds_pairs(tokens) else "runs"
+        self.encoded: list[str] = []
+
+    def of(self, name: str) -> dict[str, Any]:
+        if name == self._ready:
+            return {"tokens": self._tokens, "is_encoded": True}
+        self.encoded.append(name)
+        return {"tokens": self._output / name}
+
+    def describe(self) -> list[str]:
+        """What is encoded although there is a folder of sequences."""
+        names = ", ".join(dict.fromkeys(self.encoded))
+        return [f"tokens: {names} encoded: {self._tokens} has only {self._ready}"] if self._tokens and names else []
+
+
+def use_tokens(
+    config: Config, tokens: Path, pairs: Path | None, experience: Path | None
+) -> tuple[Config, Path | None, Path | None]:
+    """The configuration with the options that sequences were encoded with, and the tables: pairs, experience. The one
+    that the sequences were made of is that of their manifest unless it is named."""
+    missing = missing_table(tokens, has_pairs=pairs is not None, has_experience=experience is not None)
+    for kind, source in missing.items():
+        if not isinstance(source, Path):
+            raise ConfigError(f"tokens: {tokens} was made of {source}: copy the {kind} here, and name the copy")
+        pairs, experience = (source, experience) if kind == "pairs" else (pairs, source)
+    weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
+    uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
+    if not (uses_pairs if held == "pairs" else weights.grpo or (weights.sft and not uses_pairs)):
+        raise ConfigError(
+            f"tokens: {tokens} has the sequences of {held}, but no channel with a weight trains on them; "
+            "see train.channels, or train without --tokens"
+        )
+    return config.model_copy(update={"tokens": adopt_options(tokens, config.tokens)}), pairs, experience
+
+
 def load_channels(
     config: Config,
     policy: Policy,
@@ -112,6 +154,7 @@ def load_channels(
     """The channels that have a weight, their data encoded and their reference computed."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _shown(progress, "encode")
+    folders = TokenFolders(tokens, output / "tokens")
     # one process encodes; the others then find everything in the cache
     if not ranks.is_first:
         ranks.wait()
@@ -119,30 +162,31 @@ def load_channels(
     limits = Limits(settings)
     pair_data: PairData | None = None
     if pairs is not None and (weights.dpo or weights.sft):
-        pair_data = load_pairs(pairs, tokens or output / "tokens" / "pairs", options, show, where=settings.where)
+        pair_data = load_pairs(pairs, options=options, show=show, where=settings.where, **folders.of("pairs"))
     if weights.dpo:
         data = _given(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train, data), limits))
     if weights.sft:
         likely = _chosen(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
-            sources = [experience, validation] if validation is not None else [experience]
-            load = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
-            names = ("runs", "validation")
-            likely = _runs([load(one, output / "tokens" / name) for one, name in zip(sources, names, strict=False)])
+            load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
+            sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
+            likely = _runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
         likely = _given(likely, "sft", "--pairs or --experience")
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
     if pair_data is not None and pair_data.curriculum is not None:
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
         source = _given(experience, "grpo", "--experience")
-        runs = load_policy_data(source, output / "tokens" / "runs", options, show, where=settings.where)
+        runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
         source = _given(experience, "sdpo", "--experience")
         found = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
         order = _order(config, np.arange(len(found.items)))
         channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
+        folders.encoded.append("hinted turns")
+    channels[0].notes += folders.describe()
     if ranks.is_first:
         ranks.wait()
     for channel in channels:
@@ -303,4 +347,4 @@ def _shown(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[i
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
 
 
-__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options"]
+__all__ = ["CHANNELS", "Channel", "Limits", "load_channels", "token_options", "use_tokens"]

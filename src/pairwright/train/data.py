@@ -24,6 +24,7 @@ from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
 from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
+from pairwright.tokens.encoded import read_encoded
 from pairwright.tokens.hinting import Hinter
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
@@ -140,9 +141,14 @@ class DistillData:
         return content_hash(self.ids, [len(item.student_index) for item in self.items])
 
 
-def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show, *, where: str | None = None) -> PairData:
-    """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds."""
-    manifest = encode_source(source, tokens, options, progress=show)
+def load_pairs(
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, where: str | None = None, is_encoded: bool = False
+) -> PairData:
+    """Encode the pairs of a table (what is cached is not encoded again) and read those for which `where` holds.
+
+    What `is_encoded` already is read as it is, or refused: nothing is encoded.
+    """
+    manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
     narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
@@ -174,10 +180,11 @@ def load_pairs(source: Path, tokens: Path, options: TokensConfig, show: Show, *,
 
 
 def load_policy_data(
-    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True, where: str | None = None
-) -> PolicyData:
+    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True, where: str | None = None,
+    is_encoded: bool = False,
+) -> PolicyData:  # fmt: skip
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
-    manifest = encode_source(source, tokens, options, progress=show)
+    manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
     rewards: dict[str, tuple[str, float | None]] = {}
     for batch in table.scan(columns=columns):
@@ -260,6 +267,13 @@ def load_distill_data(
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
     return DistillData(ids, items, dict(counts), refused)
+
+
+def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is_encoded: bool) -> dict[str, Any]:
+    """The manifest of the sequences of a table, which are encoded unless they are already."""
+    if is_encoded:
+        return read_encoded(source, tokens, options)
+    return encode_source(source, tokens, options, progress=show)
 
 
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:

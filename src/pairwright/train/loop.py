@@ -18,7 +18,7 @@ from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import write_trained
 from pairwright.train.best import best_steps, judge
-from pairwright.train.channels import Channel, load_channels
+from pairwright.train.channels import Channel, load_channels, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
@@ -76,19 +76,28 @@ def train(
 ) -> TrainResult:
     """Train the model of a folder on pairs and experiences; the result is in `output`.
 
-    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder of
-    sequences of the pairs, where there is one already; what is not in it is encoded into it.
+    `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
+    `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
+    the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
     """
+    if tokens is not None:
+        config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     ranks = Ranks.here(sharding=config.train.sharding == "full")
     folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
+    stop = Stop(is_alone=ranks.size == 1)
     try:
-        with Stop() as stop:
+        with stop:
             data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
             folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
-            return Training(config, model, folder, ranks, data, progress).run(stop)
+            training = Training(config, model, folder, ranks, data, progress)
+            stop.is_updating = True
+            return training.run(stop)
     except Stopped:
         folder.write_status(state="stopped")
         raise
+    except KeyboardInterrupt as error:
+        folder.write_status(state="stopped")
+        raise stop.explain() from error
     except Exception as error:
         folder.write_status(state="failed", error=str(error) or type(error).__name__)
         raise

@@ -1,0 +1,172 @@
+"""Ctrl-C, as a terminal sends it to every process of a command: one line that says how to go on, exit code 130."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flow.test_flow import written
+from pairwright import EID, Experience, Message, Table
+from pairwright.cli.failures import describe_stop
+from train.made_runs import make_model, make_pairs
+
+DEADLINE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Enough runs for a command to be stopped in the middle."""
+    folder = tmp_path_factory.mktemp("table") / "experience"
+    rows = [
+        Experience(
+            eid=EID(batch=0, task=number // 8, run=number % 8), kind="single_turn",
+            prompt=[Message("user", f"{number // 8} is asked " + "please " * 40)],
+            completion=[Message("assistant", f"the answer of {number} is " + "yes " * 40)], reward=float(number % 8),
+        )
+        for number in range(3_000)
+    ]  # fmt: skip
+    with Table(folder) as written_table:
+        written_table.append(rows)
+    return folder
+
+
+def start(*words, cwd=None):
+    command = [sys.executable, "-c", "from pairwright.cli import main; main()", *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def stop(process, is_under_way):
+    """Press Ctrl-C as soon as `is_under_way`; returns the lines of stderr."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    try:
+        while not is_under_way():
+            assert process.poll() is None, f"ended before it was stopped: {process.communicate()}"
+            assert time.monotonic() < deadline, "never got under way"
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert "Traceback" not in errors, errors
+    assert process.returncode == 130, errors
+    lines = errors.splitlines()
+    assert [line for line in lines if line.startswith("pairwright: ")] == lines[-1:]
+    return lines
+
+
+def finish(*words, code=0):
+    process = start(*words)
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == code, errors
+    return output
+
+
+def has_file(folder: Path, pattern: str):
+    return lambda: any(path.stat().st_size for path in folder.glob(pattern))
+
+
+def write_chats(folder: Path) -> Path:
+    """Chats in several files, each read by itself."""
+    for part in range(6):
+        with open(folder / f"chats-{part}.jsonl", "w") as file:
+            for number in range(4_000):
+                messages = [
+                    {"role": "user", "content": f"{part} {number}"},
+                    {"role": "assistant", "content": "yes " * 200},
+                ]
+                file.write(json.dumps({"messages": messages, "score": number % 5, "task_id": str(number)}) + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_import_goes_on_with_the_same_command(workers, tmp_path):
+    (tmp_path / "chats").mkdir()
+    words = ("import", write_chats(tmp_path / "chats"), "-o", tmp_path / "table", "--workers", workers)
+    lines = stop(start(*words), has_file(tmp_path / "table", "**/*"))
+    assert lines == ["pairwright: stopped; what was read so far is in the table, and the same command adds the rest"]
+    finish(*words)
+    assert Table(tmp_path / "table").count() == 24_000
+
+
+def test_pairs_begin_again(table, tmp_path):
+    words = ("pairs", table, "-o", tmp_path / "pairs", "--strategy", "all")
+    lines = stop(start(*words), (tmp_path / "pairs").exists)
+    assert lines == ["pairwright: stopped; nothing was finished, and the same command begins again"]
+    assert [path for path in (tmp_path / "pairs").iterdir() if not path.is_dir()] == []
+    finish(*words)
+    assert (tmp_path / "pairs/pairs.parquet").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokens_go_on_with_the_same_command(workers, table, model, tmp_path):
+    words = ("tokens", table, "--tokenizer", model, "-o", tmp_path / "tokens", "--workers", workers)
+    lines = stop(start(*words), has_file(tmp_path / "tokens", "sequences-*.parquet"))
+    assert lines[-1] == "pairwright: stopped; the same command goes on where it was"
+    assert json.loads(finish(*words, "--json"))["cached"] > 0
+
+
+def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
+    pairs = make_pairs(tmp_path / "pairs", 16)
+    words = ("train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "--epochs", 8, "--batch-size", 1,
+             "--set", "threads=1")  # fmt: skip
+    lines = stop(start(*words), has_file(tmp_path / "run", "metrics.jsonl"))
+    assert lines[-1].startswith("pairwright: stopped after step ")
+    assert lines[-1].endswith("go on with --resume")
+    assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"
+    finish(*words, "--resume")
+
+
+def test_training_that_has_not_begun_to_update_stops_at_once(model, table, tmp_path):
+    words = ("train", "--experience", table, "--model", model, "-o", tmp_path / "run", "--set", "channels.dpo=0",
+             "--set", "channels.sft=1", "--set", "max_steps=1", "--set", "threads=1")  # fmt: skip
+    lines = stop(start(*words), has_file(tmp_path / "run", "tokens/runs/sequences-*.parquet"))
+    assert lines[-1] == "pairwright: stopped before the first update of this start; the same command begins again"
+    assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+    finish(*words)
+
+
+def test_a_collection_goes_on_with_resume(model, tmp_path):
+    config = written(tmp_path, model, collect__num_tasks=60, collect__max_concurrency=2)
+    words = ("collect", config, "-o", tmp_path / "run")
+    lines = stop(start(*words), has_file(tmp_path / "run", "collection/ledger.jsonl"))
+    assert lines[-1] == "pairwright: stopped; the same command with --resume goes on where it was"
+    num_done = len((tmp_path / "run/collection/ledger.jsonl").read_text().splitlines())
+    assert 0 < num_done < 60
+    assert json.loads(finish(*words, "--resume", "--json"))["done_before"] >= num_done
+
+
+@pytest.mark.parametrize("pattern", ["round-1/collection/ledger.jsonl", "round-1/train/metrics.jsonl"])
+def test_a_run_goes_on_with_the_same_command(pattern, model, tmp_path):
+    config = written(tmp_path, model, collect__num_tasks=30, train__max_steps=20, loop__evaluate="never")
+    words = ("run", config, "--output", tmp_path / "run")
+    lines = stop(start(*words), has_file(tmp_path / "run", pattern))
+    assert "stopped" in lines[-1]
+    assert "goes on where it was" in lines[-1] or "go on with --resume" in lines[-1]
+    finish(*words)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("experience stats", "stopped; nothing was written"),
+        ("export", "stopped; nothing was finished, and the same command begins again"),
+        ("serve model", "stopped; the same command serves again"),
+    ],
+)
+def test_every_command_says_how_to_go_on(name, line):
+    assert describe_stop(name) == line
