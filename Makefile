@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt hatch_build.py $(wildcard src/pairwrigh
 	touch $(READY)
 
 demo: $(READY) ## Teach a small model tic-tac-toe by preference pairs, and prove that it got better
-	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo --output runs/demo
+	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo -o runs/demo
 
 quickstart: $(READY) ## Import, pair, export and encode a bundled example
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh

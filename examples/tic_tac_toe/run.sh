@@ -14,13 +14,13 @@ policy="$out/base"
 experience=()
 for round in 1 2; do
   folder="$out/round-$round"
-  show pairwright collect "$config" -o "$folder" --set "seed=$seed" --set "policy.model=$policy" --set "collect.batch=$round"
+  show pairwright collect "$config" -o "$folder" "seed=$seed" "policy.model=$policy" "collect.batch=$round"
   experience+=("$folder/experience") # what was seen before counts, too
   show pairwright pairs "${experience[@]}" -o "$folder/pairs" --strategy best-worst --min-gap 0.2 --seed "$seed"
   show pairwright train --config "$config" --pairs "$folder/pairs" --model "$policy" -o "$folder/train" --seed "$seed" \
-    --set "reference=$out/base"
+    "train.reference=$out/base"
   policy="$folder/train/model"
-  show pairwright evaluate run "$config" --before "$out/base" --after "$policy" -o "$folder" --set "seed=$seed" \
-    --set "evaluate.dataset=$out/exam.jsonl"
+  show pairwright evaluate run "$config" --before "$out/base" --after "$policy" -o "$folder" "seed=$seed" \
+    "evaluate.dataset=$out/exam.jsonl"
 done
 show pairwright report "$out" --title "Tic-tac-toe"

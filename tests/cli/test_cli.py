@@ -88,8 +88,8 @@ def test_an_exported_hf_dataset_opens(folder, tmp_path):
         (("experience", "head", "FOLDER", "--where", "nope > 1"), 3, "no column 'nope'"),
         (("experience", "head", "FOLDER", "--where", "select ("), 3, "--where"),
         (("config", "validate", "nope.yaml"), 3, "no such file"),
-        (("config", "show", "-o", "sede", "1"), 3, "did you mean 'seed'?"),
-        (("config", "show", "-o", "seed"), 3, "expected a key and a value"),
+        (("config", "show", "sede=1"), 3, "did you mean 'seed'?"),
+        (("config", "show", "--set", "seed"), 3, "expected KEY=VALUE"),
     ],
 )
 def test_errors_are_one_line_with_the_right_exit_code(folder, words, code, message):
@@ -100,7 +100,7 @@ def test_errors_are_one_line_with_the_right_exit_code(folder, words, code, messa
 
 
 def test_config_show_and_schema(tmp_path):
-    assert "seed: 3" in run("config", "show", "-o", "seed", 3).stdout
+    assert "seed: 3" in run("config", "show", "seed=3").stdout
     assert json.loads(run("config", "show", "--json", PAIRWRIGHT_NAME="s3cret").stdout)["name"] == "${PAIRWRIGHT_NAME}"
     assert json.loads(run("config", "schema").stdout)["title"] == "Config"
     assert run("config", "validate").returncode == 0

@@ -116,7 +116,7 @@ def test_tokens_go_on_with_the_same_command(workers, table, model, tmp_path):
     words = ("tokens", table, "--tokenizer", model, "-o", tmp_path / "tokens", "--workers", workers)
     lines = stop(start(*words), has_file(tmp_path / "tokens", "sequences-*.parquet"))
     assert lines[-1] == "pairwright: stopped; the same command goes on where it was"
-    assert json.loads(finish(*words, "--json"))["cached"] > 0
+    assert json.loads(finish(*words, "--json"))["from_cache"] > 0
 
 
 def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):

@@ -171,7 +171,7 @@ def test_training_fetches_pairs_from_s3_and_gives_the_weights_of_local_ones(run,
         bucket.put(f"pairs/{path.name}", path.read_bytes())
     for name, pairs in (("local", tmp_path / "pairs"), ("remote", bucket.url("pairs"))):
         code, _, err = run("train", "--pairs", pairs, "--model", tmp_path / "model", "-o", tmp_path / name,
-                           "--epochs", 1, "--batch-size", 4, "--set", "threads=1")  # fmt: skip
+                           "--epochs", 1, "--batch-size", 4, "--set", "train.threads=1")  # fmt: skip
         assert code == 0, err
     assert f"fetching {bucket.url('pairs')} to this machine" in err
     weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("local", "remote")]

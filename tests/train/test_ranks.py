@@ -22,7 +22,7 @@ from train.made_runs import make_failed_runs, make_model, make_pairs
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-OPTIONS = ["--batch-size", "5", "--epochs", "2", "--learning-rate", "1e-3", "--set", "threads=1", "--seed", "3"]
+OPTIONS = ["--batch-size", "5", "--epochs", "2", "--learning-rate", "1e-3", "--set", "train.threads=1", "--seed", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_two_processes_of_accelerate_end_with_the_weights_of_one(sharding, alone
         sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
         "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no", "-m", "pairwright.cli",
     ]  # fmt: skip
-    done = run(alone, f"accelerate-{sharding}", launcher, "--set", f"sharding={sharding}")
+    done = run(alone, f"accelerate-{sharding}", launcher, "--set", f"train.sharding={sharding}")
     told = (done.stdout + done.stderr).count("the model is in")
     assert told == 2, "each process says so; with --cpu there would be only one"
     assert_same_run(alone, f"accelerate-{sharding}")
@@ -90,7 +90,7 @@ def test_two_processes_of_accelerate_end_with_the_weights_of_one(sharding, alone
 def test_two_processes_in_shards_end_with_the_weights_of_one(options, alone):
     """With parts of one pair, the processes have three and two of them, two and one in validation, one and none."""
     name = "-".join(["sharded", *options])
-    settings = [word for option in ["sharding=full", *options] for word in ("--set", option)]
+    settings = [word for option in ["sharding=full", *options] for word in ("--set", f"train.{option}")]
     run(alone, name, [*TORCHRUN, "-m", "pairwright.cli"], *settings)
     assert_same_run(alone, name)
     assert not read_status(alone / name).notes
@@ -101,8 +101,8 @@ def test_two_processes_in_shards_end_with_the_weights_of_one(options, alone):
 @pytest.mark.slow
 def test_a_run_in_shards_goes_on_from_a_checkpoint_whoever_wrote_it(alone):
     """From its own it ends with the same bits; from one of a single process, or that process from its, within 1e-5."""
-    every = ["--set", "save_every=1", "--set", "val_check_interval=1", "--set", "keep_top_k=99"]
-    sharded, launcher = [*every, "--set", "sharding=full"], [*TORCHRUN, "-m", "pairwright.cli"]
+    every = ["train.save_every=1", "train.val_check_interval=1", "train.keep_top_k=99"]
+    sharded, launcher = [*every, "train.sharding=full"], [*TORCHRUN, "-m", "pairwright.cli"]
     single = [sys.executable, "-m", "pairwright.cli"]
     run(alone, "whole", launcher, *sharded)
     run(alone, "whole-alone", single, *every)

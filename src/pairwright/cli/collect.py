@@ -7,7 +7,8 @@ import typer
 
 from pairwright.cli.collect_view import CollectView, duration
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.errors import ConfigError, PairwrightError
+from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.collect import Collected
@@ -23,28 +24,18 @@ def collect_runs(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on: what is done stays, what failed is retried.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. policy.base_url=http://...; repeat."),
-    ] = None,
+    override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Run a workflow over tasks, and record every candidate with its score."""
     from pairwright.collect import collect
     from pairwright.config import load_config
 
-    found = load_config(config, overrides=[_override(text) for text in settings or ()])
+    found = load_config(config, overrides=parse_overrides(override))
     output = output or Path("runs") / found.name
     with CollectView() as view:
         collected = collect(found, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
     _report(collected, output, config, as_json=as_json)
-
-
-def _override(text: str) -> tuple[str, str]:
-    key, is_set, value = text.partition("=")
-    if not is_set:
-        raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE, e.g. --set collect.num_runs=3")
-    return key, value
 
 
 def _report(collected: "Collected", output: Path, config: Path, *, as_json: bool) -> None:

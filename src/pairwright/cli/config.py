@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.output import print_json, say
-from pairwright.cli.overrides import Overrides, WithOverrides, pairs_of
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import ConfigError
 
 app = typer.Typer(
@@ -24,21 +24,21 @@ def schema() -> None:
     print_json(config_schema())
 
 
-@app.command(cls=WithOverrides)
+@app.command(cls=ConfigCommand)
 def validate(file: File = None, override: Overrides = None) -> None:
     """Check a configuration; exit code 3 and one line if it is not valid."""
     from pairwright.config import load_config
 
-    load_config(file, overrides=pairs_of(override))
+    load_config(file, overrides=parse_overrides(override))
     say(f"{file or 'the defaults'}: valid")
 
 
-@app.command(cls=WithOverrides)
+@app.command(cls=ConfigCommand)
 def show(file: File = None, override: Overrides = None, as_json: AsJson = False) -> None:
     """Print the resolved configuration. Values from the environment stand as ${VAR}, never in clear."""
     from pairwright.config import shown_config
 
-    resolved = shown_config(file, overrides=pairs_of(override))
+    resolved = shown_config(file, overrides=parse_overrides(override))
     if as_json:
         print_json(resolved)
     else:

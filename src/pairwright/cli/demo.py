@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, pairs_of
+from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.run import live_view
 
 
 def run_demo(
-    output: Annotated[Path, typer.Option("--output", help="Folder of the run.")] = Path("runs/tic_tac_toe"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run.")] = Path("runs/tic_tac_toe"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model, the games and the training.")] = 0,
     override: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
@@ -24,7 +24,7 @@ def run_demo(
     if resume and not output.exists():
         raise ConfigError(f"--resume: {output} has no demo to go on with")
     with live_view() as view:
-        _, evaluation = run_example(output, seed=seed, view=view, overrides=pairs_of(override))
+        _, evaluation = run_example(output, seed=seed, view=view, overrides=parse_overrides(override))
     if as_json:
         print_json(evaluation)
     else:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
 
 if TYPE_CHECKING:
     from pairwright.config import Config
@@ -16,15 +17,15 @@ def doctor(
     pairs: Annotated[Path | None, typer.Option(help="A pairs table to train on.")] = None,
     model: Annotated[str | None, typer.Option(help="The model to train.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the run will go.")] = None,
-    override: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key.")] = None,
+    override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look at everything a run needs before it starts; exit code 2, with the way out, if something is wrong."""
     from pairwright.backends.diagnosis import diagnose
     from pairwright.backends.findings import Patient, Verdict
-    from pairwright.cli.jobs import load
+    from pairwright.config import load_config
 
-    config = load(file, override)
+    config = load_config(file, overrides=parse_overrides(override))
     folder = Path("runs") / config.name
     table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)
     patient = Patient(

@@ -2,24 +2,17 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from pairwright.cli.completion import complete_words
+from pairwright.cli.groups import GroupWithCompare
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 
 if TYPE_CHECKING:
     from pairwright.evaluate import Evaluation
-
-
-class GroupWithCompare(TyperGroup):
-    """`compare` is the command unless the first word names another one, or asks for help."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
-            args = ["compare", *args]
-        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -41,17 +34,23 @@ class Method(StrEnum):
     percentile = "percentile"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def compare(
     before: Annotated[Path, typer.Argument(help="The old model's scores: a file or an experience table.")],
     after: Annotated[Path, typer.Argument(help="The new model's scores on the same tasks.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for evaluation.json.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take the section `evaluate` of this file.")] = None,
+    override: Overrides = None,
     metric: Annotated[list[str] | None, typer.Option(help="NAME or NAME:lower; the first counts; repeat.")] = None,
     confidence: Annotated[float | None, typer.Option(help="Confidence of the intervals (0.95).")] = None,
     min_improvement: Annotated[float | None, typer.Option(help="Close the gate below this.")] = None,
     min_tasks: Annotated[int | None, typer.Option(help="Close the gate with fewer tasks (10).")] = None,
-    missing: Annotated[str | None, typer.Option(help="refuse, leave_out, or the score to give.")] = None,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            help="refuse, leave_out, or the score to give.", autocompletion=complete_words("refuse", "leave_out")
+        ),
+    ] = None,
     reduce: Annotated[Reduce | None, typer.Option(help="What counts where a run has several scores.")] = None,
     tie: Annotated[float | None, typer.Option(help="Differences up to this are draws (0).")] = None,
     success: Annotated[float | None, typer.Option(help="A run is solved from this score on (McNemar).")] = None,
@@ -74,7 +73,7 @@ def compare(
         "evaluate.missing": missing, "evaluate.reduce": reduce, "evaluate.tie": tie, "evaluate.success": success,
         "evaluate.method": method, "evaluate.num_resamples": resamples, "seed": seed,
     }  # fmt: skip
-    overrides = [(key, str(value)) for key, value in keys.items() if value is not None]
+    overrides = parse_overrides(override) + [(key, str(value)) for key, value in keys.items() if value is not None]
     settings = load_config(config, overrides=overrides)
     section = settings.evaluate
     sides = [
@@ -85,7 +84,7 @@ def compare(
     show_evaluation(found, output, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def run(
     config: Annotated[Path, typer.Argument(help="A configuration with `evaluate` and `policy`.", show_default=False)],
     before: Annotated[str, typer.Option(help="The old model: a folder, or a name at the endpoint.")],
@@ -94,18 +93,15 @@ def run(
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an evaluation that was cut short.")] = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the configuration; repeat.")
-    ] = None,
+    override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
-    from pairwright.cli.collect import _override
     from pairwright.cli.collect_view import CollectView
     from pairwright.config import load_config
     from pairwright.evaluate.holdout import evaluate_models
 
-    loaded = load_config(config, overrides=[_override(text) for text in settings or ()])
+    loaded = load_config(config, overrides=parse_overrides(override))
     folder = output or Path("runs") / loaded.name
     with CollectView() as view:
         found, played = evaluate_models(

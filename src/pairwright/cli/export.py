@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pairwright.cli.completion import complete_target, complete_words
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError, PairwrightError
@@ -19,19 +20,36 @@ def export_pairs(
         str,
         typer.Argument(help="The folder of a pairs table, or its file; also s3://...", show_default=False),
     ],
-    to: Annotated[str, typer.Option("--to", help="Target, such as trl. See docs/exports.md.", show_default=False)],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Target, such as trl. See docs/exports.md.",
+            show_default=False,
+            autocompletion=complete_target,
+        ),
+    ],
     output: Annotated[
         str,
         typer.Option(
             "-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.", show_default=False
         ),
     ],
-    split: Annotated[str, typer.Option(help="Which pairs: train, validation or all.")] = "all",
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Which pairs: train, validation or all.", autocompletion=complete_words("all", "train", "validation")
+        ),
+    ] = "all",
     history: Annotated[
         bool, typer.Option("--history", help="customizer: messages with the full history as prompt.")
     ] = False,
     arguments: Annotated[
-        str, typer.Option(help="Arguments of tool calls in chat messages: text (JSON text) or object.")
+        str,
+        typer.Option(
+            help="Arguments of tool calls in chat messages: text (JSON text) or object.",
+            autocompletion=complete_words("text", "object"),
+        ),
     ] = "text",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.completion import complete_format
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
 from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="A format's name; by default told by content. See docs/sources.md.",
+        autocompletion=complete_format,
+    ),
+]
 Reward = Annotated[
     str | None,
     typer.Option(
@@ -34,9 +44,7 @@ def import_files(
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
     ] = None,
-    format_name: Annotated[
-        str | None, typer.Option("--format", help="A format's name; by default told by content. See docs/sources.md.")
-    ] = None,
+    format_name: FormatName = None,
     reward: Reward = None,
     scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
@@ -47,20 +55,20 @@ def import_files(
     engine: EngineOption = None,
     address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
+    override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Read agent traces into an experience table, and say what happened to every record."""
     from pairwright.engines.threads import without_blas_threads
 
     with without_blas_threads():
-        from pairwright.config import Config, load_config
         from pairwright.places import place
         from pairwright.sources.format import Options
         from pairwright.store.importing import import_files as run_import
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
 
-    settings = Config() if config is None else load_config(config)
+    settings = load_settings(config, override)
     paths = paths or list(settings.sources.paths)
     if output is None and config is not None:
         output = str(Path("runs") / settings.name / "experience")

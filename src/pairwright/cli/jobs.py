@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.completion import complete_choices
 from pairwright.cli.failures import Interrupted
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -20,17 +22,21 @@ app = typer.Typer(help="Training jobs: start one, find it again, follow it to it
 Name = Annotated[str, typer.Argument(metavar="JOB", help="A run's folder, or a job's id.", show_default=False)]
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are looked for.")]
 File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts, tokens, limits.")]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def submit(
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
     model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
     pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
     experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, sdpo).")] = None,
-    backend: Annotated[str | None, typer.Option(help="local, nemo-customizer, nemo-rl or trl.")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="local, ray, nemo-customizer, nemo-rl or trl.", autocompletion=complete_choices("backend.name")
+        ),
+    ] = None,
     config: File = None,
     override: Overrides = None,
     wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,
@@ -44,7 +50,7 @@ def submit(
     """Start a job where `backend.name` says, and follow it."""
     from pairwright.backends import BACKENDS, JobRequest, JobState
 
-    loaded = load(config, override)
+    loaded = _load(config, override)
     name = backend or loaded.backend.name
     if name not in BACKENDS:
         raise ConfigError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
@@ -82,7 +88,7 @@ def list_jobs(
     say(f"{len(found)} jobs below {root}. Next: pairwright jobs show JOB")
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def show(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
@@ -92,22 +98,22 @@ def show(
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    status = BACKENDS[job.backend].status(folder, job, load(config, override))
+    status = BACKENDS[job.backend].status(folder, job, _load(config, override))
     job = followed(folder, read_job(folder), status)
     _told(job, folder, as_json=as_json, status=status)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def attach(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Follow a job to its end, from wherever it is; exit code 1 if it fails."""
     from pairwright.backends import job_folder
 
-    _follow(job_folder(name, root), load(config, override), as_json=as_json)
+    _follow(job_folder(name, root), _load(config, override), as_json=as_json)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def logs(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
@@ -117,11 +123,11 @@ def logs(
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    for line in BACKENDS[job.backend].logs(folder, job, load(config, override), follow):
+    for line in BACKENDS[job.backend].logs(folder, job, _load(config, override), follow):
         print(line, flush=follow)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def cancel(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
@@ -130,7 +136,7 @@ def cancel(
     from pairwright.backends.backend import followed
     from pairwright.backends.job import FINAL
 
-    folder, loaded = job_folder(name, root), load(config, override)
+    folder, loaded = job_folder(name, root), _load(config, override)
     job = read_job(folder)
     backend = BACKENDS[job.backend]
     if job.state not in FINAL:
@@ -140,7 +146,7 @@ def cancel(
     say(f"{job.id} is {job.state}")
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def deploy(
     name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
 ) -> None:
@@ -149,7 +155,7 @@ def deploy(
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    _deployed(BACKENDS[job.backend].deploy(folder, job, load(config, override), say), as_json=as_json)
+    _deployed(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
 
 
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
@@ -271,20 +277,10 @@ def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[s
     return found if status is None else {**found, "status": msgspec.to_builtins(status)}
 
 
-def load(file: Path | None, override: list[str] | None) -> "Config":
+def _load(file: Path | None, override: list[str] | None) -> "Config":
     from pairwright.config import load_config
 
-    return load_config(file, overrides=_pairs(override))
-
-
-def _pairs(override: list[str] | None) -> list[tuple[str, str]]:
-    found = []
-    for word in override or []:
-        key, equals, value = word.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {word!r}: expected KEY=VALUE")
-        found.append((key, value))
-    return found
+    return load_config(file, overrides=parse_overrides(override))
 
 
 def _ago(moment: float) -> str:

@@ -27,48 +27,67 @@ from pairwright.cli.failures import (
     first_os_error,
     with_way_out,
 )
+from pairwright.cli.groups import GroupInOrder
 from pairwright.cli.import_files import import_files
-from pairwright.cli.overrides import WithOverrides
+from pairwright.cli.overrides import ConfigCommand
 from pairwright.cli.places import refuse_addresses
 from pairwright.cli.record import record
 from pairwright.cli.report import report
 from pairwright.cli.run import run_flow
 from pairwright.cli.teach import ask_teachers
 from pairwright.cli.train import train_model
+from pairwright.cli.type_names import name_types_plainly
 from pairwright.errors import PairwrightError
+
+_DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
+
+
+class _Commands(GroupInOrder):
+    order = (
+        "import", "collect", "record", "teach", "experience", "pairs", "export",
+        "tokens", "train", "jobs",
+        "evaluate", "explain", "report", "serve",
+        "run", "demo", "doctor", "config",
+    )  # fmt: skip
+
 
 app = typer.Typer(
     name="pairwright",
+    cls=_Commands,
     help="Turn what an agent did into a better agent.",
     epilog="Start with: pairwright import --help. Every command that reads takes --json.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-app.command("run", cls=WithOverrides)(run_flow)
-app.command("demo", cls=WithOverrides)(run_demo)
-app.command("import")(import_files)
-app.command("collect")(collect_runs)
-app.command("record")(record)
-app.command("teach")(ask_teachers)
-app.add_typer(experience.app, name="experience")
-app.add_typer(pairs.app, name="pairs")
-app.command("export")(export_pairs)
-app.add_typer(tokens.app, name="tokens")
-app.command("train")(train_model)
-app.add_typer(evaluate.app, name="evaluate")
-app.add_typer(jobs.app, name="jobs")
-app.add_typer(serve.app, name="serve")
-app.command("report")(report)
-app.command("explain")(explain_run)
-app.command("doctor")(doctor)
-app.add_typer(config.app, name="config")
+app.command("import", cls=ConfigCommand, rich_help_panel=_DATA)(import_files)
+app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
+app.command("record", rich_help_panel=_DATA)(record)
+app.command("teach", cls=ConfigCommand, rich_help_panel=_DATA)(ask_teachers)
+app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
+app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
+app.command("export", rich_help_panel=_DATA)(export_pairs)
+app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
+app.command("train", cls=ConfigCommand, rich_help_panel=_TRAINING)(train_model)
+app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
+app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
+app.command("explain", rich_help_panel=_PROOF)(explain_run)
+app.command("report", rich_help_panel=_PROOF)(report)
+app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
+app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
+app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
+app.command("doctor", cls=ConfigCommand, rich_help_panel=_PROJECT)(doctor)
+app.add_typer(config.app, name="config", rich_help_panel=_PROJECT)
 
 
 @app.callback(invoke_without_command=True)
-def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         print(f"pairwright {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main() -> None:
@@ -77,7 +96,8 @@ def main() -> None:
         command = get_command(app)
         refuse_addresses(command)
         explain_stops(command)
-        code = command(standalone_mode=False)
+        name_types_plainly(command)
+        code = command(prog_name="pairwright", standalone_mode=False)
         if code == Interrupted.exit_code:  # before the command began
             sys.exit(_fail(describe_stop(""), code))
         sys.stdout.flush()
@@ -90,7 +110,8 @@ def main() -> None:
         choice = " or ".join(f"'pairwright[{extra}]'" for extra in extras)
         sys.exit(_fail(f"this needs {error.name}, which is not installed: pip install {choice}", 1))
     except TyperException as error:
-        sys.exit(_fail(f"{error.format_message()} Try --help.", 3))
+        message = error.format_message() or "expected the name of a command, see above."
+        sys.exit(_fail(f"{message} Try --help.", 3))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(_fail(describe_stop(""), Interrupted.exit_code))
     except BrokenPipeError:  # `pairwright ... | head`

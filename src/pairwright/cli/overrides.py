@@ -1,35 +1,143 @@
-"""`-o KEY VALUE`: single keys of the configuration on the command line."""
+"""`KEY=VALUE`: single keys of the configuration on the command line, as words of their own or after `--set`.
 
-from typing import Annotated, Any
+    pairwright run config.yaml train.epochs=2 -o runs/short
+
+Keys are absolute. A word is an override, a path, or an error: one that could be both is refused, never guessed.
+"""
+
+import glob
+import os
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
+from pairwright.cli.completion import complete_override
 from pairwright.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pairwright.config import Config
 
-class WithOverrides(TyperCommand):
-    """A command whose `-o KEY VALUE` takes two words, which Typer's options cannot: they are joined before parsing."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        joined, words = [], iter(args)
-        for word in words:
-            if word in ("-o", "--override"):
-                key, value = next(words, ""), next(words, None)
-                if value is None:
-                    raise ConfigError(f"-o {key}: expected a key and a value, e.g. -o sources.format nat")
-                joined += ["--override", f"{key}={value}"]
-            else:
-                joined.append(word)
-        return super().parse_args(ctx, joined)
-
+_KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
+_OVERRIDE = re.compile(rf"({_KEY})=.*", re.S)
+_OLD_OPTIONS = ("-o", "--override")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--override", "-o", metavar="KEY VALUE", help="Set one key, e.g. -o sources.format nat."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set one key of the configuration, e.g. train.epochs=2; repeat. --set may be left out.",
+        autocompletion=complete_override,
+    ),
 ]
 
 
-def pairs_of(joined: list[str] | None) -> list[tuple[str, str]]:
+class ConfigCommand(TyperCommand):
+    """A command that takes a configuration: its words KEY=VALUE are handed to `--set` before parsing."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[KEY=VALUE]..."]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = _label_words(self.params, args)
+        if not ctx.resilient_parsing:  # completion neither fails nor looks at files
+            _refuse_old_form(self.params, words)
+        joined = []
+        for label, word in words:
+            is_override = label == "argument" and _is_override(word, is_checked=not ctx.resilient_parsing)
+            joined += ["--set", word] if is_override else [word]
+        return super().parse_args(ctx, joined)
+
+
+def parse_overrides(words: Iterable[str] | None) -> list[tuple[str, str]]:
     """Keys and values, as `load_config` takes them."""
-    return [(key, value) for key, _, value in (word.partition("=") for word in joined or [])]
+    pairs = []
+    for word in words or ():
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--set: got {word!r}, expected KEY=VALUE, e.g. --set train.epochs=2")
+        pairs.append((key, value))
+    return pairs
+
+
+def load_settings(file: Path | None, words: list[str] | None) -> "Config":
+    """The configuration of a command that works without one: without a file the environment sets no keys."""
+    from pairwright.config import Config, load_config
+    from pairwright.config.loading import ENVIRONMENT_PREFIX
+
+    if file is not None:
+        return load_config(file, overrides=parse_overrides(words))
+    if not words:
+        return Config()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
+    return load_config(overrides=parse_overrides(words), environment=environment)
+
+
+def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
+    """Each word with its part in the command: option, value (of the option before it), argument, literal (after --)."""
+    with_value = {
+        spelling
+        for param in params
+        if param.param_type_name == "option" and not param.is_flag and not param.count
+        for spelling in param.opts
+    }
+    labels, words = [], iter(args)
+    for word in words:
+        if word == "--":
+            labels += [("option", word), *(("literal", other) for other in words)]
+        elif word in with_value:
+            labels += [("option", word), *(("value", value) for value in [next(words, None)] if value is not None)]
+        else:
+            labels.append(("option" if word.startswith("-") and word != "-" else "argument", word))
+    return labels
+
+
+def _is_override(word: str, *, is_checked: bool) -> bool:
+    """Whether a word among the arguments sets a key. Folders of datasets may be called `date=2026-01-01`."""
+    match = _OVERRIDE.fullmatch(word)
+    if match is None or not is_checked:
+        return match is not None
+    from pairwright.config.keys import explain_unknown, is_top_key
+
+    key = match[1]
+    is_path = os.path.lexists(word) or (glob.has_magic(word) and any(True for _ in glob.iglob(word, recursive=True)))
+    if is_path and is_top_key(key):
+        raise ConfigError(f"{word}: a path and an override: write ./{word} for the path, or --set {shlex.quote(word)}")
+    if not is_path and not is_top_key(key):
+        raise ConfigError(f"{word}: no such file, and as an override: {explain_unknown(key)}")
+    return not is_path
+
+
+def _refuse_old_form(params: list[Any], labels: list[tuple[str, str]]) -> None:
+    """`-o KEY VALUE` set a key once. Now `-o` is the output: whoever writes the old form reads the new one."""
+    words = [word for _, word in labels]
+    has_output = any("-o" in param.opts for param in params)
+    capacity = [param.nargs for param in params if param.param_type_name == "argument"]
+    num_arguments = sum(label == "argument" and not _OVERRIDE.fullmatch(word) for label, word in labels)
+    has_excess = -1 not in capacity and num_arguments > sum(capacity)
+    old, new = [], []
+    for number, (label, word) in enumerate(labels):
+        if label != "option" or word not in _OLD_OPTIONS:
+            continue
+        key, value = (*words[number + 1 : number + 3], "", "")[:2]
+        is_output = word == "-o" and has_output and not (value and (has_excess or "." in key))
+        if not is_output and _is_like_key(key, is_exact=word == "-o" and has_output and not has_excess):
+            old.append(f"{word} {key} {value}".strip())
+            new.append(shlex.quote(f"{key}={value or 'VALUE'}"))
+    if new:
+        output = "-o is the output" if has_output else "there is no -o here"
+        raise ConfigError(f"{' '.join(old)}: {output}; keys are set by KEY=VALUE words: write {' '.join(new)}")
+
+
+def _is_like_key(text: str, *, is_exact: bool) -> bool:
+    """Whether a word is a key of the configuration, or (not exact) begins like one."""
+    if not re.fullmatch(_KEY, text):
+        return False
+    from pairwright.config.keys import explain_unknown, is_top_key, iterate_keys
+
+    return text in iterate_keys() if is_exact else is_top_key(text) or "did you mean" in explain_unknown(text)

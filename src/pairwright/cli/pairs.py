@@ -9,6 +9,7 @@ import typer
 from pairwright.cli.engine import AddressOption, EngineName, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings
 from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError, PairwrightError
@@ -24,6 +25,12 @@ app = typer.Typer(
 
 Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[
+    str | None, typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False)
+]
+Teachers = Annotated[
+    list[str] | None, typer.Option(metavar=PLACE, help="teachers: table of a teacher's answers; repeat.")
+]
 Where = Annotated[
     str | None, typer.Option(help="Pair only experiences for which this SQL condition holds, e.g. 'run < 9'.")
 ]
@@ -66,17 +73,14 @@ class TeacherChoice(StrEnum):
     best = "best"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def build(
     ctx: typer.Context,
     experience: Annotated[
         list[str] | None,
         typer.Argument(help="Experience tables; also s3://...", show_default=False),
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False),
-    ] = None,
+    output: Output = None,
     strategy: Annotated[Strategy, typer.Option(help="Which candidates are paired.")] = Strategy.all,
     min_gap: Annotated[float, typer.Option(help="Least difference of rewards.")] = 0.0,
     max_gap: Annotated[float | None, typer.Option(help="Largest difference of rewards.")] = None,
@@ -97,9 +101,7 @@ def build(
     environment_divergence: Annotated[
         bool, typer.Option("--environment-divergence", help="divergence: also where a user or tool differed; marked.")
     ] = False,
-    teachers: Annotated[
-        list[str] | None, typer.Option(metavar=PLACE, help="teachers: table of a teacher's answers; repeat.")
-    ] = None,
+    teachers: Teachers = None,
     min_teachers: Annotated[int | None, typer.Option(help="teachers: how many must agree; more than half.")] = None,
     teacher_choice: Annotated[
         TeacherChoice, typer.Option(help="teachers: the answer of most, or the best-scored.")
@@ -124,10 +126,14 @@ def build(
     engine: EngineOption = None,
     address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `pairs` section to use.")] = None,
+    override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Pair the candidates of each group by their rewards, and say what became of every experience."""
-    _build(ctx, experience, output, engine=engine, address=address, config=config, as_json=as_json)
+    settings = load_settings(config, override)
+    _build(
+        ctx, experience, output, settings, is_named=config is not None, engine=engine, address=address, as_json=as_json
+    )
 
 
 @app.command()
@@ -197,14 +203,12 @@ def explain(
 
 
 def _build(
-    ctx: typer.Context, experience: list[str] | None, output: str | None, *,
-    engine: EngineName | None, address: str | None, config: Path | None, as_json: bool,
+    ctx: typer.Context, experience: list[str] | None, output: str | None, settings: "Config", *,
+    is_named: bool, engine: EngineName | None, address: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    from pairwright.config import Config, load_config
     from pairwright.places import place
 
-    settings = Config() if config is None else load_config(config)
-    if config is not None:
+    if is_named:  # the folders of a configuration's run
         experience = experience or [str(Path("runs") / settings.name / "experience")]
         output = output or str(Path("runs") / settings.name / "pairs")
     if not experience or output is None:

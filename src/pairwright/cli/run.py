@@ -7,13 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import Overrides, pairs_of
+from pairwright.cli.overrides import Overrides, parse_overrides
 
 
 def run_flow(
     config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
     override: Overrides = None,
-    output: Annotated[Path | None, typer.Option("--output", help="Folder of the run; by default runs/<name>.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -24,7 +26,7 @@ def run_flow(
     from pairwright.flow import Flow
     from pairwright.flow.run import write_config
 
-    overrides = pairs_of(override)
+    overrides = parse_overrides(override)
     settings = load_config(config, overrides=overrides)
     folder = output or Path("runs") / settings.name
     base = config.resolve().parent

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pairwright.cli.completion import complete_choices
 from pairwright.cli.output import say
 from pairwright.errors import ConfigError
 
@@ -28,7 +29,10 @@ def serve_model(
         str | None, typer.Option(help="Environment variable with the token that clients must send.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; else a GPU if there is one.")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),
+    ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; else the idle cores.")] = None,
 ) -> None:
     """Serve a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.

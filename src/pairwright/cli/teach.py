@@ -7,6 +7,7 @@ import typer
 
 from pairwright.cli.collect_view import CollectView
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -32,6 +33,7 @@ def ask_teachers(
     config: Annotated[
         Path | None, typer.Option(help="A configuration whose `teach` section names teachers, too.")
     ] = None,
+    override: Overrides = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of --teacher.")] = 0.0,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer of --teacher.")] = None,
     api_key_env: Annotated[
@@ -49,7 +51,7 @@ def ask_teachers(
     from pairwright.places import place
     from pairwright.store.table import Table
 
-    settings = load_config(config)
+    settings = load_config(config, overrides=parse_overrides(override))
     options = {
         "temperature": temperature, "max_tokens": max_tokens, "api_key_env": api_key_env, "logprobs": token_ids,
         "return_token_ids": token_ids,

@@ -10,6 +10,7 @@ import typer
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
 from pairwright.cli.places import PLACE
 from pairwright.cli.progress import Progress
 from pairwright.errors import ConfigError
@@ -51,7 +52,7 @@ class Verify(StrEnum):
     all = "all"
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def build(
     source: Annotated[
         str | None,
@@ -94,15 +95,16 @@ def build(
     engine: EngineOption = None,
     address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
+    override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
     given = dict(locals())
-    settings = {name: given.pop(name) for name in ("source", "output", "config", "as_json")}
+    settings = {name: given.pop(name) for name in ("source", "output", "config", "override", "as_json")}
     _build(given, **settings)
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def show(
     path: Annotated[
         str,
@@ -123,6 +125,7 @@ def show(
     ] = False,
     allow_images: Annotated[bool, typer.Option("--allow-images", help="Also messages with images.")] = False,
     config: Annotated[Path | None, typer.Option(help="--hints: a configuration; train.sdpo says which.")] = None,
+    override: Overrides = None,
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,9 +137,11 @@ def show(
     from pairwright.tokens.show import describe_dropped, html_page, legend, painted_text, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
+    if override and not hints:
+        raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
     ready = ChatTokenizer.from_folder(tokenizer)
     with local_folder(place(path)) as here:  # sequences are mapped into memory
-        hinter = Hinter(load_config(config).train.sdpo) if hints else None
+        hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
         found = preview(
             here, ready, name=name, num=num, hints=hinter, allow_dropped=allow_dropped, allow_images=allow_images,
             refused=lambda title, reason: say(f"{title}: refused: {reason}"),
@@ -187,13 +192,14 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
 
 
 def _build(
-    given: dict[str, Any], *, source: str | None, output: str | None, config: Path | None, as_json: bool
-) -> None:
-    from pairwright.config import Config, TokensConfig, load_config
+    given: dict[str, Any], *, source: str | None, output: str | None, config: Path | None,
+    override: list[str] | None, as_json: bool,
+) -> None:  # fmt: skip
+    from pairwright.config import TokensConfig
     from pairwright.places import place
     from pairwright.tokens.stage import encode_source
 
-    settings = Config() if config is None else load_config(config)
+    settings = load_settings(config, override)
     name, address = given.pop("engine"), given.pop("address")
     told = settings.tokens.model_dump()
     told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from pairwright.cli.completion import complete_loss, complete_names
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings
 from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.places import PLACE
 from pairwright.errors import ConfigError
 
@@ -38,6 +40,18 @@ AllowDropped = Annotated[
     bool, typer.Option("--allow-dropped", help="Train turns of which the template does not render everything.")
 ]
 AllowImages = Annotated[bool, typer.Option("--allow-images", help="Train on tokens alone where there are images.")]
+Loss = Annotated[str | None, typer.Option(help="Preference loss; see docs/losses.md.", autocompletion=complete_loss)]
+Where = Annotated[
+    str | None,
+    typer.Option(help="Train only on pairs (or experiences) for which this SQL condition holds, e.g. 'gap > 0.2'."),
+]
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        help="tensorboard, wandb, mlflow, trackio; comma-separated.",
+        autocompletion=complete_names("tensorboard", "wandb", "mlflow", "trackio"),
+    ),
+]
 
 
 def train_model(
@@ -51,19 +65,14 @@ def train_model(
     validation: Held = None,
     tokens: Tokens = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE of the train section, e.g. dpo.loss=ipo; repeat.")
-    ] = None,
+    override: Overrides = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Largest learning rate.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Pairs of one update.")] = None,
-    loss: Annotated[str | None, typer.Option(help="Preference loss; see docs/losses.md.")] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(help="Train only on pairs (or experiences) for which this SQL condition holds, e.g. 'gap > 0.2'."),
-    ] = None,
+    loss: Loss = None,
+    where: Where = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
-    report_to: Annotated[str | None, typer.Option(help="tensorboard, wandb, mlflow, trackio; comma-separated.")] = None,
+    report_to: ReportTo = None,
     dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of dropout.")] = None,
     allow_dropped: AllowDropped = False,
@@ -81,14 +90,14 @@ def train_model(
         "epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "dpo.loss": loss,
         "dump_batches": dump_batches,
     }  # fmt: skip
-    overrides = [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
+    overrides = parse_overrides(override)  # options with a name of their own come after, and count first
+    overrides += [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
     overrides += [("train.where", json.dumps(where))] if where is not None else []
     overrides += [("train.finetuning_type", "lora")] if lora else []
     overrides += [("train.report_to", f"[{report_to}]")] if report_to else []
     overrides += [("tokens.allow_dropped", "true")] if allow_dropped else []
     overrides += [("tokens.allow_images", "true")] if allow_images else []
     overrides += [("seed", str(seed))] if seed is not None else []
-    overrides += [_override(text) for text in settings or ()]
     found = load_config(config, overrides=overrides)
     found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
     output = output or (Path("runs") / found.name / "train" if config is not None else None)
@@ -124,13 +133,6 @@ def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> P
     if isinstance(there, Remote):
         say(f"fetching {there} to this machine")
     return stack.enter_context(local_folder(there, output if config.engine.name == "ray" else None))
-
-
-def _override(text: str) -> tuple[str, str]:
-    key, is_set, value = text.partition("=")
-    if not is_set:
-        raise ConfigError(f"--set: got {text!r}, expected KEY=VALUE, e.g. --set dpo.loss=ipo")
-    return f"train.{key}", value
 
 
 def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:

@@ -3,9 +3,9 @@
     seed: 0
     sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
 
-`${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` and `-o sources.format nat`
-override single keys. An unknown key is an error that suggests the nearest one. What came from the environment is never
-shown: `show` prints the reference, and errors do not repeat the value.
+`${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
+`sources.format=nat` on the command line override single keys. An unknown key is an error that suggests the nearest one.
+What came from the environment is never shown: `show` prints the reference, and errors do not repeat the value.
 """
 
 import difflib
@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+from pairwright.config.keys import explain_unknown, is_top_key
 from pairwright.config.tree import Config
 from pairwright.errors import ConfigError
 from pairwright.places import is_address, place
@@ -68,7 +69,9 @@ def merged_tree(
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
             _set(tree, key, f"${{{variable}}}", variable)
     for key, value in overrides:
-        _set(tree, key, _yaml_value(value, f"-o {key}"), f"-o {key}")
+        if not is_top_key(key):
+            raise ConfigError(explain_unknown(key))
+        _set(tree, key, _yaml_value(value, key), key)
     return tree
 
 

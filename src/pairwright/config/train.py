@@ -14,6 +14,10 @@ from pairwright.config.section import Section
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
+    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "exo_pair", "rpo", "simpo",
+    "orpo", "kto",
+)  # fmt: skip
 
 
 def _also(*names: str, **options: Any) -> Any:

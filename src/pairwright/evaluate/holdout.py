@@ -58,7 +58,7 @@ def holdout_config(config: Config, model: str) -> Config:
     """The configuration of that collection: a model's folder is loaded here, a name is asked for at the endpoint."""
     section = config.evaluate
     if section.dataset is None and section.num_tasks is None:
-        raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. --set evaluate.dataset=heldout.jsonl")
+        raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. evaluate.dataset=heldout.jsonl")
     settings = {
         "workflow": section.workflow or config.collect.workflow, "dataset": section.dataset, "split": section.split,
         "num_tasks": section.num_tasks, "num_runs": section.num_runs, "batch": BATCH,
