@@ -93,7 +93,8 @@ def describe_os_error(error: OSError) -> str:
 def with_way_out(error: PairwrightError) -> str:
     """The message of an error; one that only repeats what the operating system refused gets the way out, too."""
     message, cause = str(error), error.__cause__
-    if isinstance(cause, OSError) and cause.strerror and message.endswith(cause.strerror):
+    is_bare = isinstance(cause, OSError) and message.removesuffix(f"; {_NOTHING}").endswith(cause.strerror or "\0")
+    if isinstance(cause, OSError) and is_bare:
         return f"{message}: {_WAYS_OUT.get(cause.errno or 0, _OTHER_WAY_OUT)}"
     return message
 
