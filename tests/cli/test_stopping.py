@@ -130,6 +130,7 @@ def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
     finish(*words, "--resume")
 
 
+@pytest.mark.slow
 def test_training_that_has_not_begun_to_update_stops_at_once(model, table, tmp_path):
     words = ("train", "--experience", table, "--model", model, "-o", tmp_path / "run", "--set", "channels.dpo=0",
              "--set", "channels.sft=1", "--set", "max_steps=1", "--set", "threads=1")  # fmt: skip
@@ -150,7 +151,10 @@ def test_a_collection_goes_on_with_resume(model, tmp_path):
     assert json.loads(finish(*words, "--resume", "--json"))["done_before"] >= num_done
 
 
-@pytest.mark.parametrize("pattern", ["round-1/collection/ledger.jsonl", "round-1/train/metrics.jsonl"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["round-1/collection/ledger.jsonl", pytest.param("round-1/train/metrics.jsonl", marks=pytest.mark.slow)],
+)
 def test_a_run_goes_on_with_the_same_command(pattern, model, tmp_path):
     config = written(tmp_path, model, collect__num_tasks=30, train__max_steps=20, loop__evaluate="never")
     words = ("run", config, "--output", tmp_path / "run")

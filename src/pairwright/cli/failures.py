@@ -6,6 +6,7 @@ Commands raise `PairwrightError` for what they expect. What reaches the door of 
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -71,6 +72,7 @@ _AT_STOP = {
     "serve token revoke": "pairwright serve token list shows whether there is a token",
 }
 _NOTHING = "nothing was written"
+_WRITTEN = re.compile(r"; \w+( \w+)? was written$")  # "; nothing was written", "; no report was written"
 
 
 class Interrupted(PairwrightError):
@@ -93,7 +95,7 @@ def describe_os_error(error: OSError) -> str:
 def with_way_out(error: PairwrightError) -> str:
     """The message of an error; one that only repeats what the operating system refused gets the way out, too."""
     message, cause = str(error), error.__cause__
-    if isinstance(cause, OSError) and cause.strerror and message.endswith(cause.strerror):
+    if isinstance(cause, OSError) and cause.strerror and _WRITTEN.sub("", message).endswith(cause.strerror):
         return f"{message}: {_WAYS_OUT.get(cause.errno or 0, _OTHER_WAY_OUT)}"
     return message
 
