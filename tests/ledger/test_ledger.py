@@ -66,7 +66,7 @@ def test_turns_before_two_runs_part_are_not_compared_and_held_out_pairs_not_trai
         tmp_path, models["chatml"], runs, pairs={"strategy": "divergence", "validation": 0.4, "seed": 1}, max_steps=1,
     )  # fmt: skip
     found = fates(folder, "dpo")
-    assert found["not compared: before or after what its pairs compare"] == (12, 12 * 6)
+    assert found["not compared by its pairs"] == (12, 12 * 6)
     assert found["held out for validation"][0] > 0
     assert found["not drawn: training ended first"][0] > 0
     assert sum(turns for turns, _ in found.values()) == 24
@@ -86,7 +86,7 @@ def test_runs_of_the_policy_channel_are_trained_cut_unscored_or_flat(models, tmp
     found = fates(folder, "grpo")
     assert found == {
         "trained": (2, 3 + 3), "cut: longer than tokens.max_length": (2, 6 + 6), "unscored": (1, 5),
-        "no advantage: the rewards of its group are equal": (2, 6 + 6),
+        "no advantage: equal rewards": (2, 6 + 6),
     }  # fmt: skip
 
 

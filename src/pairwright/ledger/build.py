@@ -121,7 +121,7 @@ def _paired(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs:
         if refusal is not None:
             return refusal
         if key in on_a_side:
-            return "not compared: before or after what its pairs compare" if channel == "dpo" else "not chosen"
+            return "not compared by its pairs" if channel == "dpo" else "not chosen"
         return f"not paired: {reasons.get(answer.row) or 'the same record again'}"
 
     return account(channel, answers, turn_rows(), unheld)

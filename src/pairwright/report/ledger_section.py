@@ -8,6 +8,8 @@ from pairwright.report.run_folder import RunFolder, Stages
 from pairwright.report.section import Section
 from pairwright.report.svg import Bar, bar_chart
 
+MAX_LABEL = 44  # characters that stand beside a figure
+
 
 def ledger_section(run: RunFolder) -> Section | None:
     """The ledgers of all rounds that were trained here; the last stands first. Nothing is encoded for it."""
@@ -43,17 +45,17 @@ def _sentence(account: Account, one: Stages) -> str:
 
 
 def _plot(account: Account, one: Stages) -> Plot:
-    total = account.turns or 1
-    bars = [Bar("generated", account.turns, "before", f"{account.tokens:,} tokens")]
-    bars += [
-        Bar(fate.name, fate.turns, "accent" if fate.name == TRAINED else "rejected",
-            f"{fate.turns / total:.0%}, {fate.tokens:,} tokens")
-        for fate in account.fates
-    ]  # fmt: skip
-    rows: list[tuple[str | int | float, ...]] = [
-        ("fate", "turns", "tokens"),
-        ("generated", account.turns, account.tokens),
-    ]
+    """Bars of tokens, or of turns where the tokens of some are not known."""
+    is_counted = not any(fate.num_uncounted for fate in account.fates)
+    unit, total = ("tokens", account.tokens) if is_counted else ("turns", account.turns)
+    bars = [Bar("generated", total, "before")]
+    for fate in account.fates:
+        value = fate.tokens if is_counted else fate.turns
+        label = fate.name if len(fate.name) <= MAX_LABEL else fate.name[: MAX_LABEL - 1] + "…"
+        bars.append(Bar(label, value, "accent" if fate.name == TRAINED else "rejected", f"{value / (total or 1):.0%}"))
+    rows: list[tuple[str | int | float, ...]] = [("fate", "turns", "tokens")]
+    rows.append(("generated", account.turns, account.tokens))
     rows += [(fate.name, fate.turns, fate.tokens) for fate in account.fates]
     name = f"ledger-{account.channel}" + (f"-{one.name.replace(' ', '-')}" if one.name else "")
-    return Plot(name, f"Turns of {account.channel}", bar_chart(bars, label="generated turns by fate"), rows)
+    title = f"{unit.capitalize()} of {account.channel}"
+    return Plot(name, title, bar_chart(bars, label=f"generated {unit} by fate"), rows)

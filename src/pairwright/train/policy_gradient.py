@@ -138,7 +138,7 @@ class PolicyChannel:
         sequence, unused = self.data.sequences[item], None
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
-            unused = "no advantage: the rewards of its group are equal" if is_scored else "unscored"
+            unused = "no advantage: equal rewards" if is_scored else "unscored"
         return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
 
     @property
