@@ -186,12 +186,12 @@ def test_the_stage_writes_refusals_and_counts_what_is_missing(tmp_path: Path) ->
     with Table(tmp_path / "experience") as table:
         table.append(rows)
     manifest = encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer)), num_workers=1)
-    assert manifest["refused"] == {"dropped": 1, "multimodal": 2}
+    assert manifest["refused"] == {"dropped": 1, "multi_modal_inputs": 1, "multimodal": 1}
     assert (manifest["encoded"], manifest["exact"], manifest["with_dropped_prompt_content"]) == (2, 2, 1)
     refusals = {name: (reason, detail) for name, reason, detail in list_refusals(tmp_path / "tokens")}
     assert refusals[rows[1].eid.uid][0] == "dropped"
     assert "message 1: dropped: the template does not render tool_calls" in refusals[rows[1].eid.uid][1]
-    assert "multi_modal_inputs (pixels)" in refusals[rows[4].eid.uid][1]
+    assert "multi_modal_inputs: it has pixels" in refusals[rows[4].eid.uid][1]
     allowed = TokensConfig(tokenizer=str(tokenizer), allow_dropped=True, allow_images=True)
     manifest = encode_source(table.path, tmp_path / "tokens", allowed, num_workers=1)
     assert manifest["refused"] == {"template_error": 1}  # this template takes no list of parts

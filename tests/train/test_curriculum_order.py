@@ -140,7 +140,7 @@ def test_a_stopped_run_goes_on_in_the_right_stage(model, tmp_path):
             raise KeyboardInterrupt
 
     # the checkpoint is of step 5, in the middle of the fourth epoch and of the second stage
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         train(config(save_every=5), model=model, pairs=pairs, output=tmp_path / "again", progress=stop)
     assert [path.name for path in (tmp_path / "again/checkpoints").iterdir()] == ["step-00000005"]
     result = train(config(save_every=5), model=model, pairs=pairs, output=tmp_path / "again", resume=True)

@@ -12,6 +12,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
 from pairwright.train.data import DataError, load_distill_data
 from pairwright.train.loop import Training
+from pairwright.train.stopping import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,29 @@ def test_the_hints_are_those_of_the_function_that_the_configuration_names(model,
     assert all("[Hint: There is no such file or folder." in tokenizer.decode(item.teacher.ids) for item in data.items)
 
 
+def test_recorded_log_probabilities_count_in_the_ratio_clip(model, tmp_path):
+    """Without them the ratio is 1 and a clip of 2 does nothing; with them a clip far below the ratio scales the loss."""
+    tokenizer = ChatTokenizer.from_folder(model)
+    first = tokenizer.encode("<|user|>count<|end|><|assistant|>")[0].tolist()
+    sampled = [tokenizer.encode(text)[0].tolist() for text in ("go left<|end|>", "it is 7<|end|>")]
+    between = tokenizer.encode("<|tool|>no such file<|end|><|assistant|>")[0].tolist()
+    mask = [True] * len(sampled[0]) + [False] * len(between) + [True] * len(sampled[1])
+    with Table(tmp_path / "table") as table:
+        table.append([Experience(
+            kind="multi_turn", prompt=[Message("user", "count")],
+            completion=[Message("assistant", "go left"), Message("tool", "no such file"), Message("assistant", "it is 7")],
+            errors=[ErrorSite(2, "file_not_found", "no such file")], tokens=[*first, *sampled[0], *between, *sampled[1]],
+            prompt_length=len(first), action_mask=mask, logprobs=[-9.0 if is_sampled else 0.0 for is_sampled in mask],
+        )])  # fmt: skip
+    losses = []
+    for number, clip in enumerate((None, 1e-3)):
+        settings = {"channels": {"dpo": 0, "sdpo": 1}, "threads": 1, "max_steps": 1, "sdpo": {"ratio_clip": clip}}
+        config = Config.model_validate({"train": settings})
+        train(config, model=model, experience=tmp_path / "table", output=tmp_path / str(number))
+        losses.append(json.loads((tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[1] < 0.1 * losses[0]
+
+
 @pytest.mark.parametrize("teacher", ["initial", "same", "ema"])
 @pytest.mark.parametrize("kind", ["all_weights", "lora"])
 def test_the_student_comes_closer_to_its_hinted_self(teacher, kind, model, failed_runs, tmp_path):
@@ -81,7 +105,7 @@ def test_a_run_with_a_teacher_that_follows_is_resumed_bit_for_bit(kind, model, f
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "update", broken)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Stopped):
             train(config, model=model, experience=failed_runs, output=cut)
     train(config, model=model, experience=failed_runs, output=cut, resume=True)
     for name in ("weights.safetensors", "optimizer.safetensors"):

@@ -14,6 +14,8 @@ from pairwright.train import train
 from pairwright.train.data import DataError
 from train.made_runs import made_pair
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+
 CALL = Message("assistant", "go", tool_calls=(ToolCall("look", '{"at": "left"}', "call00000"),))
 FAILED = Message("tool", "no such file", tool_call_id="call00000")
 SETTINGS = {"batch_size": 4, "max_steps": 1, "threads": 1}
@@ -71,7 +73,7 @@ def test_runs_with_calls_and_images_are_refused_in_every_channel(model, tmp_path
     rows = [
         *(run_with_calls(number, **plain) for number in range(4)),
         run_with_calls(4, **again),
-        run_with_calls(5, **plain, multi_modal_inputs={"pixels": np.ones(3)}),
+        run_with_calls(5, prompt=[Message("user", [{"type": "text", "text": "x"}, IMAGE])], **plain),
         run_with_calls(
             6, prompt=[CALL, FAILED], **{**plain, "errors": [ErrorSite(3, "file_not_found", "no such file")]}
         ),
@@ -91,12 +93,22 @@ def test_runs_with_calls_and_images_are_refused_in_every_channel(model, tmp_path
     assert (counts["refused: dropped"], counts["validation: refused: dropped"]) == (1, 1)
 
 
-def test_only_images_stop_the_run(model, tmp_path):
+@pytest.mark.parametrize("channel", ["grpo", "sft", "sdpo"])
+def test_recorded_inputs_that_no_channel_uses_stop_the_run(channel, model, tmp_path):
+    site = ErrorSite(2, "file_not_found", "no such file")
+    plain = {"completion": [Message("assistant", "go left"), FAILED, Message("assistant", "yes")], "errors": [site]}
+    with Table(tmp_path / "table") as table:
+        table.append(
+            [run_with_calls(0, **plain), run_with_calls(1, **plain, multi_modal_inputs={"pixels": np.ones(3)})]
+        )
+    with pytest.raises(DataError, match=r"multi_modal_inputs, which no channel uses.*--allow-images"):
+        train(config(dpo=0, **{channel: 1}), model=model, experience=tmp_path / "table", output=tmp_path / "run")
+
+
+def test_images_are_left_out_where_that_is_allowed(model, tmp_path):
     with Table(tmp_path / "table") as table:
         table.append([run_with_calls(n, completion=[Message("assistant", "yes")], multi_modal_inputs={"pixels": np.ones(3)})
                       for n in range(4)])  # fmt: skip
-    with pytest.raises(DataError, match="multimodal"):
-        train(config(dpo=0, grpo=1), model=model, experience=tmp_path / "table", output=tmp_path / "run")
     allowed = config({"allow_images": True}, dpo=0, grpo=1)
     train(allowed, model=model, experience=tmp_path / "table", output=tmp_path / "allowed")
     counts = json.loads((tmp_path / "allowed" / "train.json").read_text())["counts"]["grpo"]

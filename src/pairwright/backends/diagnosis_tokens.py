@@ -28,7 +28,8 @@ from pairwright.tokens.stage import encode_items
 
 _SAMPLE = 256
 _WAY_OUT = "train a model whose chat template has tool calls, or accept it: tokens.allow_dropped: true"
-_REASONS = {"dropped": _WAY_OUT, "multimodal": "tokens.allow_images: true trains on the tokens alone"}
+_TOKENS_ALONE = "tokens.allow_images: true trains on the tokens alone"
+_REASONS = {"dropped": _WAY_OUT, "multimodal": _TOKENS_ALONE, "multi_modal_inputs": _TOKENS_ALONE}
 
 
 def check_tokens(patient: Patient) -> Iterator[Finding]:

@@ -90,7 +90,7 @@ def refuse_media_inputs(experience: Experience, *, allow: bool) -> None:
         return
     if experience.multi_modal_inputs:
         names = ", ".join(sorted(experience.multi_modal_inputs))
-        raise Refusal("multimodal", f"it has multi_modal_inputs ({names}): only tokens are trained")
+        raise Refusal("multi_modal_inputs", f"it has {names}: only tokens are trained")
     refuse_media([{"content": message.content} for message in experience.messages], allow=False)
 
 

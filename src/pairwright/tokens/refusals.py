@@ -20,6 +20,7 @@ Reason = Literal[
     "foreign_text",  # a token of the turn also holds text of another message
     "dropped",  # the template does not render what the model generated in a trained turn
     "multimodal",  # there are images, audio, video or files, and no channel trains on them
+    "multi_modal_inputs",  # inputs of that kind were recorded beside the tokens: a training stops
     "control_tokens",  # a message contains control tokens and they are to be refused
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
@@ -38,6 +39,7 @@ _WAY_OUT = {
     "no_template": "add a chat_template.jinja to the tokenizer's folder, or train raw text (role 'text')",
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
+    "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
     "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }

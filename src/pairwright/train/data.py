@@ -254,6 +254,7 @@ def load_distill_data(
                 cut = partial(truncate_distillation, keep_first=options.keep_first)
                 found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
         except Refusal as refusal:
+            _stop_for_inputs(source, {refusal.reason: 1})
             counts[f"refused: {refusal.reason}"] += 1
             refused[experience.eid.uid] = refusal.reason
             continue
@@ -273,7 +274,18 @@ def _encode(source: Path, tokens: Path, options: TokensConfig, show: Show, *, is
     """The manifest of the sequences of a table, which are encoded unless they are already."""
     if is_encoded:
         return read_encoded(source, tokens, options)
-    return encode_source(source, tokens, options, progress=show)
+    manifest = encode_source(source, tokens, options, progress=show)
+    _stop_for_inputs(source, manifest["refused"])
+    return manifest
+
+
+def _stop_for_inputs(source: Path, refused: dict[str, int]) -> None:
+    """Recorded inputs beside the tokens are half of what the model was given: no channel uses them, so none trains."""
+    if num := refused.get("multi_modal_inputs"):
+        raise DataError(
+            f"{source}: {num:,} records have multi_modal_inputs, which no channel uses: train on the tokens alone with "
+            "tokens.allow_images (--allow-images), or leave the records out with --where"
+        )
 
 
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:
