@@ -21,6 +21,7 @@ from pairwright.tokens.stage import encode_source
 from pairwright.train import read_status, train
 from pairwright.train.data import DataError
 from pairwright.train.order import Order
+from pairwright.train.stopping import Stopped
 from train.made_runs import made_pair
 
 
