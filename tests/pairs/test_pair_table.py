@@ -175,3 +175,13 @@ def test_a_row_that_is_no_pair_is_named(tmp_path, change):
     write_pairs(tmp_path, [pa.RecordBatch.from_pylist([row | change], schema=PAIR_SCHEMA)])
     with pytest.raises(TableError, match=f"pair '{row['id']}'"):
         list(read_pairs(tmp_path))
+
+
+def test_a_file_without_the_columns_that_came_later_is_read(tmp_path):
+    """Pairs that were written before sides said whether their ids were recorded, or they were cut."""
+    write_pairs(tmp_path, [pairs_to_batch([make()])])
+    newer = [f"{side}_{name}" for side in ("chosen", "rejected") for name in ("recorded", "cut")]
+    pq.write_table(pq.read_table(tmp_path / FILE_NAME).drop_columns(newer), tmp_path / FILE_NAME)
+    assert list(read_pairs(tmp_path)) == [make()]
+    (batch,) = pair_batches(tmp_path, ["id", *newer])
+    assert batch.select(newer).to_pylist() == [dict.fromkeys(newer)]
