@@ -12,7 +12,6 @@ from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
 from pairwright.train.data import DataError, load_distill_data
 from pairwright.train.loop import Training
-from pairwright.train.stopping import Stopped
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_a_run_with_a_teacher_that_follows_is_resumed_bit_for_bit(kind, model, f
 
     with monkeypatch.context() as patch:
         patch.setattr(Training, "update", broken)
-        with pytest.raises(Stopped):
+        with pytest.raises(KeyboardInterrupt):
             train(config, model=model, experience=failed_runs, output=cut)
     train(config, model=model, experience=failed_runs, output=cut, resume=True)
     for name in ("weights.safetensors", "optimizer.safetensors"):

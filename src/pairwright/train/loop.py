@@ -97,6 +97,8 @@ def train(
         raise
     except KeyboardInterrupt as error:
         folder.write_status(state="stopped")
+        if stop.signal_number is None:  # raised by somebody else
+            raise
         raise stop.explain() from error
     except Exception as error:
         folder.write_status(state="failed", error=str(error) or type(error).__name__)
