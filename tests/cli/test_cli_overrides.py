@@ -178,8 +178,8 @@ def test_a_folder_may_be_called_like_a_section(run, table, tmp_path):
     assert run("pairs", table, "-o", "pairs")[0] == 0
     assert run("pairs", "-o", "train", table)[0] == 0
     (tmp_path / "c.yaml").write_text("sources: {paths: [none.jsonl]}\n")
-    code, out, _ = run("run", "c.yaml", "-o", "model", "model=m", "--dry-run", "--json")
-    assert (code, bool(json.loads(out))) == (0, True)
+    code, _, err = run("run", "c.yaml", "-o", "model", "model=m", "--dry-run", "--json")
+    assert (code, "model: m is not the folder of a model" in err) == (3, True), err
 
 
 def test_every_key_that_completion_offers_is_one_that_the_configuration_takes():

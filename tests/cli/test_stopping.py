@@ -122,7 +122,7 @@ def test_tokens_go_on_with_the_same_command(workers, table, model, tmp_path):
 def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
     pairs = make_pairs(tmp_path / "pairs", 16)
     words = ("train", "--pairs", pairs, "--model", model, "-o", tmp_path / "run", "--epochs", 8, "--batch-size", 1,
-             "--set", "threads=1")  # fmt: skip
+             "--set", "train.threads=1")  # fmt: skip
     lines = stop(start(*words), has_file(tmp_path / "run", "metrics.jsonl"))
     assert lines[-1].startswith("pairwright: stopped after step ")
     assert lines[-1].endswith("go on with --resume")
@@ -132,8 +132,8 @@ def test_training_saves_after_its_step_and_goes_on_with_resume(model, tmp_path):
 
 @pytest.mark.slow
 def test_training_that_has_not_begun_to_update_stops_at_once(model, table, tmp_path):
-    words = ("train", "--experience", table, "--model", model, "-o", tmp_path / "run", "--set", "channels.dpo=0",
-             "--set", "channels.sft=1", "--set", "max_steps=1", "--set", "threads=1")  # fmt: skip
+    words = ("train", "--experience", table, "--model", model, "-o", tmp_path / "run", "--set", "train.channels.dpo=0",
+             "--set", "train.channels.sft=1", "--set", "train.max_steps=1", "--set", "train.threads=1")  # fmt: skip
     lines = stop(start(*words), has_file(tmp_path / "run", "tokens/runs/sequences-*.parquet"))
     assert lines[-1] == "pairwright: stopped before the first update of this start; the same command begins again"
     assert json.loads((tmp_path / "run/train.json").read_text())["state"] == "stopped"

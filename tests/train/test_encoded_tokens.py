@@ -15,7 +15,7 @@ from pairwright.tokens import stage
 from pairwright.train import train
 from train.made_runs import made_pair, make_failed_runs, make_model, make_runs
 
-SETTINGS = ("batch_size=4", "max_steps=3", "threads=1")
+SETTINGS = ("train.batch_size=4", "train.max_steps=3", "train.threads=1")
 
 
 def command(*words):
@@ -28,7 +28,7 @@ def command(*words):
 
 def train_words(model, output, channel, *words):
     channels = {name: float(name == channel) for name in ("dpo", "sft", "grpo")}
-    settings = [*SETTINGS, *(f"channels.{name}={weight}" for name, weight in channels.items())]
+    settings = [*SETTINGS, *(f"train.channels.{name}={weight}" for name, weight in channels.items())]
     return ["train", "--model", model, "-o", output, *words, *(word for one in settings for word in ("--set", one))]
 
 
