@@ -2,9 +2,15 @@
 
 import sys
 
-from bench import importing, pairs, records, table
+from bench import house, importing, pairs, records, table
 
-BENCHMARKS = {"records": records.main, "table": table.main, "import": importing.main, "pairs": pairs.main}
+BENCHMARKS = {
+    "records": records.main,
+    "table": table.main,
+    "import": importing.main,
+    "pairs": pairs.main,
+    "house": house.main,
+}
 
 
 def main() -> None:
