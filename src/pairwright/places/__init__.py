@@ -4,12 +4,27 @@ A local path stays a `pathlib.Path`, with everything that the stages promise abo
 mapping). An address is a `Remote`: the few operations that an object store has. `place` tells which a text is.
 """
 
-from pairwright.places.address import Remote
-from pairwright.places.place import Place, is_address, local_copy, local_folder, opened, place, size_of, stamp_of
-from pairwright.places.scratch import scratch, staged
+from pairwright.places.place import (
+    Place,
+    arrow_input,
+    deliver,
+    is_address,
+    list_names,
+    local_copy,
+    local_folder,
+    local_path,
+    local_workspace,
+    opened,
+    place,
+    size_of,
+    stamp_of,
+)
+from pairwright.places.scratch import build_folder, scratch, staged, workspace_of
 from pairwright.places.waiting import at_once
+from pairwright.places.writing import append_synced, publish, sync, write_atomic, write_bytes, write_json
 
 __all__ = [
-    "Place", "Remote", "at_once", "is_address", "local_copy", "local_folder", "opened", "place", "scratch", "size_of",
-    "staged", "stamp_of",
+    "Place", "append_synced", "arrow_input", "at_once", "build_folder", "deliver", "is_address", "list_names",
+    "local_copy", "local_folder", "local_path", "local_workspace", "opened", "place", "publish", "scratch", "size_of",
+    "staged", "stamp_of", "sync", "workspace_of", "write_atomic", "write_bytes", "write_json",
 ]  # fmt: skip
