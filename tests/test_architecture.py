@@ -85,6 +85,7 @@ def test_only_places_knows_addresses_and_how_to_write_a_file_whole():
                 assert is_writer or node.attr not in ("fsync", "replace", "rename"), f"{name}:{node.lineno}"
             if isinstance(node, ast.ImportFrom) and name.split("/")[0] != "places":
                 assert "Remote" not in [alias.name for alias in node.names], f"{name}:{node.lineno}"
+                assert node.module != "pairwright.places.address", f"{name}:{node.lineno}"
 
 
 def test_the_annotated_tree_of_the_readme_is_true():

@@ -74,9 +74,9 @@ class Spill(Generic[Rows]):
         self._adopted[number] = path
 
     def _readable(self, number: int) -> Place | None:
-        """The file with these rows: ours, one that was adopted, or ours after it was sent. None where there is none."""
+        """The file with these rows: one that was adopted, ours, or ours after it was sent. None where there is none."""
         path = self._path(number)
-        candidates = [path, self._adopted.get(number), self._shared and self._shared / path.name]
+        candidates = [self._adopted.get(number), path, self._shared and self._shared / path.name]
         return next((file for file in candidates if file is not None and file.exists()), None)
 
     def _send(self, number: int) -> None:

@@ -1,7 +1,8 @@
 """Places: where files are. A path on this machine, or an address such as `s3://bucket/runs/first`.
 
-A local path stays a `pathlib.Path`, with everything that the stages promise about it (renames, syncs, locks, memory
-mapping). An address is a `Remote`: the few operations that an object store has. `place` tells which a text is.
+A local path is a `pathlib.Path`, an address a `Remote` with the same methods, as far as an object store has them. Both
+are a `Place`, which `place` makes of a text. Stages take a `Place` and call the functions here; no other package asks
+which of the two it is. Whatever is written appears whole or not at all: see `write_atomic`.
 """
 
 from pairwright.places.place import (
