@@ -74,6 +74,20 @@ def test_nothing_runs_code_from_data():
                     assert path.name == "safe_pickle.py", path
 
 
+def test_only_places_knows_addresses_and_how_to_write_a_file_whole():
+    """Others take a `Place`, and write with `write_atomic` and its kin."""
+    writers = {"places", "backends/runner.py"}  # the runner of a job is a script that imports nothing of ours
+    for path in FILES:
+        name = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                is_writer = not writers.isdisjoint((name, name.split("/")[0]))
+                assert is_writer or node.attr not in ("fsync", "replace", "rename"), f"{name}:{node.lineno}"
+            if isinstance(node, ast.ImportFrom) and name.split("/")[0] != "places":
+                assert "Remote" not in [alias.name for alias in node.names], f"{name}:{node.lineno}"
+                assert node.module != "pairwright.places.address", f"{name}:{node.lineno}"
+
+
 def test_the_annotated_tree_of_the_readme_is_true():
     """Every folder and top-level module of the package has its line in README.md, and every line its file."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs import PairOptions, buckets, build, build_pairs, plan, rows, texts
 from pairwright.pairs.buckets import bucket_of, num_buckets
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.spill import Spill, build_folder
+from pairwright.pairs.spill import Spill
+from pairwright.places import build_folder
 from pairwright.store import table as parquet
 
 FILES = ("pairs.parquet", "funnel.json", "outcomes.parquet")

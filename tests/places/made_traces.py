@@ -6,7 +6,8 @@ import subprocess
 import sys
 from hashlib import sha256
 
-from pairwright.places import Remote, place
+from pairwright.places import place
+from pairwright.places.address import Remote
 
 
 def trace_lines(start=0, stop=24, *, torn=True):

@@ -10,7 +10,8 @@ from pairs.made_tables import candidate
 from pairwright import Table
 from pairwright.errors import PlaceError, SourceError, TableError
 from pairwright.pairs import build_pairs
-from pairwright.places import Remote, local_folder, place, scratch, size_of, staged, stamp_of
+from pairwright.places import local_folder, place, scratch, size_of, staged, stamp_of
+from pairwright.places.address import Remote
 from pairwright.sources.files import expand_paths
 from pairwright.store.importing import import_files
 from places.made_traces import digests, trace_lines

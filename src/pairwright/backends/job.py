@@ -15,7 +15,7 @@ import msgspec
 
 from pairwright.backends.failures import BackendError
 from pairwright.messages import Json
-from pairwright.store.journal import sync_folder
+from pairwright.places import write_json
 
 FILE_NAME = "job.json"
 
@@ -93,7 +93,7 @@ def changed(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
 
 
 def write_job(folder: Path, job: Job) -> Job:
-    write_json(folder / FILE_NAME, msgspec.to_builtins(job))
+    write_json(folder / FILE_NAME, job, error=BackendError)
     return job
 
 
@@ -127,20 +127,3 @@ def job_folder(name: str, root: Path) -> Path:
         return found[0]
     what = f"{len(found)} jobs begin with that" if found else "no job has that id, and no such folder has one"
     raise BackendError(f"{name}: {what}; see: pairwright jobs list {root}")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file that appears whole: hidden, synced, renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        with open(hidden, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise BackendError(f"{path}: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import msgspec
 
+from pairwright.errors import PairwrightError
 from pairwright.messages import Json
-from pairwright.pairs.exporters.stream import written
+from pairwright.places import write_bytes
 
 _NAMES = {"train_loss": "loss", "val_loss": "eval_loss", "train_accuracy": "rewards/accuracies",
           "val_accuracy": "eval_rewards/accuracies"}  # fmt: skip
@@ -33,5 +34,5 @@ def write_metrics(folder: Path, details: Json) -> None:
     """Replace the run's metrics by what the service has; nothing if it tells nothing."""
     rows = metric_rows(details)
     if rows:
-        with written(folder / "metrics.jsonl") as hidden:
-            hidden.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        write_bytes(folder / "metrics.jsonl", content, error=PairwrightError)

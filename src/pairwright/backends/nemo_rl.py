@@ -27,9 +27,9 @@ from pairwright.backends.translation import has_curriculum_order, model_folder, 
 from pairwright.backends.yaml_file import write_yaml
 from pairwright.config import Config
 from pairwright.config.backend import NemoRlConfig
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.messages import Json
-from pairwright.pairs.exporters.stream import written
+from pairwright.places import write_atomic
 
 _SLURM = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
@@ -172,9 +172,9 @@ def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) 
     for name, command in commands.items():
         lines += ["", f"# {name}", command if name == chosen else f"# {command}"]
     script = (folder / "nemo-rl-launch.sh").resolve()
-    with written(script) as hidden:
-        hidden.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        hidden.chmod(0o755)
+    with write_atomic(script, error=PairwrightError) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        temporary.chmod(0o755)
     return script
 
 

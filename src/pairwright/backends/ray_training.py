@@ -19,6 +19,7 @@ from pairwright.config.engine import EngineConfig
 from pairwright.engines.engine import EngineError
 from pairwright.engines.ray import connected
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.places import write_bytes
 
 if TYPE_CHECKING:
     from pairwright.train import TrainResult
@@ -118,9 +119,7 @@ def _work(task: dict[str, Any]) -> None:
         with contextlib.chdir(task["folder"] if os.path.isdir(task["folder"]) else "."):
             train(Config.model_validate(task["config"]), resume=True, **paths)
     except PairwrightError as error:
-        hidden = output / f"{_FAILURE}.{os.getpid()}"
-        hidden.write_bytes(msgspec.json.encode(_Failure(str(error), error.exit_code)))
-        hidden.replace(output / _FAILURE)
+        write_bytes(output / _FAILURE, msgspec.json.encode(_Failure(str(error), error.exit_code)))
         raise _error(_Failure(str(error), error.exit_code)) from None
 
 

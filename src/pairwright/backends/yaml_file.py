@@ -4,8 +4,9 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from pairwright.errors import PairwrightError
 from pairwright.messages import Json
-from pairwright.pairs.exporters.stream import written
+from pairwright.places import write_atomic
 
 
 def write_yaml(path: Path, value: Json, *, heading: str) -> None:
@@ -13,6 +14,6 @@ def write_yaml(path: Path, value: Json, *, heading: str) -> None:
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
-    with written(path) as hidden, open(hidden, "w", encoding="utf-8") as file:
+    with write_atomic(path, error=PairwrightError) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write("".join(f"# {line}\n" for line in heading.splitlines()))
         yaml.dump(value, file)

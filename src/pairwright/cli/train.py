@@ -125,12 +125,12 @@ def _tables(named: dict[str, str | None], fetch: Callable[[str | None], Path | N
 def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
     """A table to train on, on this machine: the loop maps its tokens into memory. Where workers of a cluster train, the
     copy of one at an address is in the run's folder, which they see."""
-    from pairwright.places import Remote, local_folder, place
+    from pairwright.places import is_address, local_folder, place
 
     if text is None:
         return None
     there = place(text)
-    if isinstance(there, Remote):
+    if is_address(there):
         say(f"fetching {there} to this machine")
     return stack.enter_context(local_folder(there, output if config.engine.name == "ray" else None))
 

@@ -14,6 +14,7 @@ import msgspec
 
 from pairwright.collect.completion import Completion
 from pairwright.collect.tasks import Task
+from pairwright.places import write_bytes
 
 _Line = tuple[int | str, int, str, int, list[Completion]]
 _encode = msgspec.json.Encoder().encode
@@ -33,9 +34,7 @@ class CallLog:
             if not is_done(task, run):
                 self._known.setdefault((task, run), {})[key, number] = answers
                 kept.append(line)
-        hidden = path.with_suffix(".tmp")
-        hidden.write_bytes(b"".join(kept))
-        hidden.rename(path)
+        write_bytes(path, b"".join(kept))
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
 
     def take(self, task: Task) -> Known:

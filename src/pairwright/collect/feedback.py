@@ -7,7 +7,6 @@ the row with its reward beside the old one and then removes the old one, so that
 the next `apply` finishes the work. Of several feedbacks about one thing the last one counts.
 """
 
-import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,6 +16,7 @@ import polars as pl
 
 from pairwright.errors import ConfigError
 from pairwright.messages import Json
+from pairwright.places import append_synced, write_bytes
 from pairwright.records import Experience
 from pairwright.store.table import Table
 
@@ -63,10 +63,8 @@ class FeedbackLog:
     def add(self, items: Iterable[Feedback]) -> None:
         """Keep feedback; on return it survives the death of the process."""
         listed = list(items)
-        with self._lock, open(self._path, "ab") as file:
-            file.write(b"".join(msgspec.json.encode(item) + b"\n" for item in listed))
-            file.flush()
-            os.fsync(file.fileno())
+        with self._lock:
+            append_synced(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in listed))
             self._lines += listed
             for item in listed:
                 self._index(item)
@@ -145,12 +143,7 @@ class FeedbackLog:
         known = set(present.collect()["response"])
         kept = [item for item in applied if item.response_id is not None and item.response_id not in known]
         kept += self._lines[len(applied) :]
-        hidden = self._path.with_name(f".{FILE}.tmp")
-        with open(hidden, "wb") as file:
-            file.write(b"".join(msgspec.json.encode(item) + b"\n" for item in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.rename(self._path)
+        write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in kept))
         self._lines, self._by_response = kept, {}
         for item in kept:
             self._index(item)

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from pairwright.collect.failures import CollectError
-from pairwright.collect.nat_files import write_json
 from pairwright.config import Config
 from pairwright.messages import Json
+from pairwright.places import write_json
 
 FILE = "collection.json"
 _SAMPLING = ("model", "model_version", "temperature", "top_p", "max_tokens", "num_candidates", "stop", "extra_body")

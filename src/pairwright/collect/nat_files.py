@@ -8,17 +8,15 @@ NAT counts a trajectory for each pair; here `num_trajectories` is runs that are 
 they are complete after a resume as well.
 """
 
-import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from pairwright.collect.ledger import Entry, RunKey
 from pairwright.messages import Json
-from pairwright.store.journal import sync_folder
+from pairwright.places import append_synced, write_json
 
 PROGRESS = "data_collection_progress.jsonl"
 HISTORY = "collection_history.json"
@@ -52,10 +50,7 @@ class History:
                 self._told[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
                 news.append(self._told[number])
         if news:
-            with open(self._folder / PROGRESS, "ab") as file:
-                file.write(b"".join(msgspec.json.encode(item) + b"\n" for item in news))
-                file.flush()
-                os.fsync(file.fileno())
+            append_synced(self._folder / PROGRESS, b"".join(msgspec.json.encode(item) + b"\n" for item in news))
             write_json(self._folder / HISTORY, [self._told[number] for number in sorted(self._told)])
 
     def finish(self, *, status: str, message: str, num_groups: int) -> None:
@@ -77,17 +72,6 @@ class History:
             "job_metadata": None,
         }
         write_json(self._folder / FINAL, final)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """A JSON file in one rename."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(hidden, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    hidden.rename(path)
-    sync_folder(path.parent)
 
 
 def _figures(number: int, ended: Iterable[Entry]) -> Json:

@@ -6,7 +6,6 @@ evaluation.tasks.csv   every task of every metric
 
 import csv
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pairwright.errors import ConfigError, PairwrightError
 from pairwright.evaluate.comparison import CompareOptions, Comparison, Metric, compare
 from pairwright.evaluate.gate import Gate, Verdict, judge
 from pairwright.evaluate.scores import Scores
-from pairwright.store.journal import sync_folder
+from pairwright.places import write_bytes, write_json
 
 FILE_NAME = "evaluation.json"
 TASKS_NAME = "evaluation.tasks.csv"
@@ -69,10 +68,8 @@ def evaluate(
 def write_evaluation(folder: Path, found: Evaluation) -> Path:
     """Write both files into a folder; each appears whole or not at all. Returns the path of evaluation.json."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / TASKS_NAME, _tasks_csv(found))
-        _replace(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(evaluation_json(found)), indent=2) + b"\n")
-        sync_folder(folder)
+        write_bytes(folder / TASKS_NAME, _tasks_csv(found))
+        write_json(folder / FILE_NAME, evaluation_json(found))
     except OSError as error:
         raise PairwrightError(f"{folder}: {error.strerror or error}; no evaluation was written") from error
     return folder / FILE_NAME
@@ -140,18 +137,6 @@ def _tasks_csv(found: Evaluation) -> bytes:
             cells = (row.num_runs, row.before, row.after, row.difference, row.outcome)
             writer.writerow((comparison.metric.name, row.task, *cells))
     return text.getvalue().encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(hidden, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
 
 
 def _with_confidence(options: CompareOptions, confidence: float) -> CompareOptions:

@@ -4,7 +4,6 @@ The example's own files (game, workflow, base model, exam) are in examples/tic_t
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from importlib import resources
@@ -17,6 +16,7 @@ from pairwright.errors import PairwrightError
 from pairwright.flow.run import Flow, write_config
 from pairwright.flow.stages import View
 from pairwright.messages import Json
+from pairwright.places import write_atomic
 
 
 def example_folder(name: str = "tic_tac_toe") -> Path:
@@ -41,14 +41,11 @@ def prepare(folder: Path, *, seed: int, view: View) -> Path:
     if start.exists():
         return start
     view.say("start: training a small model on random legal moves")
-    hidden = folder / f".start.{os.getpid()}.tmp"
-    shutil.rmtree(hidden, ignore_errors=True)
-    command = [sys.executable, str(example_folder() / "prepare.py"), str(hidden), "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    if done.returncode:
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")
-    hidden.rename(start)
+    with write_atomic(start) as temporary:
+        command = [sys.executable, str(example_folder() / "prepare.py"), str(temporary), "--seed", str(seed)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        if done.returncode:
+            raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")
     return start
 
 

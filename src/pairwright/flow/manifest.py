@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from pairwright.backends.job import write_json
 from pairwright.errors import PairwrightError
 from pairwright.messages import Json
+from pairwright.places import write_json
 
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
 
@@ -57,7 +57,7 @@ class Manifest:
 
     def write(self, name: str, record: StageRecord) -> None:
         self.stages[name] = record
-        write_json(self.path, {**self._about, "stages": msgspec.to_builtins(self.stages)})
+        write_json(self.path, {**self._about, "stages": self.stages}, error=PairwrightError)
 
 
 def _versions() -> dict[str, str]:

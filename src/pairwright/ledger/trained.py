@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pairwright.arrays import Array
+from pairwright.places import write_atomic
 
 FILE_NAME = "trained.parquet"
 TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"
@@ -72,8 +73,10 @@ def digest_of(ids: Array) -> int:
 
 def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None:
     """Write what `num_steps` updates of the channels trained, and what they held and never drew."""
-    hidden = folder / f".{FILE_NAME}.tmp"
-    with pq.ParquetWriter(hidden, SCHEMA, compression="zstd") as writer:
+    with (
+        write_atomic(folder / FILE_NAME) as temporary,
+        pq.ParquetWriter(temporary, SCHEMA, compression="zstd") as writer,
+    ):
         rows: list[dict[str, Any]] = []
         for channel in channels:
             for row in _rows(channel, num_steps):
@@ -82,7 +85,6 @@ def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None
                     writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
                     rows = []
         writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
-    hidden.replace(folder / FILE_NAME)
 
 
 def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pairwright.places import Place, Remote, at_once, staged
+from pairwright.places import Place, arrow_input, at_once, is_address, staged
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -40,15 +40,12 @@ def read_aside(files: Sequence[Aside], number: int) -> pa.Table | None:
     """All rows with this number, file by file and in the order in which they were put aside."""
     wanted = [(aside.path, [place for place, own in enumerate(aside.numbers) if own == number]) for aside in files]
     wanted = [(path, places) for path, places in wanted if places]
-    waits = any(isinstance(path, Remote) for path, _ in wanted)
+    waits = any(is_address(path) for path, _ in wanted)
     batches = [batch for found in at_once(_batches, wanted, waits=waits) for batch in found]
     return pa.Table.from_batches(batches) if batches else None
 
 
 def _batches(task: tuple[Place, list[int]]) -> list[pa.RecordBatch]:
     path, wanted = task
-    if isinstance(path, Remote):
-        with path.told(), path.open_input() as file, pa.ipc.open_file(file) as reader:
-            return [reader.get_batch(place) for place in wanted]
-    with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+    with arrow_input(path) as file, pa.ipc.open_file(file) as reader:
         return [reader.get_batch(place) for place in wanted]

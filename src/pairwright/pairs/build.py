@@ -11,11 +11,9 @@ The same tables and options give the same bytes, in whatever order the experienc
 buckets and slices the work was done.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -35,13 +33,11 @@ from pairwright.pairs.outcomes import outcomes, write_outcomes
 from pairwright.pairs.pieces import PIECE_MEGABYTES, Progress, spread_rows
 from pairwright.pairs.plan import Plan, plan_pairs
 from pairwright.pairs.selection import REASONS
-from pairwright.pairs.spill import build_folder
 from pairwright.pairs.strategies import IN_GROUPS
 from pairwright.pairs.table import write_pairs
 from pairwright.pairs.texts import PairTexts, num_slices
 from pairwright.pairs.work import pair_examples
-from pairwright.places import Place, Remote, staged
-from pairwright.store.journal import sync_folder
+from pairwright.places import Place, build_folder, write_json
 from pairwright.store.table import Table
 
 
@@ -77,8 +73,8 @@ def build_pairs(
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
-    _write_json(output / FILE_NAME, summary)
-    _write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)})
+    write_json(output / FILE_NAME, summary, error=PairwrightError)
+    write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
     return summary
 
 
@@ -155,22 +151,3 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
             for stage, (share, num) in enumerate(zip(shares(options), counts, strict=True))
         ]
     return summary
-
-
-def _write_json(path: Place, value: Any) -> None:
-    if isinstance(path, Remote):
-        with staged(path) as written:
-            written.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-        return
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(hidden, "wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise PairwrightError(f"{path}: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)

@@ -6,12 +6,11 @@ else as an address. It is a file of its own, since what was built does not depen
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from pairwright.errors import TableError
-from pairwright.places import Place, Remote, is_address, place
+from pairwright.places import Place, is_address, place
 from pairwright.store.table import Table
 
 FILE_NAME = "lineage.json"
@@ -23,16 +22,16 @@ def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
 
 
 def _reference(table: Place, pairs: Place) -> str:
-    if isinstance(table, Remote) or isinstance(pairs, Remote):
-        return str(table if isinstance(table, Remote) else table.absolute())
-    return os.path.relpath(table.absolute(), pairs.absolute())
+    if is_address(table) or is_address(pairs):
+        return str(table.absolute())
+    return os.path.relpath(str(table.absolute()), str(pairs.absolute()))
 
 
 def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
     """The tables that pairs were built from, as far as they exist: `named` ones, or those that their lineage names."""
     if named:
         return [Table(place(path), create=False) for path in named]
-    folder = pairs.parent if isinstance(pairs, Path) and pairs.is_file() else pairs
+    folder = pairs.parent if pairs.is_file() else pairs
     if not (folder / FILE_NAME).exists():
         return []
     try:
@@ -41,7 +40,7 @@ def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
         raise TableError(f"{folder / FILE_NAME}: cannot be read: {error}") from error
     tables = []
     for reference in references.get("tables", []):
-        is_relative = isinstance(folder, Path) and not is_address(reference)
+        is_relative = not is_address(folder) and not is_address(reference)
         path = folder / reference if is_relative else place(reference)
         try:
             tables.append(Table(path, create=False))

@@ -1,6 +1,5 @@
 """What became of each experience: in how many pairs it is, and on which side, or the reason why in none."""
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.row_groups import row_groups
 from pairwright.pairs.table import FILE_NAME as PAIRS_NAME
-from pairwright.places import Place, Remote, staged
+from pairwright.places import Place, write_atomic
 from pairwright.places.parquet import scan_parquet
 
 FILE_NAME = "outcomes.parquet"
@@ -46,20 +45,8 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
 
 def write_outcomes(folder: Place, frames: Iterable[pl.DataFrame]) -> None:
     """Write `folder/outcomes.parquet`; it takes its name when it is complete."""
-    if isinstance(folder, Remote):
-        with staged(folder / FILE_NAME) as written:
-            _write(written, frames)
-        return
-    hidden = folder / f".{FILE_NAME}.{os.getpid()}.tmp"
-    try:
-        _write(hidden, frames)
-        with open(hidden, "rb") as file:
-            os.fsync(file.fileno())
-        hidden.replace(folder / FILE_NAME)
-    except OSError as error:
-        raise PairwrightError(f"{folder / FILE_NAME}: {error.strerror or error}") from error
-    finally:
-        hidden.unlink(missing_ok=True)
+    with write_atomic(folder / FILE_NAME, error=PairwrightError) as temporary:
+        _write(temporary, frames)
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:

@@ -3,68 +3,25 @@
 Where the folder is at an address, files are written in scratch, and go there when they are closed for others to read.
 """
 
-import contextlib
-import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import polars as pl
 import pyarrow as pa
 
-from pairwright.errors import PairwrightError
-from pairwright.places import Place, Remote, at_once, scratch
+from pairwright.places import Place, at_once, deliver, opened, workspace_of
 
 Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
-_PREFIX = ".build."
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-
-
-@contextlib.contextmanager
-def build_folder(output: Place, *, shared: bool = False) -> Iterator[Place]:
-    """A hidden folder in `output` that is gone afterwards; those that dead builds left behind go with it.
-
-    For an output at an address it is scratch of this machine, unless it is shared with workers elsewhere.
-    """
-    if isinstance(output, Remote):
-        with _remote_folder(output) if shared else scratch() as there:
-            yield there
-        return
-    folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
-    try:
-        folder.mkdir(parents=True)
-        for other in output.glob(f"{_PREFIX}*"):
-            if not _is_alive(int(other.name.split(".")[2])):
-                shutil.rmtree(other, ignore_errors=True)
-        yield folder
-    except OSError as error:
-        raise PairwrightError(f"{output}: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _remote_folder(output: Remote) -> Iterator[Remote]:
-    folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
-    try:
-        yield folder
-    except BaseException:
-        with contextlib.suppress(PairwrightError):  # what went wrong before is what has to be told
-            folder.remove_tree()
-        raise
-    folder.remove_tree()
 
 
 class Spill(Generic[Rows]):
     """Rows of one shape by number: frames, or Arrow tables. Without a folder they stay as they are, in memory."""
 
     def __init__(self, folder: Place | None, name: str, *, kind: type[Rows]) -> None:
-        self._shared = folder if isinstance(folder, Remote) else None
-        self._folder = self._scratch() if isinstance(folder, Remote) else folder
-        self._adopted: dict[int, Remote] = {}
+        self._folder = None if folder is None else workspace_of(folder, owner=self)
+        self._shared = None if folder == self._folder else folder  # an address, where others read the files
+        self._adopted: dict[int, Place] = {}
         self._name = name
         self._kind: Any = kind
         self._held: dict[int, list[Rows]] = {}
@@ -88,9 +45,10 @@ class Spill(Generic[Rows]):
             return self._joined(held) if held else None
         for part in reversed(self._writers.pop(number, ())):
             part.close()
-        if not self._path(number).exists():
-            return self._fetched(number)
-        with pa.OSFile(str(self._path(number))) as file, pa.ipc.open_stream(file) as reader:
+        path = self._readable(number)
+        if path is None:
+            return None
+        with opened(path) as file, pa.ipc.open_stream(file) as reader:
             return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
 
     def take(self, number: int) -> Rows | None:
@@ -113,32 +71,18 @@ class Spill(Generic[Rows]):
 
     def adopt(self, number: int, path: Place) -> None:
         """Take the file of another one over as the rows with this number."""
-        if isinstance(path, Remote):
-            self._adopted[number] = path
-        else:
-            path.rename(self._path(number))
+        self._adopted[number] = path
 
-    def _scratch(self) -> Path:
-        """A folder of this machine that goes when this is gone."""
-        made = Path(tempfile.mkdtemp(prefix="pairwright-"))
-        weakref.finalize(self, shutil.rmtree, made, ignore_errors=True)
-        return made
-
-    def _fetched(self, number: int) -> Rows | None:
-        """The rows of a file that is where others see it; None where there is none."""
-        there = self._adopted.get(number) or (None if self._shared is None else self._remote(number))
-        if there is None or not there.exists():
-            return None
-        with pa.ipc.open_stream(pa.BufferReader(there.read_bytes())) as reader:
-            return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
+    def _readable(self, number: int) -> Place | None:
+        """The file with these rows: one that was adopted, ours, or ours after it was sent. None where there is none."""
+        path = self._path(number)
+        candidates = [self._adopted.get(number), path, self._shared and self._shared / path.name]
+        return next((file for file in candidates if file is not None and file.exists()), None)
 
     def _send(self, number: int) -> None:
-        self._remote(number).put(self._path(number))
-        self._path(number).unlink()
-
-    def _remote(self, number: int) -> Remote:
         assert self._shared is not None
-        return self._shared / f"{self._name}.{number}.arrow"
+        deliver(self._path(number), self._shared)
+        self._path(number).unlink()
 
     def _joined(self, held: list[Rows]) -> Rows:
         if len(held) == 1:
@@ -149,13 +93,3 @@ class Spill(Generic[Rows]):
     def _path(self, number: int) -> Path:
         assert self._folder is not None
         return self._folder / f"{self._name}.{number}.arrow"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -7,7 +7,6 @@ however they were cut into batches.
 """
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from pairwright.jsontext import encode, from_json
 from pairwright.messages import Json, Message
 from pairwright.pairs.identity import pair_key
 from pairwright.pairs.row_groups import BYTES_PER_GROUP, ROWS_PER_GROUP, row_groups, with_dictionaries
-from pairwright.places import Place, Remote, staged
+from pairwright.places import Place, write_atomic
 from pairwright.places.parquet import parquet_file
 from pairwright.records import EID, Pair
-from pairwright.store.journal import sync_folder
 
 FILE_NAME = "pairs.parquet"
 
@@ -78,22 +76,8 @@ def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
     Memory is bounded by one row group. The file takes its name when it is complete and synced; if anything fails,
     the one before stays and nothing is left behind.
     """
-    if isinstance(folder, Remote):
-        with staged(folder / FILE_NAME) as written:
-            return _write(written, batches)
-    folder.mkdir(parents=True, exist_ok=True)
-    hidden = folder / f".{FILE_NAME}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
-    try:
-        num_rows = _write(hidden, batches)
-        with open(hidden, "rb") as file:
-            os.fsync(file.fileno())
-        hidden.rename(folder / FILE_NAME)
-        sync_folder(folder)
-    except OSError as error:
-        raise TableError(f"{folder}: {error.strerror or error}; no pairs were written") from error
-    finally:
-        hidden.unlink(missing_ok=True)
-    return num_rows
+    with write_atomic(folder / FILE_NAME, error=TableError) as temporary:
+        return _write(temporary, batches)
 
 
 def pair_batches(
@@ -211,30 +195,14 @@ def _json_or_null(value: Any) -> str | None:
 @contextlib.contextmanager
 def _opened(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """The Parquet file of a pairs table, given as its folder or as the file itself."""
-    if isinstance(folder, Remote):
-        with _opened_remote(folder, read_dictionary) as remote:
-            yield remote
-        return
     path = folder / FILE_NAME if folder.is_dir() else folder
-    try:
-        file = pq.ParquetFile(path, read_dictionary=list(read_dictionary))
-    except FileNotFoundError:
-        raise TableError(
-            f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
-        ) from None
-    except (OSError, pa.ArrowException) as error:
-        raise TableError(f"{path}: not a pairs table: {error}") from error
-    with file:
-        _check(file, path)
-        yield file
-
-
-@contextlib.contextmanager
-def _opened_remote(folder: Remote, read_dictionary: Sequence[str]) -> Iterator[pq.ParquetFile]:
-    path = folder if folder.is_file() else folder / FILE_NAME
     if not path.exists():
         raise TableError(f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}")
-    with parquet_file(path, read_dictionary) as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(parquet_file(path, read_dictionary))
+        except (OSError, pa.ArrowException) as error:
+            raise TableError(f"{path}: not a pairs table: {error}") from error
         _check(file, path)
         yield file
 

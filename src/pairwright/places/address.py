@@ -60,6 +60,15 @@ class Remote:
     def with_suffix(self, suffix: str) -> "Remote":
         return self.parent / f"{self.stem}{suffix}"
 
+    def absolute(self) -> "Remote":
+        return self
+
+    def resolve(self) -> "Remote":
+        return self
+
+    def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
+        """Nothing to do: folders come with their files."""
+
     def exists(self) -> bool:
         return self._kind() != "NotFound"
 

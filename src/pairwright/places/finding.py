@@ -1,16 +1,31 @@
-"""The files that an address names: a file, all files of a folder, or a glob, in the order that a local folder has.
+"""The files that a path or an address names: a file, all files of a folder, or a glob, in the same order for both.
 
 `*`, `?` and `[...]` stand for a part of one name and never for a leading dot; `**` for any folders. Hidden files, and
 those in hidden folders, are found only by name.
 """
 
+import glob
+import os
 import re
 from collections.abc import Collection, Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from pairwright.places.address import Remote
+from pairwright.places.place import Place, is_address, place
 
 _MAGIC = re.compile(r"[*?\[]")
+
+
+def named_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place, str]]:
+    """The files that a text names, each with its path relative to the folder, or to the root of the glob, that named
+    it. In folders, files with the skipped names are left out."""
+    there = place(text) if is_address(text) else None
+    if isinstance(there, Remote):
+        root = root_of(there).key
+        return [(file, _below(file.key, root)) for file in remote_files(there, skipped=skipped)]
+    path = text if there is None else str(there)
+    return [(file, _below(str(file), root)) for file, root in _local_files(path, skipped)]
 
 
 def root_of(there: Remote) -> Remote:
@@ -32,6 +47,36 @@ def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote
     if not found:
         start.entries()  # says so where there is not even a bucket
     return found
+
+
+def _local_files(path: str, skipped: Collection[str]) -> Iterator[tuple[Path, str]]:
+    """The files that a path or glob names, each with the folder to which its name is relative."""
+    if os.path.exists(path):
+        yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped))
+        return
+    parts = Path(path).parts
+    num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    root = str(Path(*parts[:num_fixed])) if num_fixed else "."
+    for match in sorted(glob.glob(path, recursive=True)):
+        yield from ((file, root) for file in _files_below(Path(match), skipped))
+
+
+def _below(file: str, root: str) -> str:
+    """The path of a file below a root; its name alone where the root is the file itself."""
+    if root in (".", ""):
+        return file
+    return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
+
+
+def _files_below(path: Path, skipped: Collection[str]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and name not in skipped:
+                yield Path(folder, name)
 
 
 def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Iterator[Remote]:

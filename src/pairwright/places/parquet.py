@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.places.address import Remote
-from pairwright.places.place import Place
+from pairwright.places.place import Place, is_address
 from pairwright.places.waiting import at_once
 
 if TYPE_CHECKING:  # the workers of an import need none of it
@@ -37,7 +37,7 @@ def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[
 
 def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
     """The footers of files; several at a time where they have to be waited for."""
-    return at_once(parquet_metadata, files, waits=any(isinstance(there, Remote) for there in files))
+    return at_once(parquet_metadata, files, waits=any(map(is_address, files)))
 
 
 def parquet_metadata(there: Place) -> pq.FileMetaData:
@@ -48,9 +48,12 @@ def parquet_metadata(there: Place) -> pq.FileMetaData:
         return file.metadata
 
 
-def remote_batches(there: Remote, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """The rows of a remote file, a row group at a time. What was read ahead of one is given up with it."""
+def parquet_batches(there: Place, columns: list[str] | None, num_rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, at most `num_rows` at a time; at an address a row group at a time, whatever its size."""
     with parquet_file(there) as file:
+        if not isinstance(there, Remote):  # neither read ahead nor on threads: half the memory
+            yield from file.iter_batches(num_rows, columns=columns, use_threads=False)
+            return
         for number in range(file.num_row_groups):
             yield from file.read_row_group(number, columns=columns).combine_chunks().to_batches()
 
@@ -76,7 +79,7 @@ def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame
         columns: list[str] | None, where: "pl.Expr | None", num_rows: int | None, _: int | None
     ) -> Iterator["pl.DataFrame"]:
         left = num_rows
-        for batch in remote_batches(remote, columns):
+        for batch in parquet_batches(remote, columns, 0):
             frame: Any = pl.from_arrow(batch)
             frame = frame if left is None else frame.head(left)
             left = None if left is None else left - frame.height

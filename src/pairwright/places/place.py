@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from pairwright.errors import PlaceError
@@ -60,6 +60,49 @@ def stamp_of(there: Place) -> tuple[int, int]:
         return there.stamp()
     found = there.stat()
     return found.st_size, found.st_mtime_ns
+
+
+def local_path(there: Place) -> Path | None:
+    """The path of a place on this machine; None for an address."""
+    return None if isinstance(there, Remote) else there
+
+
+def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
+    """The names in a folder, sorted. At an address a missing folder is empty, and a missing bucket is an error."""
+    if isinstance(folder, Remote):
+        return folder.names()
+    return [] if missing_ok and not folder.exists() else sorted(os.listdir(folder))
+
+
+@contextmanager
+def local_workspace(folder: Place) -> Iterator[Path]:
+    """Where to write files that are meant for a folder: the folder itself, or for an address scratch. See `deliver`."""
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with scratch() as path:
+        yield path
+
+
+def deliver(file: Place, folder: Place) -> Place:
+    """Where a file of `local_workspace(folder)` stands for everybody: where it is, or uploaded to the address."""
+    if isinstance(folder, Path) or isinstance(file, Remote):
+        return file
+    (folder / file.name).put(file)
+    return folder / file.name
+
+
+@contextmanager
+def arrow_input(there: Place) -> Iterator[Any]:
+    """A file of Arrow's, for reads at any position."""
+    import pyarrow as pa
+
+    if isinstance(there, Path):
+        with pa.OSFile(str(there)) as file:
+            yield file
+        return
+    with there.told(), there.open_input() as file:
+        yield file
 
 
 def opened(there: Place, buffering: int = -1) -> IO[bytes]:

@@ -3,14 +3,19 @@
 They are in the folder for temporary files (TMPDIR), which has to hold the largest file that is written to an address.
 """
 
+import contextlib
+import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pairwright.errors import PlaceError
+from pairwright.errors import PairwrightError, PlaceError
 from pairwright.places.address import Remote
+
+_PREFIX = ".build."
 
 
 @contextmanager
@@ -41,3 +46,56 @@ def staged(target: "Path | Remote") -> Iterator[Path]:
         except OSError as error:
             raise PlaceError(f"{target}: while it was written in {folder.parent}: {error.strerror or error}") from error
         target.put(written)
+
+
+def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
+    """The folder itself, or for an address a folder of this machine that goes when its owner does."""
+    if isinstance(folder, Path):
+        return folder
+    path = Path(tempfile.mkdtemp(prefix="pairwright-"))
+    weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@contextmanager
+def build_folder(output: "Path | Remote", *, shared: bool = False) -> "Iterator[Path | Remote]":
+    """A hidden folder in `output` that is gone afterwards; those that dead builds left behind go with it.
+
+    For an output at an address it is scratch of this machine, unless it is shared with workers elsewhere.
+    """
+    folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
+    if isinstance(folder, Remote):
+        with _remote_folder(folder) if shared else scratch() as path:
+            yield path
+        return
+    try:
+        folder.mkdir(parents=True)
+        for other in folder.parent.glob(f"{_PREFIX}*"):
+            if not _is_alive(int(other.name.split(".")[2])):
+                shutil.rmtree(other, ignore_errors=True)
+        yield folder
+    except OSError as error:
+        raise PairwrightError(f"{output}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _remote_folder(folder: Remote) -> Iterator[Remote]:
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(PairwrightError):  # the first error is the one to report
+            folder.remove_tree()
+        raise
+    folder.remove_tree()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

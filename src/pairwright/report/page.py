@@ -4,12 +4,12 @@ Sections stand in the order in which a reader asks: what came of it, what went i
 trained, with which settings. A stage that is absent has no section. The same run gives the same bytes.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pairwright.errors import PairwrightError
+from pairwright.places import write_bytes
 from pairwright.report.curves import curves_section
 from pairwright.report.funnel_shown import funnel_section
 from pairwright.report.ledger_section import ledger_section
@@ -58,15 +58,9 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
 def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, title: str | None = None) -> Report:
     """Write the page, and its plots into the folder `plots` beside it."""
     report = make_report(folder, tokenizer=tokenizer, title=title)
-    hidden = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_plots(output.parent / "plots", report.plots)
-        try:
-            hidden.write_text(report.html, encoding="utf-8")
-            hidden.replace(output)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_bytes(output, report.html.encode())
     except OSError as error:
         raise PairwrightError(f"{output}: {error.strerror or error}; no report was written") from error
     return report

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pairwright.store.journal import sync_folder
+from pairwright.places import publish, sync
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
@@ -56,8 +56,6 @@ class Blobs:
                     git.update(piece)
                     seen += len(piece)
                     file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
             if seen != size:
                 raise ValueError(f"{seen} bytes instead of {size}")
             blob = Blob(sha256.hexdigest(), size, git.hexdigest())
@@ -71,6 +69,5 @@ class Blobs:
             return
         if not path.parent.is_dir():
             path.parent.mkdir(exist_ok=True)
-            sync_folder(self.folder)
-        hidden.rename(path)
-        sync_folder(path.parent)
+            sync(self.folder)
+        publish(hidden, path)

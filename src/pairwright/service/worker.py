@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from pairwright.errors import PairwrightError
+from pairwright.places import write_atomic
 from pairwright.service.assignments import WORK_FILE
 from pairwright.service.training_data import SFT_TABLES, DataFile, write_training_data
-from pairwright.store.journal import sync_folder
 
 
 def prepare(folder: Path) -> list[str]:
@@ -22,13 +22,12 @@ def prepare(folder: Path) -> list[str]:
     work = msgspec.json.decode((folder / WORK_FILE).read_bytes())
     data, run = folder / "data", folder / "run"
     if not data.is_dir():  # it takes this name when it is complete
-        hidden = folder / ".data.tmp"
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.mkdir()
+        for leftover in folder.glob(".data.*tmp"):  # of a worker that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
         files = [DataFile(file["path"], Path(file["blob"]), file["split"]) for file in work["files"]]
-        counts = write_training_data(files, hidden, training_type=work["training_type"])
-        hidden.rename(data)
-        sync_folder(folder)
+        with write_atomic(data) as temporary:
+            temporary.mkdir()
+            counts = write_training_data(files, temporary, training_type=work["training_type"])
         print(f"{counts['train']:,} rows to train on, {counts['validation']:,} to validate on", flush=True)
     if work["training_type"] == "dpo":
         sources = ["--pairs", str(data / "pairs")]

@@ -4,17 +4,14 @@ A unit comes with its line and ordinal. What cannot be decoded comes as Rejected
 reading goes on behind it: a torn last line, invalid UTF-8, a line of a gigabyte, a list nested ten thousand deep.
 """
 
-import glob
 import gzip
 import io
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
@@ -23,8 +20,8 @@ import zstandard
 
 from pairwright.arrays import Array
 from pairwright.errors import SourceError
-from pairwright.places import Place, Remote, is_address, opened, place, size_of
-from pairwright.places.finding import remote_files, root_of
+from pairwright.places import Place, opened, place, size_of
+from pairwright.places.finding import named_files
 from pairwright.sources.format import Origin, Rejected
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -49,38 +46,12 @@ def relative_names(paths: list[str]) -> dict[Place, str]:
     it. The name of a file that was named itself is relative to its own folder."""
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
     for path in paths:
-        there = place(path) if is_address(path) else None
-        if isinstance(there, Remote):
-            root = root_of(there).key
-            remote = remote_files(there, skipped=_SKIPPED_NAMES)
-            files: list[tuple[Place, str]] = [(file, _below(file.key, root)) for file in remote]
-        else:
-            path = path if there is None else str(there)
-            files = [(file, _below(str(file), root)) for file, root in _local_files(path)]
+        files = named_files(path, skipped=_SKIPPED_NAMES)
         if not files:
-            raise SourceError(f"{there or path}: no file there")
+            raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
-            names.setdefault(file if isinstance(file, Remote) else file.resolve(), (file, name))
+            names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
-
-
-def _local_files(path: str) -> Iterator[tuple[Path, str]]:
-    """The files that a path or glob names, each with the folder to which its name is relative."""
-    if os.path.exists(path):
-        yield from ((file, str(Path(path))) for file in _files_below(Path(path)))
-        return
-    parts = Path(path).parts
-    num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
-    root = str(Path(*parts[:num_fixed])) if num_fixed else "."
-    for match in sorted(glob.glob(path, recursive=True)):
-        yield from ((file, root) for file in _files_below(Path(match)))
-
-
-def _below(file: str, root: str) -> str:
-    """The path of a file below a root; its name alone where the root is the file itself."""
-    if root in (".", ""):
-        return file
-    return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
 
 
 @contextmanager
@@ -242,17 +213,6 @@ def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
 
 def _num_newlines(data: Array) -> int:
     return int(np.count_nonzero(data == 10))  # several times as fast as bytes.count
-
-
-def _files_below(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-        return
-    for folder, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and name not in _SKIPPED_NAMES:
-                yield Path(folder, name)
 
 
 def _second_look(path: Place, number: int | None, data: bytes, error: Exception) -> Any:

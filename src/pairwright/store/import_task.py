@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
 from pairwright.jsontext import encode
-from pairwright.places import Place, Remote, scratch
+from pairwright.places import Place, deliver, local_workspace
 from pairwright.records import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
 from pairwright.sources.format import Options, Rejected
@@ -82,10 +83,16 @@ class ImportResult(msgspec.Struct):
 
 def run_task(task: ImportTask) -> ImportResult:
     """Read a task's records into a hidden part of the table's folder; nothing is in the table yet."""
-    if isinstance(task.folder, Remote):
-        return _run_for(task, task.folder)
+    with local_workspace(task.folder) as folder:
+        result = _run_in(folder, task)
+        result.part = None if result.part is None else deliver(result.part, task.folder)
+        result.quarantine = None if result.quarantine is None else deliver(result.quarantine, task.folder)
+        return result
+
+
+def _run_in(folder: Path, task: ImportTask) -> ImportResult:
     result = ImportResult(None, None, b"", [], Counter(), Counter(), [], set())
-    part, quarantine = hidden_part(task.folder), hidden_part(task.folder)
+    part, quarantine = hidden_part(folder), hidden_part(folder)
     collects = gc.isenabled()
     gc.disable()  # decoded JSON has no cycles, and looking for them takes half of the time
     try:
@@ -108,19 +115,6 @@ def run_task(task: ImportTask) -> ImportResult:
         if collects:
             gc.enable()
     return result
-
-
-def _run_for(task: ImportTask, folder: Remote) -> ImportResult:
-    """The same for a table at an address: written here, then put there, still under hidden names."""
-    with scratch() as here:
-        result = run_task(replace(task, folder=here))
-        for name in ("part", "quarantine"):
-            written = getattr(result, name)
-            if written is not None:
-                hidden = hidden_part(folder)
-                hidden.put(written)
-                setattr(result, name, hidden)
-        return result
 
 
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,7 @@ from xxhash import xxh3_128_digest
 from pairwright.arrays import Array
 from pairwright.engines import Engine, Pool
 from pairwright.errors import SourceError
-from pairwright.places import Place, Remote, at_once, opened, scratch, size_of
+from pairwright.places import Place, at_once, is_address, opened, size_of, write_atomic
 from pairwright.places.parquet import read_parquet
 from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
@@ -28,7 +28,7 @@ from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import Scores, parse_reward, read_scores
 from pairwright.store.file_labels import key_of, label_files
 from pairwright.store.import_task import ImportResult, ImportTask, run_task
-from pairwright.store.parts import hidden_part, put_hidden_part
+from pairwright.store.parts import put_hidden_part
 from pairwright.store.table import Table
 
 RANGE_BYTES = 16 * 2**20
@@ -138,7 +138,7 @@ def _plan(
 def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
     """What each file is; several at a time where they have to be waited for."""
     told = partial(detect, format_name=format_name)
-    return at_once(told, files, waits=any(isinstance(file, Remote) for file in files))
+    return at_once(told, files, waits=any(map(is_address, files)))
 
 
 def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
@@ -246,28 +246,12 @@ class _Ingest:
     def write_quarantine(self, files: set[str]) -> None:
         """Put this import's rejections in place of the earlier ones of the same files."""
         target = self.table.path / QUARANTINE
-        if isinstance(target, Remote):
-            self._put_quarantine(target, files)
-            return
-        hidden = hidden_part(self.table.folder)
-        with open(hidden, "wb") as file:
-            self._write_rejections(file, target, files)
-        if hidden.stat().st_size:
-            hidden.replace(target)
-        else:
-            hidden.unlink()
-            target.unlink(missing_ok=True)
-
-    def _put_quarantine(self, target: Remote, files: set[str]) -> None:
         if not self._rejections and not target.exists():
             return
-        with scratch() as folder:
-            with open(folder / QUARANTINE, "wb") as file:
-                self._write_rejections(file, target, files)
-            if (folder / QUARANTINE).stat().st_size:
-                target.put(folder / QUARANTINE)
-            else:
-                target.unlink(missing_ok=True)
+        with write_atomic(target) as temporary, open(temporary, "wb") as file:
+            self._write_rejections(file, target, files)
+        if not size_of(target):
+            target.unlink()
 
     def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
         if target.exists():

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pairwright.errors import CodecError, ForeignBytes, TableError, TruncatedBytes
+from pairwright.places import sync
 from pairwright.records import Experience
 from pairwright.store.codec import loads_many, payload_size
 from pairwright.store.packing import Buffer
@@ -22,15 +23,6 @@ SUFFIX = ".journal"
 def new_segment_id() -> str:
     """A name that sorts by time and that no other process can choose."""
     return f"{time.time_ns():020d}-{os.getpid():08d}-{os.urandom(4).hex()}"
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename or a new name in a folder durable."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class JournalWriter:
@@ -45,7 +37,7 @@ class JournalWriter:
         self._fd = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         hidden.rename(self.path)
-        sync_folder(folder)
+        sync(folder)
 
     def write(self, pieces: Sequence[Buffer], *, durable: bool) -> None:
         """Append a payload; after a failed write the journal is cut back to what was whole."""

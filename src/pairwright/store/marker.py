@@ -3,14 +3,12 @@
 It also has the labels of imported files (file_labels.py).
 """
 
-import os
 from typing import Any
 
 import msgspec
 
 from pairwright.errors import TableError
-from pairwright.places import Place, Remote, staged
-from pairwright.store.journal import new_segment_id, sync_folder
+from pairwright.places import Place, list_names, write_bytes
 
 MARKER = "table.json"
 _VERSION = 1
@@ -20,13 +18,12 @@ def check_table(folder: Place, *, create: bool) -> None:
     """See that a folder is a table of this version; with `create` one that is empty or not there becomes one."""
     marker = folder / MARKER
     if not marker.exists():
-        if isinstance(folder, Remote):
-            folder.entries()  # says so where there is not even a bucket
-        elif folder.exists() and not folder.is_dir():
+        if folder.is_file():
             raise TableError(f"{folder}: a file, and a table is a folder: choose another name")
+        names = list_names(folder, missing_ok=True)
         if not create:
             raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
-        if folder.is_dir() and any(not name.startswith(".") for name in names_in(folder)):
+        if any(not name.startswith(".") for name in names):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")
         write_marker(folder, {"format": "pairwright-experience", "version": _VERSION})
     version = read_marker(folder).get("version")
@@ -42,26 +39,9 @@ def read_marker(folder: Place) -> dict[str, Any]:
         raise TableError(f"{folder / MARKER}: cannot be read: {error}") from error
 
 
-def names_in(folder: Place) -> list[str]:
-    """What is in a folder, sorted."""
-    return folder.names() if isinstance(folder, Remote) else sorted(os.listdir(folder))
-
-
 def write_marker(folder: Place, fields: dict[str, Any]) -> None:
     """Put a marker in place of the one that is there, whole and synced."""
-    content = msgspec.json.encode(fields)
-    if isinstance(folder, Remote):
-        with staged(folder / MARKER) as written:
-            written.write_bytes(content)
-        return
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        hidden = folder / f".{new_segment_id()}.tmp"
-        with open(hidden, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.rename(folder / MARKER)
-        sync_folder(folder)
+        write_bytes(folder / MARKER, msgspec.json.encode(fields))
     except OSError as error:
         raise TableError(f"{folder}: no table can be made here: {error.strerror or error}") from error

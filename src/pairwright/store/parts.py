@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import TableError
-from pairwright.places import Place, Remote, staged
+from pairwright.places import Place, staged, sync
 from pairwright.store.columns import DICTIONARY_NAMES, SCHEMA
-from pairwright.store.journal import sync_folder
 
 ROWS_PER_GROUP = 8192
 BYTES_PER_GROUP = 32 * 2**20
 _STATISTICS = ["uid", "tid", "run", "step", "reward", "source"]
-Folder = TypeVar("Folder", Path, Remote, Place)
+Folder = TypeVar("Folder", Path, Place)
 
 
 def hidden_part(folder: Folder) -> Folder:
@@ -42,8 +41,7 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
             for group in _grouped(batches):
                 writer.write_table(group, row_group_size=group.num_rows)
                 num_rows += group.num_rows
-        with open(hidden, "rb") as file:
-            os.fsync(file.fileno())
+        sync(hidden)
     except BaseException as error:
         hidden.unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -57,15 +55,6 @@ def put_hidden_part(folder: Place, batches: Iterable[pa.RecordBatch]) -> tuple[P
     hidden: Place = hidden_part(folder)
     with staged(hidden) as written:
         return hidden, write_hidden_part(written, batches)
-
-
-def reveal_part(hidden: Place, part: Place) -> None:
-    """Give a hidden part its name: from here on it is in the table."""
-    if isinstance(hidden, Remote) and isinstance(part, Remote):
-        hidden.rename(part)
-    elif isinstance(hidden, Path) and isinstance(part, Path):
-        hidden.rename(part)
-        sync_folder(part.parent)
 
 
 def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

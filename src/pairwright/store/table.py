@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Literal, Self
 import pyarrow as pa
 
 from pairwright.errors import TableError
-from pairwright.places import Place, Remote, place
-from pairwright.places.parquet import footers_of, parquet_file, remote_batches, scan_parquet
+from pairwright.places import Place, is_address, list_names, local_path, place, publish
+from pairwright.places.parquet import footers_of, parquet_batches, scan_parquet
 from pairwright.records import Experience
 from pairwright.store.arrow import from_batch, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
-from pairwright.store.marker import check_table, names_in
-from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part, reveal_part
+from pairwright.store.marker import check_table
+from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
 
 if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
     import polars as pl
@@ -52,7 +52,7 @@ class Table:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Remote,
+        path: str | os.PathLike[str] | Place,
         *,
         create: bool = True,
         journal_bytes: int = 64 * 2**20,
@@ -64,7 +64,7 @@ class Table:
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
         self._num_rows: dict[str, int] = {}  # of remote parts whose footers were read
-        if only is None or not isinstance(self.path, Remote):
+        if only is None:
             check_table(self.path, create=create)
 
     def append(self, experiences: Iterable[Experience], *, durable: bool = True) -> int:
@@ -89,7 +89,7 @@ class Table:
 
     def add_hidden_part(self, hidden: Place) -> None:
         """Add a part that was written under a hidden name in this folder, by this process or another."""
-        reveal_part(hidden, self.path / f"{new_segment_id()}.parquet")
+        publish(hidden, self.path / f"{new_segment_id()}.parquet")
 
     def records(self, where: "pl.Expr | None" = None) -> Iterator[Experience]:
         """The experiences, streamed, a few thousand at a time."""
@@ -102,7 +102,7 @@ class Table:
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
             raise TableError(f"no column {unknown[0]!r}: the table has {', '.join(SCHEMA.names)}")
-        if _NARROW.issuperset(wanted) and not isinstance(self.path, Remote):  # small columns: Polars, on all cores
+        if _NARROW.issuperset(wanted) and not is_address(self.path):  # small columns: Polars, on all cores
             if not self._segments():
                 return
             frame = self.lazy() if where is None else self.lazy().filter(where)
@@ -138,7 +138,7 @@ class Table:
 
     def count(self, where: "pl.Expr | None" = None) -> int:
         """How many rows there are, or how many of them `where` holds for."""
-        if where is None and isinstance(self.path, Remote):
+        if where is None and is_address(self.path):
             return self._count_parts(self._segments())
         import polars as pl
 
@@ -193,9 +193,8 @@ class Table:
         """Turn journals whose writer is gone, and this table's own, into parts. Returns how many were."""
         with self._lock:
             self._close_journal()
-        if isinstance(self.path, Remote):  # nobody appends there
-            return 0
-        return sum(self._compact(path) for path in sorted(self.path.glob(f"*{SUFFIX}")))
+        folder = local_path(self.path)  # nobody appends at an address
+        return 0 if folder is None else sum(map(self._compact, sorted(folder.glob(f"*{SUFFIX}"))))
 
     def close(self) -> None:
         """Finish: what was appended becomes parts. Without it nothing is lost, but scans of journals are slower."""
@@ -204,12 +203,13 @@ class Table:
     @property
     def folder(self) -> Path:
         """The folder of a table of this machine, the only kind that can be appended to."""
-        if isinstance(self.path, Remote):
+        folder = local_path(self.path)
+        if folder is None:
             raise TableError(
                 f"{self.path}: appends go to a journal, which an address cannot have: append to a local folder and "
                 "copy its files there, or bring them in with `pairwright import`"
             )
-        return self.path
+        return folder
 
     def __enter__(self) -> Self:
         return self
@@ -246,7 +246,7 @@ class Table:
         part = self.path / f"{segment_id}.parquet"
         hidden, num_rows = put_hidden_part(self.path, batches)
         if num_rows or part.exists():
-            reveal_part(hidden, part)
+            publish(hidden, part)
             self._num_rows.pop(part.name, None)
         else:
             hidden.unlink()
@@ -258,11 +258,11 @@ class Table:
         A journal that is compacted while the folder is being listed could be missed in both forms, but then a second
         listing shows the part: list until two listings agree.
         """
-        if isinstance(self.path, Remote) and self._only is not None:
+        if is_address(self.path) and self._only is not None:
             part = self.path / f"{self._only}.parquet"
             return [part if part.exists() else part.with_suffix(SUFFIX)]
-        names = names_in(self.path)
-        while not isinstance(self.path, Remote) and names != (again := names_in(self.path)):
+        names = list_names(self.path)
+        while not is_address(self.path) and names != (again := list_names(self.path)):
             names = again
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         return [
@@ -287,12 +287,8 @@ class Table:
             yield from read(segment, columns)
 
     def _part_batches(self, part: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        if isinstance(part, Remote):
-            yield from remote_batches(part, columns)
-            return
         try:
-            with parquet_file(part) as file:  # neither read ahead nor on threads: half the memory
-                yield from file.iter_batches(ROWS_PER_GROUP, columns=columns, use_threads=False)
+            yield from parquet_batches(part, columns, ROWS_PER_GROUP)
         except (pa.ArrowInvalid, OSError) as error:
             raise TableError(f"{part}: damaged or no part of this table: {error}") from error
 

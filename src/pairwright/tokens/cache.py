@@ -9,7 +9,6 @@ is read is the last run's, in the order of its source. `read_pairs` gives arrays
 does not grow with the number of pairs.
 """
 
-import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from fnmatch import fnmatchcase
@@ -26,7 +25,7 @@ import xxhash
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError, TableError
 from pairwright.messages import Json
-from pairwright.places import Place, Remote, staged
+from pairwright.places import Place, list_names, write_atomic
 from pairwright.places.parquet import scan_parquet
 from pairwright.store.journal import new_segment_id
 from pairwright.tokens.pairs import EncodedPair
@@ -199,14 +198,9 @@ def mapped_file(output: Path) -> Path:
         digest.update(part.name.encode())
     path = output / f"mapped-{digest.hexdigest()}.arrow"
     if not path.is_file():
-        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            _write_mapped(hidden, output)
+        with write_atomic(path, error=PairwrightError, durable=False) as temporary:
+            _write_mapped(temporary, output)
             stale = [old for old in output.glob("mapped-*.arrow") if old != path]
-            hidden.rename(path)
-        except OSError as error:
-            hidden.unlink(missing_ok=True)
-            raise PairwrightError(f"{output}: {error.strerror or error}") from error
         for old in stale:
             old.unlink(missing_ok=True)
     return path
@@ -231,22 +225,9 @@ def _write_mapped(path: Path, output: Path) -> None:
 
 
 def _parts(output: Place) -> Items[Place]:
-    if isinstance(output, Remote):
-        return [output / name for name in output.names() if fnmatchcase(name, _PARTS)]
-    return sorted(output.glob(_PARTS))
+    return [output / name for name in list_names(output, missing_ok=True) if fnmatchcase(name, _PARTS)]
 
 
 def _write_parquet(path: Place, table: pa.Table) -> None:
-    if isinstance(path, Remote):
-        with staged(path) as written:
-            pq.write_table(table, written, compression="zstd", compression_level=1)
-        return
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, hidden, compression="zstd", compression_level=1)
-        with open(hidden, "rb") as file:
-            os.fsync(file.fileno())
-        hidden.rename(path)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise PairwrightError(f"{path.parent}: {error.strerror or error}") from error
+    with write_atomic(path, error=PairwrightError) as temporary:
+        pq.write_table(table, temporary, compression="zstd", compression_level=1)

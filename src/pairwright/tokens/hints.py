@@ -8,7 +8,6 @@ and the recovery teaches nothing and is none. Sites without a hint or without a 
 
 import hashlib
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Literal
 import msgspec
 
 from pairwright.messages import ErrorSite, Message
+from pairwright.places import write_bytes
 
 Judge = Callable[[Sequence[Message], ErrorSite], str | None]  # a hint for a site of a conversation, or None
 HintSource = Literal["function", "kind", "environment", "judge"]
@@ -179,8 +179,5 @@ def _judged(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache: P
         kept: str | None = json.loads(path.read_text(encoding="utf-8"))["hint"]
         return kept
     hint = judge(messages, site)
-    cache.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps({"hint": hint}), encoding="utf-8")
-    partial.replace(path)
+    write_bytes(path, json.dumps({"hint": hint}).encode())
     return hint

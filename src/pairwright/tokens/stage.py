@@ -23,9 +23,8 @@ from pairwright.config.tokens import TokensConfig
 from pairwright.engines import Engine, Pool
 from pairwright.errors import ConfigError
 from pairwright.messages import Json
-from pairwright.places import Place, Remote, staged
+from pairwright.places import Place, write_bytes
 from pairwright.records import Experience
-from pairwright.store.journal import sync_folder
 from pairwright.tokens.cache import scan_cache, write_items, write_part
 from pairwright.tokens.items import Item, Source
 from pairwright.tokens.manifest import count_items
@@ -59,8 +58,7 @@ def encode_source(
     _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer_hash = folder_hash(Path(options.tokenizer))
     read = open_source(source, tokenizer_hash, options)
-    if isinstance(output, Path):
-        output.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
     done = num_cached = len(known.intersection(keys))
@@ -75,7 +73,7 @@ def encode_source(
         "tokenizer": tokenizer_hash,
         "options": options.content(),
     }
-    _write_manifest(output, msgspec.json.format(msgspec.json.encode(found)))
+    write_bytes(output / "manifest.json", msgspec.json.format(msgspec.json.encode(found)))
     return found
 
 
@@ -85,17 +83,6 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
         source, salt=content_hash(_VERSION, tokenizer_hash, options.content()), experience=options.experience,
         use_recorded=options.recorded == "use",
     )  # fmt: skip
-
-
-def _write_manifest(output: Place, content: bytes) -> None:
-    if isinstance(output, Remote):
-        with staged(output / "manifest.json") as written:
-            written.write_bytes(content)
-        return
-    hidden = output / f".manifest.{os.getpid()}.tmp"
-    hidden.write_bytes(content)
-    hidden.replace(output / "manifest.json")
-    sync_folder(output)
 
 
 def folder_hash(folder: Path) -> str:

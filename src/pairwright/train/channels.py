@@ -20,6 +20,7 @@ from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum
+from pairwright.places import local_path
 from pairwright.tokens.encoded import adopt_options, holds_pairs, missing_table
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
@@ -124,9 +125,10 @@ def use_tokens(
     that the sequences were made of is that of their manifest unless it is named."""
     missing = missing_table(tokens, has_pairs=pairs is not None, has_experience=experience is not None)
     for kind, source in missing.items():
-        if not isinstance(source, Path):
+        path = local_path(source)
+        if path is None:
             raise ConfigError(f"tokens: {tokens} was made of {source}: copy the {kind} here, and name the copy")
-        pairs, experience = (source, experience) if kind == "pairs" else (pairs, source)
+        pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
     if not (uses_pairs if held == "pairs" else weights.grpo or (weights.sft and not uses_pairs)):

@@ -9,7 +9,6 @@ the ones before are as they were. No pickle: tensors are safetensors, the rest i
 shards and one without, or with another number of processes, go on from each other's.
 """
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ import xxhash
 from safetensors import safe_open
 
 from pairwright.errors import PairwrightError
-from pairwright.store.journal import sync_folder
-from pairwright.train.model import replace_folder
+from pairwright.places import write_atomic
 from pairwright.train.shards import like, put, write_tensors
 
 
@@ -52,28 +50,23 @@ def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
 def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimizer: Any) -> Path:
     """Write the checkpoint of a step; returns its folder."""
     place = folder / f"step-{state.step:08}"
-    hidden = folder / f".{place.name}.{os.getpid()}.tmp"
-    shutil.rmtree(hidden, ignore_errors=True)
     try:
-        hidden.mkdir(parents=True)
-        write_tensors(hidden / "weights.safetensors", weights)
-        tensors, others = _flat(optimizer.state_dict())
-        tensors |= {f"random.{name}": value for name, value in _random_state().items()}
-        metadata = {"others": msgspec.json.encode(others).decode()}
-        write_tensors(hidden / "optimizer.safetensors", tensors, metadata=metadata)
-        sums = {path.name: _checksum(path) for path in sorted(hidden.iterdir())}
-        saved = msgspec.structs.replace(state, checksums=sums)
-        (hidden / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
-        replace_folder(hidden, place)
-        sync_folder(folder)
+        with write_atomic(place) as temporary:
+            temporary.mkdir()
+            write_tensors(temporary / "weights.safetensors", weights)
+            tensors, others = _flat(optimizer.state_dict())
+            tensors |= {f"random.{name}": value for name, value in _random_state().items()}
+            metadata = {"others": msgspec.json.encode(others).decode()}
+            write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
+            sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
+            saved = msgspec.structs.replace(state, checksums=sums)
+            (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
     except OSError as error:
         reason = error.strerror or str(error)
         raise CheckpointError(
             f"{place}: {reason}: the checkpoint was not saved; those before it are intact. "
             "Make room, then go on with --resume"
         ) from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
     return place
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
+from pairwright.places import write_bytes, write_json
 from pairwright.train.checkpoint import checkpoints
 from pairwright.train.layout import Tree
 
@@ -76,9 +77,7 @@ class RunFolder:
     def write_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
         if self._is_writer:
-            hidden = self.path / f".train.json.{os.getpid()}.tmp"
-            hidden.write_bytes(msgspec.json.format(msgspec.json.encode(self.status)) + b"\n")
-            hidden.replace(self.path / "train.json")
+            write_json(self.path / "train.json", self.status, durable=False)  # at every step: no time to sync
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         if self._is_writer:
@@ -91,9 +90,7 @@ class RunFolder:
         if not self._is_writer or not path.exists():
             return
         kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
-        hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        hidden.write_bytes(b"".join(line + b"\n" for line in kept))
-        hidden.replace(path)
+        write_bytes(path, b"".join(line + b"\n" for line in kept))
 
     def write_batch(self, name: str, step: int, channels: Mapping[str, tuple[list[str], Sequence[Tree]]]) -> Path:
         """The exact tokens of an update, by channel, with the ids of the items."""

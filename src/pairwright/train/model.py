@@ -13,6 +13,7 @@ import xxhash
 
 from pairwright.config.train import TrainConfig
 from pairwright.errors import PairwrightError
+from pairwright.places import write_atomic
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -108,17 +109,13 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig) -
     if settings.finetuning_type == "lora_merged":
         model = model.merge_and_unload()
     name = "adapter" if settings.finetuning_type == "lora" else "model"
-    hidden = folder / f".{name}.{os.getpid()}.tmp"
-    shutil.rmtree(hidden, ignore_errors=True)
     try:
-        hidden.mkdir(parents=True)
-        model.save_pretrained(hidden)
-        copy_tokenizer(base, hidden)
-        replace_folder(hidden, folder / name)
+        with write_atomic(folder / name) as temporary:
+            temporary.mkdir()
+            model.save_pretrained(temporary)
+            copy_tokenizer(base, temporary)
     except OSError as error:
         raise ModelError(f"{folder / name}: {error.strerror or error}: the model was not saved") from error
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
     return name
 
 
@@ -126,20 +123,6 @@ def copy_tokenizer(base: Path, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (base / name).is_file() and not (folder / name).exists():
             shutil.copyfile(base / name, folder / name)
-
-
-def replace_folder(new: Path, place: Path) -> None:
-    """Give a complete folder its name; what had the name goes away after that."""
-    for path in sorted(new.rglob("*")):
-        if path.is_file():
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-    old = place.with_name(f".{place.name}.{os.getpid()}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        place.rename(old)
-    new.rename(place)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def model_hash(folder: Path) -> str:

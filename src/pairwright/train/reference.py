@@ -6,7 +6,6 @@ A sequence's hash is of its ids and mask, so what another run or an earlier atte
 what is cut or masked otherwise is not. Values are memory-mapped. Every process computes and writes its share.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import xxhash
 
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
+from pairwright.places import write_atomic
 from pairwright.store.journal import new_segment_id
 from pairwright.train.layout import Tree
 from pairwright.train.policy import Policy
@@ -84,20 +84,18 @@ class ReferenceLogps:
 
     def _write(self, rows: list[tuple[bytes, Array]]) -> None:
         part = self.folder / f"part-{new_segment_id()}.arrow"
-        hidden = part.with_name(f".{part.name}.tmp")
+        arrays = [
+            pa.array([key for key, _ in rows], pa.binary(16)),
+            pa.array([row for _, row in rows], _SCHEMA.field(1).type),
+        ]
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            arrays = [
-                pa.array([key for key, _ in rows], pa.binary(16)),
-                pa.array([row for _, row in rows], _SCHEMA.field(1).type),
-            ]
-            with pa.OSFile(str(hidden), "wb") as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+            with (
+                write_atomic(part) as temporary,
+                pa.OSFile(str(temporary), "wb") as file,
+                pa.ipc.new_file(file, _SCHEMA) as writer,
+            ):
                 writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
-            with open(hidden, "rb") as synced:
-                os.fsync(synced.fileno())
-            hidden.rename(part)
         except OSError as error:
-            hidden.unlink(missing_ok=True)
             raise PairwrightError(
                 f"{self.folder}: {error.strerror or error}: reference values were not saved"
             ) from error

@@ -8,12 +8,8 @@ Most pairs are plain: their lines are their texts with a few constant pieces bet
 those, whole batches at a time, exactly as its `Lines` would; what it leaves null goes through `Lines`.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
@@ -25,8 +21,7 @@ import pyarrow.compute as pc
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.table import has_tools, pair_batches
-from pairwright.places import Place, Remote, staged
-from pairwright.store.journal import sync_folder
+from pairwright.places import Place, write_atomic
 
 Flags = npt.NDArray[np.bool_]
 _NUM_EXAMPLES = 5
@@ -172,34 +167,6 @@ def split_batches(
             yield kept if columns is None else kept.select(columns)
 
 
-@contextmanager
-def written(output: Place) -> Iterator[Path]:
-    """A hidden path beside the output that takes its place only when everything was written and synced; for an address
-    one on this machine, which is put there then."""
-    if isinstance(output, Remote):
-        with staged(output) as hidden:
-            yield hidden
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    hidden = output.with_name(f".{output.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-    try:
-        yield hidden
-        for path in (path for path in [hidden, *hidden.rglob("*")] if path.is_file()):
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        if output.is_dir() and not output.is_symlink():
-            shutil.rmtree(output)
-        hidden.replace(output)
-        sync_folder(output.parent)
-    except OSError as error:
-        raise PairwrightError(f"{output}: {error.strerror or error}; nothing was written") from error
-    finally:
-        if hidden.is_dir():
-            shutil.rmtree(hidden)
-        else:
-            hidden.unlink(missing_ok=True)
-
-
 class _Writer:
     """One export under way: the file, and what became of the pairs so far."""
 
@@ -211,7 +178,11 @@ class _Writer:
     def write(self, pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
         context = Context(options, _has_tools(pairs, options.split), self._notes.add)
         is_first = True
-        with plain_memory(), written(output) as hidden, open(hidden, "wb", buffering=2**16) as file:
+        with (
+            plain_memory(),
+            write_atomic(output, error=PairwrightError) as temporary,
+            open(temporary, "wb", buffering=2**16) as file,
+        ):
             for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
                 if is_first:
                     context, is_first = context._replace(is_text=_is_text(batch)), False
