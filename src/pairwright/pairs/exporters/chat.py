@@ -45,10 +45,10 @@ class Content:
     """
 
     def __init__(self, stored: str | None, arguments: str) -> None:
-        self.messages: tuple[Message, ...] = _decode_messages(stored) if stored else ()
-        self.role = self.messages[0].role if self.messages else ""
-        self.text = _only_text(self.messages[0]) if len(self.messages) == 1 else None
-        self.has_raw_text = self.role == TEXT or any(message.role == TEXT for message in self.messages)
+        self.messages = messages = _decode_messages(stored) if stored else ()
+        self.role = messages[0].role if messages else ""  # of the first message
+        self.text = _only_text(messages[0]) if len(messages) == 1 else None
+        self.has_raw_text = self.role == TEXT or (len(messages) > 1 and any(item.role == TEXT for item in messages))
         self._arguments = arguments
 
     @cached_property
@@ -69,12 +69,12 @@ class Content:
         roles = [message.role for message in self.messages]
         if "assistant" not in roles:
             raise Unfit("a_side_has_no_assistant_message")
-        notes = ("several_messages_a_side",) if len(roles) > 1 else ()
+        notes: tuple[str, ...] = ("several_messages_a_side",) if len(roles) > 1 else ()
         notes += ("a_side_begins_in_the_environment",) if roles[0] != "assistant" else ()
         return notes + self.left_out
 
 
-class PairRow(NamedTuple):
+class PairRow(msgspec.Struct, frozen=True, gc=False):
     """A row of the pairs table. `tools` is the JSON text that is stored, None where the pair has none."""
 
     id: str

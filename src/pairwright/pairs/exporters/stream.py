@@ -115,8 +115,8 @@ def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: Expo
     for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
         if not summary.pairs:
             context = context._replace(is_text=_is_text(batch))
+        summary.pairs += batch.num_rows
         for row in _rows(batch, options.arguments):
-            summary.pairs += 1
             try:
                 pair_lines = lines(row, context)
             except Unfit as unfit:
@@ -128,8 +128,9 @@ def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: Expo
                     summary.note(row.id, reason)
                 summary.written += 1
                 summary.rows += len(pair_lines)
-                yield from pair_lines
-            notes.clear()
+                yield b"".join(pair_lines)
+            if notes:
+                notes.clear()
 
 
 def split_batches(
@@ -187,7 +188,7 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
             values = [contents[text] for text in values]
         indices = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1: a row without text, the last value
         columns.append([values[index] for index in indices.tolist()])
-    return map(PairRow._make, zip(*columns, strict=True))
+    return map(PairRow, *columns)
 
 
 def begins_with_text(pairs: Place) -> bool:

@@ -41,8 +41,8 @@ def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
     if _is_standard(row, context):
         start, *answers = _texts(row, context)
         return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
-    prompt, *answers = chats_of(row, context)
-    sides = (prompt[:-1] + b"," + answer[1:] for answer in answers)
+    prompt, *chats = chats_of(row, context)
+    sides = (prompt[:-1] + b"," + chat[1:] for chat in chats)
     return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
 
 
