@@ -1,6 +1,7 @@
 """Exports: each target's file reads back to the same pairs, or the pair is refused under a reason that is written here."""
 
 import json
+from collections import Counter
 
 import pyarrow as pa
 import pytest
@@ -14,16 +15,12 @@ from typer.testing import CliRunner
 from pairwright import ConfigError, Experience, Message, PairwrightError
 from pairwright.canonical import canonical_messages
 from pairwright.cli.export import export_pairs
-from pairwright.pairs.exporters import EXPORTERS, nemo, trl
+from pairwright.pairs.exporters import EXPORTERS, trl
 from pairwright.pairs.exporters.stream import ExportOptions, jsonl_exporter
 from pairwright.pairs.table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
 from pairwright.sources.format import Options
 from pairwright.sources.reading import detect, read_file
 
-ONE_BY_ONE = {
-    "trl": trl.explicit_lines, "trl-unpaired": trl.unpaired_lines, "nemo-rl-preference": nemo.preference_lines,
-    "customizer": nemo.customizer_lines,
-}  # fmt: skip
 JSONL = [name for name in EXPORTERS if name not in ("parquet", "hf")]
 WHOLE = "whole"
 NO_IMAGE = {"image": "content_is_not_text", "no-prompt": "no_prompt"}
@@ -230,23 +227,48 @@ def test_whatever_a_pair_holds_it_is_written_as_json_or_counted(tmp_path_factory
         assert [type(json.loads(line)) for line in lines] == [dict] * summary.rows
 
 
-@settings(max_examples=30, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@settings(max_examples=10, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
-    st.lists(pairs() | st.sampled_from(list(CASES.values())), min_size=1, max_size=12),
+    st.lists(pairs() | st.sampled_from(list(CASES.values())), min_size=1, max_size=5),
     st.sampled_from(["text", "object"]),
 )
-def test_what_is_joined_a_batch_at_a_time_is_what_each_pair_gives_alone(tmp_path_factory, made, arguments):
-    folder = tmp_path_factory.mktemp("joined")
-    write_pairs(folder, [pairs_to_batch(made)])
-    for target, lines in ONE_BY_ONE.items():
-        options = ExportOptions(arguments=arguments)
-        found = EXPORTERS[target](folder, folder / "joined.jsonl", options)
-        alone = jsonl_exporter(target, lines)(folder, folder / "alone.jsonl", options)
-        assert (folder / "joined.jsonl").read_bytes() == (folder / "alone.jsonl").read_bytes()
-        assert found == alone
+def test_pairs_that_share_texts_are_written_as_each_of_them_alone(tmp_path_factory, made, arguments):
+    def shape(pair):  # what a file has one of: the column of tools, and raw text or chats
+        return bool(pair.tools), any(message.role == "text" for message in pair.prompt)
+
+    made = [pair for pair in made if shape(pair) == shape(made[0])] * 2
+    folder = tmp_path_factory.mktemp("together")
+    write_pairs(folder / "together", [pairs_to_batch(made)])
+    for number, each in enumerate(made):
+        write_pairs(folder / str(number), [pairs_to_batch([each])])
+    for target in JSONL:
+        summary = run(target, folder / "together", folder / "together.jsonl", arguments=arguments)
+        alone = [run(target, folder / str(n), folder / f"{n}.jsonl", arguments=arguments) for n in range(len(made))]
+        lines = b"".join((folder / f"{number}.jsonl").read_bytes() for number in range(len(made)))
+        assert (folder / "together.jsonl").read_bytes() == lines
+        for counts in ("refused", "noted"):
+            assert getattr(summary, counts) == sum((Counter(getattr(one, counts)) for one in alone), Counter())
 
 
-def test_what_is_noted_has_the_first_pairs_as_examples_joined_or_not(tmp_path):
+@settings(max_examples=50, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(pairs() | st.sampled_from(list(CASES.values())))
+def test_targets_of_plain_text_hold_the_same_texts_or_refuse_for_the_same_reason(tmp_path_factory, made):
+    folder = tmp_path_factory.mktemp("texts")
+    write_pairs(folder, [pairs_to_batch([made])])
+    summaries = [run(target, folder, folder / target) for target in ("customizer", "trinity")]
+    if "system_beside_prompt" in summaries[1].noted:
+        assert summaries[0].refused == {"prompt_is_not_one_user_message": 1}
+        return
+    assert summaries[0].refused == summaries[1].refused
+    assert [summary.noted.get("extra_left_out", 0) for summary in summaries] in ([0, 0], [1, 1])
+    rows = [
+        [list(json.loads(line).values()) for line in (folder / target).read_bytes().splitlines()]
+        for target in ("customizer", "trinity")
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_what_is_noted_has_the_first_pairs_as_examples(tmp_path):
     calling = [CASES["trajectory"], CASES["text-and-call"], CASES["apart"]]
     made = [replace(pair, id=f"{number:032x}") for number, pair in enumerate([CASES["from-tool"], *calling] * 5)]
     write_pairs(tmp_path / "pairs", [pairs_to_batch(made)])

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pairwright.messages import Json, Message
-from pairwright.pairs.exporters.chat import chat_message
-from pairwright.pairs.exporters.stream import Unfit
+from pairwright.pairs.exporters.chat import Unfit, chat_message
 from pairwright.pairs.table import read_pairs
 from pairwright.tokens import ChatTokenizer, TokensError
 from pairwright.tokens.text import encode_raw_text, is_raw_text

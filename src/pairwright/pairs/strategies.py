@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 import polars as pl
 
-from pairwright.pairs.all_pairs import all_pairs
-from pairwright.pairs.best_worst import best_worst_pairs
 from pairwright.pairs.candidates import Candidates, candidates_of, grouped
 from pairwright.pairs.divergence import plan_divergence
 from pairwright.pairs.drafts import drafts_of
@@ -17,7 +15,7 @@ from pairwright.pairs.gap_funnel import count_group_pairs, count_groups
 from pairwright.pairs.gaps import tied_rewards
 from pairwright.pairs.given import plan_given
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.pairing import RowPairs
+from pairwright.pairs.pairing import RowPairs, group_pairs
 from pairwright.pairs.stratified import across_groups_pairs, stratified_pairs
 from pairwright.pairs.teachers import plan_teachers
 from pairwright.pairs.work import Work
@@ -37,6 +35,19 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
         return drafts_of(candidates, pairs)
 
     return plan
+
+
+def all_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """Every two candidates of a group with different rewards, or the `max_pairs_per_group` with the largest gaps."""
+    return group_pairs(candidates, options, largest=options.max_pairs_per_group)
+
+
+def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """The best against the worst of each group, one pair a group.
+
+    Where they are the same completion, the next largest gap between two different ones takes their place.
+    """
+    return group_pairs(candidates, options, largest=1)
 
 
 def plan_stratified(work: Work) -> pl.DataFrame:

@@ -4,12 +4,12 @@ from pairwright.pairs.exporters import llamafactory, nemo, openai, trinity, trl,
 from pairwright.pairs.exporters.stream import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
 
 EXPORTERS: dict[str, Exporter] = {
-    "trl": jsonl_exporter("trl", trl.explicit_lines, trl.explicit_columns),
+    "trl": jsonl_exporter("trl", trl.explicit_lines),
     "trl-implicit": jsonl_exporter("trl-implicit", trl.implicit_lines),
-    "trl-unpaired": jsonl_exporter("trl-unpaired", trl.unpaired_lines, trl.unpaired_columns, rows_per_pair=2),
-    "nemo-rl-preference": jsonl_exporter("nemo-rl-preference", nemo.preference_lines, nemo.preference_columns),
+    "trl-unpaired": jsonl_exporter("trl-unpaired", trl.unpaired_lines),
+    "nemo-rl-preference": jsonl_exporter("nemo-rl-preference", nemo.preference_lines),
     "nemo-rl-binary": jsonl_exporter("nemo-rl-binary", nemo.binary_lines),
-    "customizer": jsonl_exporter("customizer", nemo.customizer_lines, nemo.customizer_columns),
+    "customizer": jsonl_exporter("customizer", nemo.customizer_lines),
     "openai-preference": jsonl_exporter("openai-preference", openai.preference_lines),
     "together": jsonl_exporter("together", openai.preference_lines),
     "fireworks": jsonl_exporter("fireworks", openai.preference_lines),

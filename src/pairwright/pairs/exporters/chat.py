@@ -1,77 +1,106 @@
-"""Stored messages as chat messages: the shape that most targets have inside.
+"""A pair on its way to JSON lines: its messages, decoded and escaped once, as the chat messages that most targets hold.
 
     {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function",
      "function": {"name": "clock", "arguments": "{}"}}], "reasoning_content": "..."}
 
 The arguments of a call stay the JSON text that they are, unless asked for as objects. Parts that are all text become
-text. Messages with nothing but text, an id or a name are in the table as a chat has them, and are copied, not decoded.
+text.
 """
 
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pairwright.jsontext import decode, encode
 from pairwright.messages import TEXT, Json, Message, ToolCall
-from pairwright.pairs.exporters.pieces import NOT_PLAIN, rearranged, role_at
-from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
-_messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
-_ROLE, _CONTENT = b'"role":"', b'"content":'
-SEVERAL_MESSAGES = "several_messages_a_side"
+_decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 TEXT_IS_NO_CHAT = "text_is_no_chat"
-_TEXT_ROLE = b'"role":"text"'
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-class Chat(NamedTuple):
-    """Messages as the JSON text of a chat, what is worth knowing of them, and what was left out."""
+class Unfit(Exception):
+    """A pair that the target cannot hold; `reason` is the name under which it is counted."""
 
-    json: bytes
-    num_messages: int
-    first_role: str
-    last_role: str
-    notes: tuple[str, ...] = ()
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
 
 
-@lru_cache(maxsize=64)  # the pairs of one group stand together and share prompt and sides
-def chat_of(stored: bytes | None, arguments: str = "text") -> Chat:
-    """The chat of a stored list of messages; raises Unfit where it is empty or has more than text."""
-    if not stored:
-        raise Unfit("no_messages")
-    num_messages = stored.count(_ROLE)
-    if num_messages != stored.count(_CONTENT) or NOT_PLAIN(stored):
-        return _made(stored, arguments)
-    return _chat(stored, num_messages)
+class Context(NamedTuple):
+    """What holds for all pairs of one export."""
+
+    history: bool  # customizer: messages with the full history as prompt
+    has_tools: bool  # some pair has tools, so that every row should have the column
+    note: Callable[[str], None]  # count this pair under a reason, if it is written
+    is_text: bool = False  # the first pair is raw text, outside any chat template
 
 
-@lru_cache(maxsize=64)
-def only_text(stored: bytes | None, role: str = "assistant") -> bytes | None:
-    """The text, as it stands in the JSON, of what is one message of this role with text and nothing else; else None."""
-    head = b'[{"role":"%b","content":"' % role.encode()
-    if not stored or not stored.startswith(head) or stored.count(_ROLE) != 1 or stored.startswith(b'"', len(head)):
-        return None
-    # nothing may follow the text: a key after it would end with a quote that is no part of the text
-    return stored[len(head) - 1 : -2] if stored.count(b'":') == 2 and stored.endswith(b'"}]') else None
+class Content:
+    """The messages of a prompt or a side. The pairs of a batch share one for each text that the table stores.
+
+    `text` is a JSON string where text is all that there is: one message, of the user or written by the model.
+    """
+
+    def __init__(self, stored: str | None, arguments: str) -> None:
+        self.messages = messages = _decode_messages(stored) if stored else ()
+        self.role = messages[0].role if messages else ""  # of the first message
+        self.text = _only_text(messages[0]) if len(messages) == 1 else None
+        self.has_raw_text = self.role == TEXT or (len(messages) > 1 and any(item.role == TEXT for item in messages))
+        self._arguments = arguments
+
+    @cached_property
+    def json(self) -> bytes:
+        """The messages as the JSON text of a chat; raises Unfit where there are none, or one has more than text."""
+        if not self.messages:
+            raise Unfit("no_messages")
+        return encode([chat_message(message, arguments=self._arguments) for message in self.messages])
+
+    @cached_property
+    def left_out(self) -> tuple[str, ...]:
+        """What to note of a chat that has no place for `extra`."""
+        return ("extra_left_out",) if any(message.extra for message in self.messages) else ()
+
+    @cached_property
+    def side_notes(self) -> tuple[str, ...]:
+        """The same of a side, and what is not trained as one might think; Unfit where the model wrote nothing."""
+        roles = [message.role for message in self.messages]
+        if "assistant" not in roles:
+            raise Unfit("a_side_has_no_assistant_message")
+        notes: tuple[str, ...] = ("several_messages_a_side",) if len(roles) > 1 else ()
+        notes += ("a_side_begins_in_the_environment",) if roles[0] != "assistant" else ()
+        return notes + self.left_out
 
 
-def messages_of(stored: bytes | None) -> tuple[Message, ...]:
-    return _messages_of(stored) if stored else ()
+class PairRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of the pairs table. `tools` is the JSON text that is stored, None where the pair has none."""
 
+    id: str
+    weight: float
+    chosen_reward: float
+    rejected_reward: float
+    prompt: Content
+    tools: str | None
+    chosen: Content
+    rejected: Content
 
-def has_text(row: PairRow) -> bool:
-    """Whether messages of a pair are raw text, which stands in no chat."""
-    contents = (row.prompt, row.chosen, row.rejected)
-    if not any(stored and _TEXT_ROLE in stored for stored in contents):
-        return False
-    return any(message.role == TEXT for stored in contents for message in messages_of(stored))
+    @property
+    def contents(self) -> tuple[Content, Content, Content]:
+        return self.prompt, self.chosen, self.rejected
+
+    @property
+    def has_raw_text(self) -> bool:
+        """Whether messages of the pair are raw text, which stands in no chat."""
+        return self.prompt.has_raw_text or self.chosen.has_raw_text or self.rejected.has_raw_text
 
 
 def check_is_chat(row: PairRow) -> None:
-    """Raise Unfit where a pair is raw text and the target, which holds chats, would put it into a template."""
-    if has_text(row):
+    """Raise Unfit where a pair has no prompt, or is raw text that the target would put into a chat template."""
+    if not row.prompt.messages:
+        raise Unfit("no_prompt")
+    if row.has_raw_text:
         raise Unfit(TEXT_IS_NO_CHAT)
 
 
@@ -109,32 +138,21 @@ def call_value(call: ToolCall) -> Json:
     return value
 
 
-def chats_of(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:
-    """Prompt, chosen and rejected. Each side has a message of the model; that it does not begin with one is noted."""
-    if not row.prompt:
-        raise Unfit("no_prompt")
+def chats_of(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
+    """Prompt, chosen and rejected as the JSON text of chats, for targets that hold several messages a side.
+
+    Where a side has several, the target does not train just what the model wrote: its docstring says what instead.
+    """
     check_is_chat(row)
-    arguments = context.options.arguments
-    chats = chat_of(row.prompt, arguments), chat_of(row.chosen, arguments), chat_of(row.rejected, arguments)
-    if any(side.first_role != "assistant" for side in chats[1:]):
-        if any(b'"role":"assistant"' not in side.json for side in chats[1:]):
-            raise Unfit("a_side_has_no_assistant_message")
-        context.note("a_side_begins_in_the_environment")
-    for chat in chats:
-        for reason in chat.notes:
-            context.note(reason)
+    chats = row.prompt.json, row.chosen.json, row.rejected.json
+    for reason in row.prompt.left_out + row.chosen.side_notes + row.rejected.side_notes:
+        context.note(reason)
     return chats
-
-
-def note_several_messages(context: Context, chosen: Chat, rejected: Chat) -> None:
-    """Count a pair of which the target does not train just what the model wrote: its docstring says what instead."""
-    if chosen.num_messages > 1 or rejected.num_messages > 1:
-        context.note(SEVERAL_MESSAGES)
 
 
 def tools_text(row: PairRow) -> bytes:
     """The tools as a JSON string that holds JSON, so that no loader unifies the schemas of different rows."""
-    return encode((row.tools or b"[]").decode())
+    return encode(row.tools or "[]")
 
 
 def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: bool) -> None:
@@ -146,22 +164,12 @@ def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: b
             context.note("reasoning_left_out")
 
 
-def _made(stored: bytes, arguments: str) -> Chat:
-    found = rearranged(stored) if arguments == "text" else None
-    if found is not None:
-        text, num_messages, has_more = found
-        return _chat(text, num_messages, ("extra_left_out",) if has_more else ())
-    messages = _messages_of(stored)
-    chat = [chat_message(message, arguments=arguments) for message in messages]
-    notes = ("extra_left_out",) if any(message.extra for message in messages) else ()
-    return Chat(encode(chat), len(messages), messages[0].role, messages[-1].role, notes)
-
-
 def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
     value: Any = call_value(call) if arguments == "object" else call.arguments
     made: dict[str, Any] = {} if call.id is None else {"id": call.id}
     return {**made, "type": call.type, "function": {"name": call.name, "arguments": value}}
 
 
-def _chat(text: bytes, num_messages: int, notes: tuple[str, ...] = ()) -> Chat:
-    return Chat(text, num_messages, role_at(text, text.find(_ROLE)), role_at(text, text.rfind(_ROLE)), notes)
+def _only_text(message: Message) -> bytes | None:
+    has_more = message.tool_calls or message.reasoning or message.extra or message.generated is not None
+    return None if has_more or not isinstance(message.content, str) else encode(message.content)

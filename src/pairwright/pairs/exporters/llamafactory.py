@@ -17,9 +17,16 @@ import msgspec
 
 from pairwright.jsontext import encode
 from pairwright.messages import Json, Message, ToolCall
-from pairwright.pairs.exporters.chat import call_value, check_is_chat, messages_of, note_left_out, text_of
+from pairwright.pairs.exporters.chat import (
+    Context,
+    PairRow,
+    Unfit,
+    call_value,
+    check_is_chat,
+    note_left_out,
+    text_of,
+)
 from pairwright.pairs.exporters.cut import cut_at_divergence
-from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
@@ -37,7 +44,7 @@ def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
         raise Unfit("turns_do_not_alternate")
     made = {
         "system": system,
-        "tools": (row.tools or b"").decode(),
+        "tools": row.tools or "",
         "conversations": [_turn(message) for message in turns],
         "chosen": _turn(chosen),
         "rejected": _turn(rejected),
@@ -47,11 +54,9 @@ def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
 
 def parts_lines(row: PairRow, context: Context) -> list[bytes]:
     """LLaMA-Factory v1: both conversations whole, with loss weights."""
-    prompt, chosen, rejected = messages_of(row.prompt), messages_of(row.chosen), messages_of(row.rejected)
-    if not prompt:
-        raise Unfit("no_prompt")
     check_is_chat(row)
-    made: Json = {"tools": (row.tools or b"").decode()}
+    prompt, chosen, rejected = (content.messages for content in row.contents)
+    made: Json = {"tools": row.tools or ""}
     for name, side in (("chosen_messages", chosen), ("rejected_messages", rejected)):
         if not any(message.is_generated for message in side):
             raise Unfit("a_side_has_no_assistant_message")

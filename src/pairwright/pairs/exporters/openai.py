@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 from pairwright.jsontext import decode, encode
 from pairwright.messages import Json, Message
-from pairwright.pairs.exporters.chat import chat_message, note_left_out
+from pairwright.pairs.exporters.chat import Context, PairRow, Unfit, chat_message, note_left_out
 from pairwright.pairs.exporters.cut import cut_at_divergence
-from pairwright.pairs.exporters.stream import Context, PairRow, Unfit
 
 
 def preference_lines(row: PairRow, context: Context) -> list[bytes]:

@@ -1,55 +1,28 @@
 """How every export runs: rows come a batch at a time, and the output takes its name when it is complete.
 
-A target's `Lines` makes the JSON lines of one pair from the JSON text that the table holds. What the target cannot
-hold raises Unfit, and the pair is counted under that reason as refused; what is written, but not the whole of it or
-not as it would be trained elsewhere, is counted as noted. Nothing else is left out: pairs = written + refused.
-
-Most pairs are plain: their lines are their texts with a few constant pieces between them. A target's `Columns` joins
-those, whole batches at a time, exactly as its `Lines` would; what it leaves null goes through `Lines`.
+A target's `Lines` joins the JSON lines of one pair from the JSON text of its messages, which chat.py makes once for all
+pairs of a batch that share them. What the target cannot hold raises Unfit, and the pair is counted under that reason as
+refused; what is written, but not the whole of it or not as it would be trained elsewhere, is counted as noted. Nothing
+else is left out: pairs = written + refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.pairs.exporters.chat import Content, Context, PairRow, Unfit
 from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.table import has_tools, pair_batches
 from pairwright.places import Place, write_atomic
 
-Flags = npt.NDArray[np.bool_]
 _NUM_EXAMPLES = 5
-_ROWS_AT_ONCE = 1024  # small enough for a batch's lines to stay in the cache
-_BYTES = pa.large_binary()
 _NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
 _CONTENT = ("prompt", "tools", "chosen", "rejected")
-
-
-class PairRow(NamedTuple):
-    """A row of the pairs table: the content as the JSON text that is stored there, None where empty."""
-
-    id: str
-    weight: float
-    chosen_reward: float
-    rejected_reward: float
-    prompt: bytes | None
-    tools: bytes | None
-    chosen: bytes | None
-    rejected: bytes | None
-
-
-class Unfit(Exception):
-    """A pair that the target cannot hold; `reason` is the name under which it is counted."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,13 +56,6 @@ class ExportSummary(msgspec.Struct, kw_only=True):
     def note(self, pair: str, reason: str) -> None:
         self._count(self.noted, pair, reason)
 
-    def note_all(self, pairs: pa.Array, reason: str) -> None:
-        """Note pairs, given by their ids in the order of the table."""
-        for pair in pairs[:_NUM_EXAMPLES].to_pylist():
-            self.note(pair, reason)
-        if len(pairs) > _NUM_EXAMPLES:
-            self.noted[reason] += len(pairs) - _NUM_EXAMPLES
-
     def _count(self, counts: dict[str, int], pair: str, reason: str) -> None:
         counts[reason] = counts.get(reason, 0) + 1
         examples = self.examples.setdefault(reason, [])
@@ -119,39 +85,51 @@ def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -
         raise NothingFits(summary, pairs, options.split)
 
 
-class Context(NamedTuple):
-    """What holds for all pairs of one export."""
-
-    options: ExportOptions
-    has_tools: bool  # some pair has tools, so that every row should have the column
-    note: Callable[[str], None]  # count this pair under a reason, if it is written
-    is_text: bool = False  # the first pair is raw text, outside any chat template
-
-
 Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
-
-
-class Pieces(NamedTuple):
-    """Of what the lines of a batch's rows are joined: constants, or columns (dictionary arrays where texts are shared)
-    that are null where Lines is needed. `notes` says which rows are to be noted under a reason, if they are joined."""
-
-    parts: Sequence[pa.Array | bytes]
-    notes: Mapping[str, Flags] = {}
-
-
-Columns = Callable[[pa.RecordBatch, Context], Pieces]
 Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
 
 
-def jsonl_exporter(target: str, lines: Lines, columns: Columns | None = None, *, rows_per_pair: int = 1) -> Exporter:
-    """An exporter that writes what `lines` makes of each pair; where `columns` makes it too, that is taken."""
+def jsonl_exporter(target: str, lines: Lines) -> Exporter:
+    """An exporter that writes what `lines` makes of each pair."""
 
     def export(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
-        writer = _Writer(ExportSummary(target=target), lines, columns, rows_per_pair)
-        return writer.write(pairs, output, options)
+        summary = ExportSummary(target=target)
+        with (
+            plain_memory(),
+            write_atomic(output, error=PairwrightError) as temporary,
+            open(temporary, "wb", buffering=2**16) as file,
+        ):
+            file.writelines(_all_lines(pairs, lines, options, summary))
+            refuse_empty(summary, pairs, options)
+        return summary
 
     export.__doc__ = lines.__doc__
     return export
+
+
+def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
+    """The lines of all pairs; what becomes of each pair is counted in `summary`."""
+    notes: set[str] = set()
+    context = Context(options.history, _has_tools(pairs, options.split), notes.add)
+    for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
+        if not summary.pairs:
+            context = context._replace(is_text=_is_text(batch))
+        summary.pairs += batch.num_rows
+        for row in _rows(batch, options.arguments):
+            try:
+                pair_lines = lines(row, context)
+            except Unfit as unfit:
+                summary.refuse(row.id, unfit.reason)
+            else:
+                if row.weight != 1.0:
+                    notes.add("weight_left_out")
+                for reason in notes:
+                    summary.note(row.id, reason)
+                summary.written += 1
+                summary.rows += len(pair_lines)
+                yield b"".join(pair_lines)
+            if notes:
+                notes.clear()
 
 
 def split_batches(
@@ -167,91 +145,21 @@ def split_batches(
             yield kept if columns is None else kept.select(columns)
 
 
-class _Writer:
-    """One export under way: the file, and what became of the pairs so far."""
-
-    def __init__(self, summary: ExportSummary, lines: Lines, columns: Columns | None, rows_per_pair: int) -> None:
-        self._summary, self._lines, self._columns = summary, lines, columns
-        self._rows_per_pair = rows_per_pair
-        self._notes: set[str] = set()
-
-    def write(self, pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
-        context = Context(options, _has_tools(pairs, options.split), self._notes.add)
-        is_first = True
-        with (
-            plain_memory(),
-            write_atomic(output, error=PairwrightError) as temporary,
-            open(temporary, "wb", buffering=2**16) as file,
-        ):
-            for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
-                if is_first:
-                    context, is_first = context._replace(is_text=_is_text(batch)), False
-                self._write_batch(batch, context, file)
-            refuse_empty(self._summary, pairs, options)
-        return self._summary
-
-    def _write_batch(self, batch: pa.RecordBatch, context: Context, file: BinaryIO) -> None:
-        """Runs of plain pairs are written as one piece, the others one by one, in the order of the table."""
-        self._summary.pairs += batch.num_rows
-        pieces = None if self._columns is None or context.is_text else self._columns(batch, context)
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            rows = batch.slice(start, _ROWS_AT_ONCE)
-            noted = {"weight_left_out": rows.column("weight").to_numpy() != 1.0}
-            if pieces is None:
-                lines = pa.nulls(rows.num_rows, _BYTES)
-            else:
-                noted |= {reason: flags[start : start + rows.num_rows] for reason, flags in pieces.notes.items()}
-                lines = _joined(pieces.parts, start, rows.num_rows)
-            self._write_lines(rows, lines, noted, context, file)
-            for reason, flags in noted.items():
-                self._summary.note_all(rows.column("id").filter(pa.array(flags)), reason)
-
-    def _write_lines(
-        self, rows: pa.RecordBatch, lines: pa.Array, noted: dict[str, Flags], context: Context, file: BinaryIO
-    ) -> None:
-        """Write the lines, and those that are null row by row; what is noted of rows is put down in `noted`."""
-        odd = np.flatnonzero(lines.is_null().to_numpy(zero_copy_only=False))
-        for flags in noted.values():
-            flags[odd] = False
-        offsets, data = np.frombuffer(lines.buffers()[1], np.int64), memoryview(lines.buffers()[2] or b"")
-        start = 0
-        for place, row in zip(odd.tolist(), _rows(rows.take(odd)) if len(odd) else (), strict=True):
-            file.write(data[offsets[start] : offsets[place]])
-            file.writelines(self._made(row, context))
-            for reason in self._notes:
-                noted.setdefault(reason, np.zeros(rows.num_rows, np.bool_))[place] = True
-            start = place + 1
-        file.write(data[offsets[start] : offsets[len(lines)]])
-        self._summary.written += rows.num_rows - len(odd)
-        self._summary.rows += (rows.num_rows - len(odd)) * self._rows_per_pair
-
-    def _made(self, row: PairRow, context: Context) -> list[bytes]:
-        """The lines of a pair, none if it is refused; what is to be noted of it is in `_notes`."""
-        self._notes.clear()
-        try:
-            made = self._lines(row, context)
-        except Unfit as unfit:
-            self._summary.refuse(row.id, unfit.reason)
-            self._notes.clear()
-            return []
-        if row.weight != 1.0:
-            self._notes.add("weight_left_out")
-        self._summary.written += 1
-        self._summary.rows += len(made)
-        return made
-
-
-def _joined(pieces: Sequence[pa.Array | bytes], start: int, length: int) -> pa.Array:
-    """The pieces of some rows one after the other; null where one of them is."""
-    parts = [pa.scalar(piece, _BYTES) if isinstance(piece, bytes) else piece.slice(start, length) for piece in pieces]
-    parts = [part.dictionary_decode() if isinstance(part, pa.DictionaryArray) else part for part in parts]
-    return pc.binary_join_element_wise(*parts, pa.scalar(b"", _BYTES))
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[PairRow]:
-    columns = [batch.column(name) for name in _NARROW]
-    columns += [batch.column(name).dictionary_decode().cast(pa.large_binary()) for name in _CONTENT]
-    return map(PairRow._make, zip(*(column.to_pylist() for column in columns), strict=True))
+def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
+    """The rows of a batch. Equal texts are one Content, so that each is decoded and escaped once."""
+    contents: dict[str | None, Content] = {}
+    columns = [batch.column(name).to_pylist() for name in _NARROW]
+    for name in _CONTENT:
+        column = batch.column(name)
+        values: list[Any] = [*column.dictionary.to_pylist(), None]
+        if name != "tools":
+            for text in values:
+                if text not in contents:
+                    contents[text] = Content(text, arguments)
+            values = [contents[text] for text in values]
+        indices = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1: a row without text, the last value
+        columns.append([values[index] for index in indices.tolist()])
+    return map(PairRow, *columns)
 
 
 def begins_with_text(pairs: Place) -> bool:

@@ -10,10 +10,8 @@ as JSON text and noted as `tools_not_rendered`. It trains all that follows the p
 """
 
 from pairwright.jsontext import encode
-from pairwright.pairs.exporters.chat import chats_of, note_left_out, note_several_messages, tools_text
-from pairwright.pairs.exporters.cut import cut_at_divergence
-from pairwright.pairs.exporters.stream import Context, PairRow
-from pairwright.pairs.exporters.text import side_text, system_and_prompt_text
+from pairwright.pairs.exporters.chat import Context, PairRow, chats_of, note_left_out, tools_text
+from pairwright.pairs.exporters.cut import cut_at_divergence, side_text, system_and_prompt_text
 
 
 def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
@@ -30,9 +28,8 @@ def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
 
 def messages_lines(row: PairRow, context: Context) -> list[bytes]:
     """Trinity's messages."""
-    prompt, chosen, rejected = chats_of(row, context)
-    note_several_messages(context, chosen, rejected)
+    chats = chats_of(row, context)
     tools = b',"tools":' + tools_text(row) if context.has_tools else b""
     if row.tools:
         context.note("tools_not_rendered")
-    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (prompt.json, chosen.json, rejected.json, tools)]
+    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*chats, tools)]

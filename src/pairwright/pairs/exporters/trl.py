@@ -14,35 +14,26 @@ TRL trains them without a chat template. A loader takes one shape a file, which 
 other shape are refused.
 """
 
-import pyarrow as pa
-
 from pairwright.jsontext import encode
 from pairwright.messages import TEXT
 from pairwright.pairs.exporters.chat import (
-    SEVERAL_MESSAGES,
     TEXT_IS_NO_CHAT,
-    Chat,
+    Context,
+    PairRow,
+    Unfit,
     chats_of,
-    has_text,
-    messages_of,
     note_left_out,
-    note_several_messages,
     text_of,
     tools_text,
 )
-from pairwright.pairs.exporters.plain import numbers, plain_chats, tools_texts
-from pairwright.pairs.exporters.stream import Context, PairRow, Pieces, Unfit
 
 
 def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
     """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
     if _is_standard(row, context):
         return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
-    prompt, chosen, rejected = _checked(row, context)
-    return [
-        b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n'
-        % (prompt.json, chosen.json, rejected.json, _tools(row, context), _scores(row))
-    ]
+    chats = _checked(row, context)
+    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n' % (*chats, _tools(row, context), _scores(row))]
 
 
 def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
@@ -50,9 +41,8 @@ def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
     if _is_standard(row, context):
         start, *answers = _texts(row, context)
         return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
-    prompt, chosen, rejected = chats_of(row, context)
-    note_several_messages(context, chosen, rejected)
-    sides = (_joined(prompt, chosen), _joined(prompt, rejected))
+    prompt, *chats = chats_of(row, context)
+    sides = (prompt[:-1] + b"," + chat[1:] for chat in chats)
     return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
 
 
@@ -64,45 +54,16 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
     if _is_standard(row, context):
         tools, (start, *answers) = b"", map(encode, _texts(row, context))
     else:
-        tools, (prompt, *chats) = _tools(row, context), _checked(row, context)
-        start, answers = prompt.json, [chat.json for chat in chats]
+        tools, (start, *answers) = _tools(row, context), _checked(row, context)
     return [
         b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (start, answer, label, tools)
         for answer, label in zip(answers, (b"true", b"false"), strict=True)
     ]
 
 
-def explicit_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
-    """The same for all plain pairs of a batch."""
-    prompt, chosen, rejected, several = plain_chats(batch, context)
-    scores = [
-        b',"score_chosen":',
-        numbers(batch, "chosen_reward"),
-        b',"score_rejected":',
-        numbers(batch, "rejected_reward"),
-    ]
-    sides = [b'{"prompt":', prompt, b',"chosen":', chosen, b',"rejected":', rejected]
-    parts = [*sides, *_tools_column(batch, context), *scores, b"}\n"]
-    return Pieces(parts, {SEVERAL_MESSAGES: several})
-
-
-def unpaired_columns(batch: pa.RecordBatch, context: Context) -> Pieces:
-    """The same for all plain pairs of a batch."""
-    prompt, chosen, rejected, several = plain_chats(batch, context)
-    parts: list[pa.Array | bytes] = []
-    for side, label in ((chosen, b"true"), (rejected, b"false")):
-        parts += [b'{"prompt":', prompt, b',"completion":', side, b',"label":' + label]
-        parts += [*_tools_column(batch, context), b"}\n"]
-    return Pieces(parts, {SEVERAL_MESSAGES: several})
-
-
-def _tools_column(batch: pa.RecordBatch, context: Context) -> list[pa.Array | bytes]:
-    return [b',"tools":', tools_texts(batch)] if context.has_tools else []
-
-
 def _is_standard(row: PairRow, context: Context) -> bool:
     """Whether a pair is raw text; Unfit where it is not of the shape that the file has."""
-    is_text = has_text(row)
+    is_text = row.has_raw_text
     if is_text != context.is_text:
         raise Unfit("text_among_chats" if is_text else "chat_among_texts")
     return is_text
@@ -110,7 +71,7 @@ def _is_standard(row: PairRow, context: Context) -> bool:
 
 def _texts(row: PairRow, context: Context) -> list[str]:
     """Prompt, chosen and rejected as the text of their messages."""
-    contents = [messages_of(stored) for stored in (row.prompt, row.chosen, row.rejected)]
+    contents = [content.messages for content in row.contents]
     if not contents[0]:
         raise Unfit("no_prompt")
     if any(message.role != TEXT for messages in contents for message in messages):
@@ -121,16 +82,11 @@ def _texts(row: PairRow, context: Context) -> list[str]:
     return ["".join(map(text_of, messages)) for messages in contents]
 
 
-def _checked(row: PairRow, context: Context) -> tuple[Chat, Chat, Chat]:
-    prompt, chosen, rejected = chats_of(row, context)
-    if prompt.last_role in ("system", "developer"):
+def _checked(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
+    chats = chats_of(row, context)
+    if row.prompt.messages[-1].role in ("system", "developer"):
         raise Unfit("prompt_ends_with_system_message")
-    note_several_messages(context, chosen, rejected)
-    return prompt, chosen, rejected
-
-
-def _joined(prompt: Chat, side: Chat) -> bytes:
-    return prompt.json[:-1] + b"," + side.json[1:]
+    return chats
 
 
 def _tools(row: PairRow, context: Context) -> bytes:
