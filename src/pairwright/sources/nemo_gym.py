@@ -147,7 +147,7 @@ def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Jso
 
 def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     tools = params.get("tools") or response.get("tools")
-    return tuple(_prompt(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
+    return tuple(prompt_of(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
 
 
 def decode(line: bytes) -> Any:
@@ -165,7 +165,7 @@ def decode(line: bytes) -> Any:
     return {key: shared if key == PARAMS else _decode(value) for key, value in row.items()}
 
 
-def _prompt(params: Json, response: Json) -> list[Message]:
+def prompt_of(params: Json, response: Json) -> list[Message]:
     given = params.get("input")
     if isinstance(given, list):
         prompt = messages_from_items(given, "input")
