@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from bench.importing import WORDS
+from bench.trace_files import WORDS
 from pairwright import Table
 from pairwright.pairs.identity import hex_digits, seeded
 from pairwright.store.columns import SCHEMA

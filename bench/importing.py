@@ -1,12 +1,13 @@
 """Import against the limit: decoding the same lines with orjson and doing nothing with them.
 
-200,000 rollouts in the layout of NeMo Gym (eight a task, two tools, two calls each), about 440 MB.
+200,000 rollouts in the layout of NeMo Gym (eight a task, two tools, two calls each), about 440 MB; then the formats of
+bench/trace_files.py, each with one worker.
 """
 
 import contextlib
 import json
 import os
-import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,19 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import in_child
+from bench.trace_files import FORMATS, write_rollouts
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 NUM_ROLLOUTS = int(os.environ.get("BENCH_ROLLOUTS", "200000"))
-WORDS = [
-    "the", "agent", "reads", "a", "calendar", "and", "sends", "an", "email", "to", "the", "customer", "about",
-    "the", "invoice", "before", "noon", "on", "monday", "with", "details", "of", "every", "open", "order", "status",
-    "and", "price",
-]  # fmt: skip
+NUM_RECORDS = int(os.environ.get("BENCH_RECORDS", "40000"))  # of each other format
 DECODE = """
 import json, orjson, sys, time
 start = time.process_time()
 with open(sys.argv[1], "rb") as file:
-    num_lines = sum(1 for line in file if orjson.loads(line))
+    num_lines = sum(1 for text in ([file.read()] if sys.argv[1].endswith(".json") else file) if orjson.loads(text))
 print(json.dumps({"lines": num_lines, "cpu": time.process_time() - start}))
 """
 IMPORT = """
@@ -75,48 +73,6 @@ def proportional_megabytes(pid: int) -> float:
     return total / 1024
 
 
-def write_rollouts(path: Path, num_rollouts: int) -> None:
-    """Rollouts as NeMo Gym writes them, made up from a seed."""
-    draw = random.Random(0)
-
-    def text(words: random.Random, num_words: int) -> str:
-        return " ".join(words.choice(WORDS) for _ in range(num_words))
-
-    parameters = {
-        "type": "object",
-        "properties": {"id": {"type": "string", "description": "an id"}},
-        "required": ["id"],
-    }
-    tools = [{"name": f"tool_{n}", "parameters": parameters, "strict": False, "type": "function"} for n in range(2)]
-    with open(path, "w", encoding="utf-8") as file:
-        for number in range(num_rollouts):
-            words = random.Random(number // 8)
-            given = [
-                {"content": f"You are a workplace assistant. {text(words, 30)}", "role": "system", "type": "message"},
-                {"content": text(words, 30), "role": "user", "type": "message"},
-            ]
-            output = []
-            for turn in range(2):
-                call_id = f"call_{draw.getrandbits(96):024x}"
-                arguments = json.dumps({"id": f"{draw.getrandbits(40):x}"})
-                result = json.dumps({"status": "ok", "text": text(draw, 20)})
-                output.append(
-                    {"arguments": arguments, "call_id": call_id, "name": f"tool_{turn}", "type": "function_call"}
-                )
-                output.append({"call_id": call_id, "output": result, "type": "function_call_output"})
-            part = {"annotations": [], "text": text(draw, 30), "type": "output_text"}
-            output.append({"id": f"msg_{number}", "content": [part], "role": "assistant", "type": "message"})
-            rollout = {
-                "responses_create_params": {"input": given, "tools": tools, "parallel_tool_calls": False},
-                "response": {"id": f"resp_{number}", "model": "m", "object": "response", "output": output},
-                "reward": round(draw.random(), 3),
-                "_ng_task_index": number // 8,
-                "_ng_rollout_index": number % 8,
-                "agent_ref": {"type": "responses_api_agents", "name": "assistant"},
-            }
-            file.write(json.dumps(rollout) + "\n")
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollouts.jsonl"
@@ -128,12 +84,34 @@ def main() -> None:
         print("| workers | CPU | orjson.loads, CPU | ratio | wall clock | peak memory | target |")
         print("|---|---|---|---|---|---|---|")
         for workers in (1, 2):
-            decoded, runs = float("inf"), []
-            for number in range(ROUNDS):  # in turns, so that noise meets both alike
-                decoded = min(decoded, in_child(DECODE, str(path))["cpu"])
-                runs.append(watched(IMPORT, str(path), f"{folder}/t{workers}.{number}", str(workers)))
-                assert runs[-1]["added"] == NUM_ROLLOUTS
-            done = min(runs, key=itemgetter("cpu"))
-            print(f"| {workers} | {done['cpu']:.1f} s | {decoded:.1f} s | **{done['cpu'] / decoded:.2f}×** "
-                  f"| {done['wall']:.1f} s | {done['megabytes']:.0f} MB | ≤ 3×, < 400 MB |")  # fmt: skip
+            run, decoded = best_import(path, folder, workers)
+            assert run["added"] == NUM_ROLLOUTS
+            print(f"| {workers} | {figures(run, decoded)} | ≤ 4×, < 400 MB |")
+        path.unlink()
+        print(f"\n### Import: formats, about {NUM_RECORDS:,} records each, one worker\n")
+        print("| format | file | records | CPU | orjson.loads, CPU | ratio | wall clock | peak memory | target |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        for name, (file_name, write) in FORMATS.items():
+            path = Path(folder) / file_name
+            write(path, NUM_RECORDS)
+            run, decoded = best_import(path, folder, 1)
+            size = f"{path.stat().st_size / 1e6:.0f} MB"
+            print(f"| {name} | {size} | {run['added']:,} | {figures(run, decoded)} | ≤ 7× |", flush=True)
+            path.unlink()
         print(f"\nMeasured {time.strftime('%Y-%m-%d')}.\n")
+
+
+def best_import(path: Path, folder: str, workers: int) -> tuple[dict[str, Any], float]:
+    """The import of a file that took the least CPU time, and the least that decoding it took."""
+    decoded, runs = float("inf"), []
+    for number in range(ROUNDS):  # in turns, so that noise meets both alike
+        decoded = min(decoded, in_child(DECODE, str(path))["cpu"])
+        table = f"{folder}/{path.stem}.{workers}.{number}"
+        runs.append(watched(IMPORT, str(path), table, str(workers)))
+        shutil.rmtree(table)
+    return min(runs, key=itemgetter("cpu")), decoded
+
+
+def figures(run: dict[str, Any], decoded: float) -> str:
+    ratio = f"**{run['cpu'] / decoded:.2f}×**"
+    return f"{run['cpu']:.1f} s | {decoded:.2f} s | {ratio} | {run['wall']:.1f} s | {run['megabytes']:.0f} MB"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.candidates import write_candidates
-from bench.importing import WORDS, write_rollouts
+from bench.trace_files import WORDS, write_rollouts
 
 NUM_EXAMPLES, NUM_TURNS, NUM_CANDIDATES = 2_000, 5, 6
 NUM_ROLLOUTS = int(os.environ.get("BENCH_ROLLOUTS", "200000"))

@@ -9,7 +9,7 @@ and `""` mean the same. The canonical form keeps what the model saw or did and d
 - `generated`, `extra`: left out
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -38,20 +38,6 @@ def content_hash(*values: Any) -> str:
         return digest(_encode_json(values))
 
 
-def buffered_hash() -> Callable[..., str]:
-    """A `content_hash` that writes into one buffer of its own each time: faster, and for one thread only."""
-    buffer = bytearray()
-
-    def hashed(*values: Any) -> str:
-        try:
-            _SORTED.encode_into(values, buffer)
-        except OverflowError:
-            return content_hash(*values)
-        return digest(buffer)
-
-    return hashed
-
-
 def prompt_hash(prompt: Iterable[Message], tools: Iterable[Json] = ()) -> str:
     """Equal exactly for prompts that may be compared: the same conversation with the same tools."""
     return content_hash(canonical_messages(prompt), list(tools))
@@ -67,17 +53,22 @@ def canonical_arguments(arguments: str) -> Any:
 
 def _canonical(message: Message, call_numbers: dict[str, int]) -> list[Any]:
     content = message.content
-    if isinstance(content, list):
-        content = _text_or_parts(content)
+    if type(content) is not str:
+        content = canonical_content(content)
     if not message.tool_calls and message.tool_call_id is None:
-        return [message.role, content or "", message.reasoning or "", message.name]
+        return [message.role, content, message.reasoning or "", message.name]
     calls = []
     for call in message.tool_calls:
         number = call_numbers.setdefault(call.id, len(call_numbers)) if call.id is not None else None
         calls.append([number, call.name, canonical_arguments(call.arguments)])
     answered = message.tool_call_id
     result_of = None if answered is None else call_numbers.get(answered, answered)
-    return [message.role, content or "", message.reasoning or "", message.name, calls, result_of]
+    return [message.role, content, message.reasoning or "", message.name, calls, result_of]
+
+
+def canonical_content(content: str | list[Json] | None) -> str | list[Json]:
+    """Text, with text parts joined; parts where some are no text."""
+    return (_text_or_parts(content) if isinstance(content, list) else content) or ""
 
 
 def _text_or_parts(parts: list[Json]) -> str | list[Json]:

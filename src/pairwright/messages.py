@@ -22,8 +22,11 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
     type: str = "function"
 
     def __post_init__(self) -> None:
-        check_text(self.name, "tool_call.name")
-        check_text(self.arguments, "tool_call.arguments")
+        name, arguments = self.name, self.arguments
+        if type(name) is not str or not name.isascii():
+            check_text(name, "tool_call.name")
+        if type(arguments) is not str or not arguments.isascii():
+            check_text(arguments, "tool_call.arguments")
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

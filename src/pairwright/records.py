@@ -230,9 +230,10 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         set_reward(self)
         check_truncation(self.truncate_status)
         self._check_json_fields()
-        for name in ("prompt_text", "response_text"):
-            if (value := getattr(self, name)) is not None:
-                check_text(value, name)
+        if self.prompt_text is not None:
+            check_text(self.prompt_text, "prompt_text")
+        if self.response_text is not None:
+            check_text(self.response_text, "response_text")
         if self.kind is Kind.PREFERENCE:
             self._check_sides()
         elif self.chosen is not None or self.rejected is not None:
@@ -248,8 +249,8 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             check_tools(self)
         elif type(self.tools) is not tuple:
             force_setattr(self, "tools", ())
-        for name in ("info", "metrics", "reward_components"):
-            value = getattr(self, name)
+        fields = (("info", self.info), ("metrics", self.metrics), ("reward_components", self.reward_components))
+        for name, value in fields:
             if type(value) is not dict:
                 raise RecordError(name, value, "a dict")
             if value:

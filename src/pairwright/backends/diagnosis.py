@@ -185,9 +185,6 @@ def check_disk(patient: Patient) -> Iterator[Finding]:
 
 
 def check_packages(patient: Patient) -> Iterator[Finding]:
-    is_native = find_spec("pairwright.sources.plain_rollout") is not None
-    without = "not built, so large NeMo Gym files take longer to import; install again with a C compiler for it"
-    yield fine("packages", f"the C module is {'built' if is_native else without}")
     for package, extra in _PACKAGES.get(patient.config.backend.name, {}).items():
         if find_spec(package) is None:
             yield wrong("packages", f"{package} is not installed", f"pip install 'pairwright[{extra}]'")

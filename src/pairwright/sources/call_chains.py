@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from pairwright.canonical import canonical_messages, content_hash
+from pairwright.canonical import canonical_arguments, canonical_content, content_hash
 from pairwright.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.records import Experience
 from pairwright.sources.errors_seen import error_sites, tool_names
@@ -136,7 +136,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
             chain.prompt_length = next(answered, len(event.input))
             chain.opening = digests[chain.prompt_length]
-        _extend(chain, event, known)
+        _extend(chain, event, known, digests[-1])
         ends.setdefault(chain.digest, []).append(chain)
         latest.pop(event.parent, None)
         if event.flat:
@@ -153,14 +153,14 @@ def _continued(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chai
     return None, 0
 
 
-def _extend(chain: _Chain, call: ModelCall, known: int) -> None:
+def _extend(chain: _Chain, call: ModelCall, known: int, input_digest: str) -> None:
     chain.messages += call.input[known:]
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
     chain.calls.append(call)
     chain.runs = []
-    chain.digest = _digests(chain.messages if chain.rebuilt else [*call.input, *call.output])[-1]
+    chain.digest = _digests(chain.messages)[-1] if chain.rebuilt else _digests(call.output, input_digest)[-1]
 
 
 def _append_runs(chain: _Chain) -> None:
@@ -270,13 +270,12 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     return sorted(sites, key=lambda site: site.index)
 
 
-def _digests(messages: list[Message]) -> list[str]:
-    """One digest for each beginning of a conversation, the empty one included."""
-    digests = [""]
+def _digests(messages: list[Message], start: str = "") -> list[str]:
+    """One digest for each beginning of a conversation, the empty one (`start`) included; ids and reasoning left out."""
+    digests = [start]
     for message in messages:
-        calls = tuple(replace(call, id=None, arguments=call.arguments or "{}") for call in message.tool_calls)
-        bare = replace(message, reasoning=None, name=None, tool_call_id=None, tool_calls=calls)
-        digests.append(content_hash(digests[-1], canonical_messages([bare])))
+        calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
+        digests.append(content_hash(digests[-1], message.role, canonical_content(message.content), calls))
     return digests
 
 

@@ -13,11 +13,17 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )  # fmt: skip
+_USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+_USUAL_CALL = {"id", "type", "function"}
+_USUAL_FUNCTION = {"name", "arguments"}
+_TEXT_OR_NONE = (str, type(None))
 
 
 def message_from_chat(value: Any, where: str, *, generated: bool | None = None) -> Message:
     """One chat message; `where` is its path in the record, for errors."""
     value = mapping(value, where)
+    if _USUAL.issuperset(value) and (message := _usual_message(value, generated)) is not None:
+        return message
     role = text(value.get("role"), f"{where}.role")
     calls = [
         call_from_chat(call, f"{where}.tool_calls[{number}]")
@@ -40,6 +46,31 @@ def message_from_chat(value: Any, where: str, *, generated: bool | None = None) 
         generated=generated,
         extra=extra,
     )
+
+
+def _usual_message(value: Json, generated: bool | None) -> Message | None:
+    """A message of the usual fields and types, without the paths that errors need; None for any other."""
+    get = value.get
+    role, content, call_id, name = get("role"), get("content"), get("tool_call_id"), get("name")
+    if type(role) is not str or not (type(content) in _TEXT_OR_NONE and type(call_id) in _TEXT_OR_NONE):
+        return None
+    if name is not None and type(name) is not str:
+        return None
+    listed, calls = get("tool_calls"), []
+    if listed is not None:
+        if type(listed) is not list:
+            return None
+        for item in listed:
+            if type(item) is not dict or item.keys() != _USUAL_CALL:
+                return None
+            function = item["function"]
+            if type(function) is not dict or function.keys() != _USUAL_FUNCTION:
+                return None
+            parts = (function["name"], function["arguments"], item["id"], item["type"])
+            if set(map(type, parts)) != {str}:
+                return None
+            calls.append(ToolCall(*parts))
+    return Message(role, content, None, tuple(calls), call_id, name, generated)
 
 
 def messages_from_chat(value: Any, where: str) -> list[Message]:

@@ -107,8 +107,8 @@ def build(
     if task is None:
         task = task_hash(prompt, tools, task_metadata)
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
-    suffix = suffix_of(_hash, _given_hash(prompt, tools), _written(encode, completion), body)
-    experience = Experience(
+    suffix = _hash(_given_hash(prompt, tools), _written(encode, completion), body)[:24]
+    return Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
         kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
         prompt=prompt,
@@ -124,8 +124,8 @@ def build(
         info=info,
         metrics=metrics or {},
         source=Source(origin.file, origin.line, format_name),
+        **(arrays or {}),
     )
-    return msgspec.structs.replace(experience, **arrays) if arrays else experience
 
 
 def label_of(origin: Origin) -> str:
@@ -155,11 +155,6 @@ def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
 
 
 _last_given: tuple[object, object, str] = (None, None, "")
-
-
-def suffix_of(hashed: Callable[..., str], given: str, completion: bytes, body: list[Any]) -> str:
-    """The suffix of an id: a hash of all that the record says. `completion` is the JSON text of its messages."""
-    return hashed(given, completion, body)[:24]
 
 
 def _side_body(side: Side | None) -> list[Any] | None:

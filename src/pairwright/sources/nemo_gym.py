@@ -43,7 +43,7 @@ from pairwright.sources.scores import pick_reward
 
 NAME = "nemo-gym"
 PARAMS = "responses_create_params"
-READ = frozenset(
+_READ = frozenset(
     {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
 )  # fmt: skip
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
@@ -82,7 +82,7 @@ def _experience(
     completion = messages_from_items(output, "output") if output else []
     while completion and completion[0].role in _PROMPT_ROLES:
         prompt = (*prompt, completion.pop(0))
-    info = small_fields(row, READ)
+    info = small_fields(row, _READ)
     metadata = params.get("metadata")
     if metadata:
         info["metadata"] = metadata
@@ -93,9 +93,9 @@ def _experience(
     return build(
         NAME,
         origin,
-        task=None if number is None else json_text([agent_name(row), number]),
+        task=None if number is None else json_text([_agent_name(row), number]),
         run=index(row.get("_ng_rollout_index")),
-        batch=batch_of(origin.file),
+        batch=_batch(origin.file),
         prompt=prompt,
         completion=completion,
         tools=tools,
@@ -182,14 +182,14 @@ def prompt_of(params: Json, response: Json) -> list[Message]:
     return prompt
 
 
-def agent_name(row: Json) -> str | None:
+def _agent_name(row: Json) -> str | None:
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else agent
     return name if isinstance(name, str) else None
 
 
 @lru_cache(maxsize=64)
-def batch_of(file: str) -> str:
+def _batch(file: str) -> str:
     return PurePath(file).stem
 
 

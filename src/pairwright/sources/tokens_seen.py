@@ -27,7 +27,7 @@ def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None
     if (
         not isinstance(logprobs, list)
         or len(logprobs) != len(generated)
-        or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in logprobs)
+        or not all(issubclass(kind, int | float) and kind is not bool for kind in set(map(type, logprobs)))
     ):
         logprobs = None
     return TurnTokens(prompt=prompt, generated=generated, logprobs=logprobs)
@@ -63,4 +63,7 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    """Whether this is a list of token ids; by whole-list operations, since a rollout repeats thousands of them."""
+    if not isinstance(value, list) or not value:
+        return isinstance(value, list)
+    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31

@@ -29,7 +29,8 @@ class Column:
     """A column: its name and type, how to make it from an experience, and what it means.
 
     `shared` names the fields that alone decide it. Where they are the very objects of the row before, as for the runs
-    of one task, the value is taken over instead of being made again.
+    of one task, the value is taken over instead of being made again. `null_without` names a field without which (None
+    or empty) it is null: most columns of a batch have nothing in it, and are then passed over.
     """
 
     name: str
@@ -37,11 +38,14 @@ class Column:
     of: Callable[[Experience], Any]
     meaning: str
     shared: tuple[str, ...] = ()
+    null_without: str = ""
 
     def values(self, experiences: Sequence[Experience]) -> list[Any]:
         of = self.of
+        if self.null_without and not any(map(attrgetter(self.null_without), experiences)):
+            return [None] * len(experiences)
         if not self.shared:
-            return [of(exp) for exp in experiences]
+            return list(map(of, experiences))
         fields = attrgetter("eid", *self.shared)  # never a single name, so that it always gives a tuple
         values: list[Any] = []
         before: tuple[Any, ...] = ()
@@ -101,9 +105,9 @@ NARROW = (
     Column("tid", _TEXT, lambda e: e.eid.tid, "the task: [batch, task]"),
     Column("batch", _TEXT, lambda e: str(e.eid.batch), "collection round"),
     Column("task", _TEXT, lambda e: str(e.eid.task), "problem put to the agent"),
-    Column("run", pa.int64(), lambda e: e.eid.run, "attempt at the task"),
-    Column("step", pa.int64(), lambda e: e.eid.step, "decision point in the run"),
-    Column("kind", _TEXT, lambda e: e.kind.value, "single_turn, multi_turn or preference"),
+    Column("run", pa.int64(), attrgetter("eid.run"), "attempt at the task"),
+    Column("step", pa.int64(), attrgetter("eid.step"), "decision point in the run"),
+    Column("kind", _TEXT, attrgetter("kind"), "single_turn, multi_turn or preference"),
     Column("reward", pa.float64(), lambda e: e.reward if e.is_scored else None, "score; null where unscored"),
     Column("reward_unscored", _TEXT, _unscored, "nan, inf or -inf where that was the reward"),
     Column("model_version", _TEXT, _model_version, "model that answered, as JSON"),
@@ -121,8 +125,8 @@ NARROW = (
     Column("num_tool_calls", pa.int32(), _num_tool_calls, "calls in the completion"),
     Column("num_errors", pa.int32(), lambda e: len(e.errors), "error sites"),
     Column("num_tokens", pa.int32(), lambda e: None if e.tokens is None else len(e.tokens), "token ids recorded"),
-    Column("prompt_length", pa.int32(), lambda e: e.prompt_length, "of them, the prompt's"),
-    Column("truncate_status", _TEXT, lambda e: e.truncate_status, "prompt_truncated or response_truncated"),
+    Column("prompt_length", pa.int32(), attrgetter("prompt_length"), "of them, the prompt's"),
+    Column("truncate_status", _TEXT, attrgetter("truncate_status"), "prompt_truncated or response_truncated"),
     Column("source_format", _TEXT, lambda e: e.source and e.source.format, "format it was read from"),
     Column("source", _TEXT, lambda e: e.source and e.source.file, "file it was read from"),
     Column("source_line", pa.int64(), lambda e: e.source and e.source.line, "and the line, from 1"),
@@ -132,16 +136,40 @@ CONTENT = (
     Column("prompt", _LONG, lambda e: _json_or_null(e.prompt), "messages, as JSON", shared=("prompt",)),
     Column("tools", _LONG, lambda e: _json_or_null(e.tools), "tool schemas, as JSON", shared=("tools",)),
     Column("completion", _LONG, lambda e: _json_or_null(e.completion), "messages, as JSON"),
-    Column("chosen", _LONG, lambda e: e.chosen and encode(side_meta(e.chosen)).decode(), "side, as JSON"),
-    Column("rejected", _LONG, lambda e: e.rejected and encode(side_meta(e.rejected)).decode(), "side, as JSON"),
-    Column("prompt_text", _LONG, lambda e: e.prompt_text, "prompt as plain text"),
-    Column("response_text", _LONG, lambda e: e.response_text, "response as plain text"),
-    Column("reward_components", _LONG, lambda e: _open_json_or_null(e.reward_components), "as JSON"),
-    Column("errors", _LONG, lambda e: _json_or_null(e.errors), "error sites, as JSON"),
-    Column("info", _LONG, lambda e: _open_json_or_null(e.info), "as JSON"),
-    Column("metrics", _LONG, lambda e: _open_json_or_null(e.metrics), "as JSON"),
-    Column("side_of", _TEXT, lambda e: e.side_of and encode(e.side_of).decode(), "preference it was split from"),
-    Column("custom_fields", _TEXT, lambda e: _json_or_null(e.custom_fields), "as JSON"),
+    Column(
+        "chosen",
+        _LONG,
+        lambda e: e.chosen and encode(side_meta(e.chosen)).decode(),
+        "side, as JSON",
+        null_without="chosen",
+    ),
+    Column(
+        "rejected",
+        _LONG,
+        lambda e: e.rejected and encode(side_meta(e.rejected)).decode(),
+        "side, as JSON",
+        null_without="rejected",
+    ),
+    Column("prompt_text", _LONG, attrgetter("prompt_text"), "prompt as plain text"),
+    Column("response_text", _LONG, attrgetter("response_text"), "response as plain text"),
+    Column(
+        "reward_components",
+        _LONG,
+        lambda e: _open_json_or_null(e.reward_components),
+        "as JSON",
+        null_without="reward_components",
+    ),
+    Column("errors", _LONG, lambda e: _json_or_null(e.errors), "error sites, as JSON", null_without="errors"),
+    Column("info", _LONG, lambda e: _open_json_or_null(e.info), "as JSON", null_without="info"),
+    Column("metrics", _LONG, lambda e: _open_json_or_null(e.metrics), "as JSON", null_without="metrics"),
+    Column(
+        "side_of",
+        _TEXT,
+        lambda e: e.side_of and encode(e.side_of).decode(),
+        "preference it was split from",
+        null_without="side_of",
+    ),
+    Column("custom_fields", _TEXT, lambda e: _json_or_null(e.custom_fields), "as JSON", null_without="custom_fields"),
 )
 
 # Native list columns: the dtype whose values they hold exactly, and that records have unless `dtypes` says otherwise.

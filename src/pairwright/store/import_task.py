@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
 from xxhash import xxh3_128_digest
@@ -20,22 +19,18 @@ from xxhash import xxh3_128_digest
 from pairwright.jsontext import encode
 from pairwright.places import Place, deliver, local_workspace
 from pairwright.records import ARRAYS, SIDE_ARRAYS, Experience, Kind
-from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
+from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, Rejected
-from pairwright.sources.nemo_gym import NAME as NEMO_GYM
 from pairwright.sources.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, named_reward, reward_names
 from pairwright.store.arrow import to_batch
-from pairwright.store.column_arrays import column_array, numbers_of
+from pairwright.store.column_arrays import numbers_of
 from pairwright.store.exported_files import exported_units
 from pairwright.store.parts import hidden_part, write_hidden_part
-from pairwright.store.plain_cells import COMPLETION, UID, Cells, PlainCells
 
 ROWS_PER_BATCH = 256
-PLAIN_ROWS_PER_BATCH = 1024
-BYTES_PER_BATCH = 4 * 2**20
 _PREFERENCE = Kind.PREFERENCE
 _NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 _COUNTED = {
@@ -97,8 +92,7 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
     gc.disable()  # decoded JSON has no cycles, and looking for them takes half of the time
     try:
         with open(quarantine, "wb") as rejected:
-            batches = _plain_batches if _has_plain_lane(task) else _batches
-            num_rows = write_hidden_part(part, batches(task, result, rejected.write))
+            num_rows = write_hidden_part(part, _batches(task, result, rejected.write))
         if num_rows:
             result.part = part
         else:
@@ -120,7 +114,7 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
     experiences = _kept(_units(task), task, result, write_rejected)
     while rows := list(islice(experiences, ROWS_PER_BATCH)):
-        yield _noted(_batch(rows, result), None, task, result)
+        yield _counted(_batch(rows, result), task, result)
 
 
 def _batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
@@ -134,9 +128,9 @@ def _batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
     return to_batch(rows)
 
 
-def _noted(batch: pa.RecordBatch, uids: list[str] | None, task: ImportTask, result: ImportResult) -> pa.RecordBatch:
+def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """The batch, with the ids of its rows and what its columns count put into the result."""
-    uids = batch.column("uid").to_pylist() if uids is None else uids
+    uids = batch.column("uid").to_pylist()
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
         result.uids += uids
@@ -144,50 +138,6 @@ def _noted(batch: pa.RecordBatch, uids: list[str] | None, task: ImportTask, resu
     for name, columns in _COUNTED.items():
         result.counts[name] += sum(int(numbers_of(batch.column(column)).sum()) for column in columns)
     return batch
-
-
-def _has_plain_lane(task: ImportTask) -> bool:
-    """Whether lines may go straight to cells: only where nothing is to be done to the records on their way."""
-    asked = task.options != Options() or task.reward is not None or task.scores is not None or task.redact
-    return task.layout.splits and task.layout.format == NEMO_GYM and not asked and str(task.path).isprintable()
-
-
-def _plain_batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
-    """As `_batches`, but plain lines become cells with no record in between; the rows keep the order of the lines."""
-    cells = PlainCells(task.path, task.label)
-    lines = read_lines(task.path, start=task.start, stop=task.stop, line=task.line)
-    while True:
-        plain: list[Cells] = []
-        others: list[tuple[int, bytes | int]] = []
-        num_bytes = 0
-        for number, text in islice(lines, PLAIN_ROWS_PER_BATCH):
-            row = cells.row(number, text) if isinstance(text, bytes) else None  # an overlong line is a number
-            if row is None:
-                others.append((number, text))
-                num_bytes += len(text) if isinstance(text, bytes) else 0
-            else:
-                plain.append(row)
-                num_bytes += len(row[COMPLETION])
-            if num_bytes > BYTES_PER_BATCH:
-                break
-        if not plain and not others:
-            return
-        uids: list[str] | None = None
-        if plain:
-            batch, uids = cells.batch(plain), [row[UID] for row in plain]
-            result.counts["unscored"] += batch.column("reward").null_count
-        if others:
-            units = decoded_units(task.path, others, task.layout.reader.decode, task.label)
-            rest = _batch(list(_kept(units, task, result, write_rejected)), result)
-            batch, uids = _in_order([batch, rest]) if plain else rest, None
-        yield _noted(batch, uids, task, result)
-
-
-def _in_order(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches of one file as one, in the order of the file's lines."""
-    lines = np.concatenate([numbers_of(batch.column("source_line")) for batch in batches])
-    order = column_array(np.argsort(lines, kind="stable").tolist(), pa.int64())
-    return pa.Table.from_batches(batches).take(order).combine_chunks().to_batches()[0]
 
 
 def _kept(
