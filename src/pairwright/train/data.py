@@ -23,6 +23,7 @@ from pairwright.pairs.curriculum import Curriculum, read_curriculum
 from pairwright.pairs.table import FILE_NAME
 from pairwright.store.table import Table
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
+from pairwright.tokens.collate import Tree, as_tree
 from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.encoded import read_encoded
 from pairwright.tokens.hinting import Hinter
@@ -31,7 +32,6 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train.filtering import FILTERED, filtered_uids, match_pairs
-from pairwright.train.layout import Tree, tree_of
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
@@ -70,7 +70,7 @@ class PairData:
         if position not in self._recent:
             if len(self._recent) >= NUM_RECENT:
                 self._recent.clear()
-            self._recent[position] = self._made(position)
+            self._recent[position] = as_tree(self.pairs[position])
         return self._recent[position]
 
     def held(self, position: int) -> list[Held]:
@@ -84,16 +84,6 @@ class PairData:
     def is_full(self, position: int) -> bool:
         """Whether something is trained on both sides."""
         return all(mask.any() for mask in self.tree(position).masks)
-
-    def _made(self, position: int) -> Tree:
-        pair = self.pairs[position]
-        start = pair.prompt_length
-        sides = (pair.chosen, pair.rejected)
-        return Tree(
-            pair.chosen.ids[:start],
-            tuple(side.ids[start:] for side in sides),
-            tuple(side.mask[start:] for side in sides),
-        )
 
     @property
     def fingerprint(self) -> str:
@@ -215,7 +205,7 @@ def load_policy_data(
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts, **_losses(manifest)},
-        trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
+        trees=[as_tree(sequence) for sequence in sequences],
         refused=read_refusals(tokens),
         signals=signals,
     )

@@ -14,8 +14,8 @@ import msgspec
 
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
+from pairwright.tokens.collate import Tree
 from pairwright.train.checkpoint import checkpoints
-from pairwright.train.layout import Tree
 
 
 class RunError(PairwrightError):

@@ -19,7 +19,7 @@ import xxhash
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
 from pairwright.store.journal import new_segment_id
-from pairwright.train.layout import Tree
+from pairwright.tokens.collate import Tree
 from pairwright.train.policy import Policy
 from pairwright.train.ranks import Ranks
 
