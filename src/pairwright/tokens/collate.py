@@ -279,7 +279,7 @@ def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: i
     >>> batch.rejected_ids, batch.rejected_mask, batch.rejected_attention_mask
     (array([[1, 2, 9]]), array([[False, False,  True]]), array([[1, 1, 1]]))
     """
-    sides = {}
+    sides: dict[str, Array] = {}
     for name in ("chosen", "rejected"):
         arrays = _pad_sequences([getattr(pair, name) for pair in pairs], pad_id, multiple_of)
         sides |= zip((f"{name}_ids", f"{name}_attention_mask", f"{name}_mask"), arrays, strict=True)
