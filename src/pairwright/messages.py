@@ -1,5 +1,7 @@
 """Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it."""
 
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -95,6 +97,68 @@ ERROR_KINDS = {
     "exception": "code that raised, or a request to the model that failed",
     "tool_error": "any other failure of a tool",
 }
+
+
+_OWN_CONTENT: Any = object()
+
+
+def to_chat_message(
+    message: Message,
+    *,
+    content: str | list[Json] | None = _OWN_CONTENT,
+    arguments: Callable[[ToolCall], Any] | None = None,
+    reasoning_key: str | None = "reasoning_content",
+    missing_id: str | None = None,
+) -> Json:
+    """One message as chat APIs and chat templates have it; `generated` and `extra` have no place there.
+
+    content        in place of the message's own
+    arguments      what stands as the arguments of a call; by default the recorded text (`arguments_object` decodes it)
+    reasoning_key  the name of the reasoning; None leaves it out
+    missing_id     the id of a call that has none; None leaves it out
+
+    >>> message = Message("assistant", None, "why", (ToolCall("clock", '{"zone": "CET"}', "1"),))
+    >>> chat = to_chat_message(message, content="", arguments=arguments_object)
+    >>> chat["content"], chat["reasoning_content"], chat["tool_calls"]
+    ('', 'why', [{'id': '1', 'type': 'function', 'function': {'name': 'clock', 'arguments': {'zone': 'CET'}}}])
+    """
+    chat: Json = {"role": message.role, "content": message.content if content is _OWN_CONTENT else content}
+    if message.reasoning is not None and reasoning_key is not None:
+        chat[reasoning_key] = message.reasoning
+    if message.tool_calls:
+        chat["tool_calls"] = calls = []
+        for call in message.tool_calls:
+            call_id = missing_id if call.id is None else call.id
+            value = call.arguments if arguments is None else arguments(call)
+            function = {"name": call.name, "arguments": value}
+            calls.append({**({} if call_id is None else {"id": call_id}), "type": call.type, "function": function})
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        chat["name"] = message.name
+    return chat
+
+
+def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str | None) -> list[Json]:
+    """Messages as a chat template takes them: templates differ in the form of `arguments` ("object" or "text") and in
+    what an `empty` content beside calls has to be (None or ""). Any other empty content is ""."""
+    decode = arguments_object if arguments == "object" else None
+    chat = []
+    for message in messages:
+        content = message.content
+        if not content and not isinstance(content, list):
+            content = empty if message.tool_calls else ""
+        chat.append(to_chat_message(message, content=content, arguments=decode))
+    return chat
+
+
+def arguments_object(call: ToolCall) -> Any:
+    """The arguments of a call as the object that they are, or as their text where they are none."""
+    try:
+        value = json.loads(call.arguments) if call.arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
 
 
 def text_prompt(text: str | None) -> tuple[Message, ...]:

@@ -9,11 +9,11 @@ from token_families import small_tokenizer
 from pairwright.errors import ConfigError
 from pairwright.messages import ErrorSite, Message, ToolCall
 from pairwright.records import EID, Experience, Pair
-from pairwright.tokens.batches import as_torch, buckets, pack, packing
-from pairwright.tokens.collate import collate_policy, collate_preference
+from pairwright.tokens.batches import as_torch, buckets, packing
+from pairwright.tokens.collate import collate_policy, collate_preference, collate_trees, pack
 from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace
 from pairwright.tokens.hints import Hint, HintCounts
-from pairwright.tokens.pairs import encode_pair
+from pairwright.tokens.pairs import EncodedPair, encode_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.truncate import truncate
@@ -67,6 +67,37 @@ def test_packed_rows_give_every_sequence_back(items: list[list[int]]) -> None:
         assert packed.labels[here].tolist()[0] == -100
     assert packed.attention_mask.sum() == sum(map(len, items))
     assert ((packed.sequence_ids >= 0) == packed.attention_mask.astype(bool)).all()
+
+
+PAIR = EncodedPair(
+    chosen=sequence([1, 2, 7, 8], [0, 0, 1, 1]), rejected=sequence([1, 2, 9], [0, 0, 1]), prompt_length=2
+)
+
+
+def test_pairs_and_sequences_can_be_laid_out_with_shared_prompts_packed_or_padded() -> None:
+    alone = sequence([4, 5, 6], [0, 1, 0])
+    shared = collate_trees([PAIR, alone])
+    assert shared.input_ids.tolist() == [[1, 2, 7, 8, 9, 4, 5, 6]]
+    assert shared.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1, 2]]
+    assert [segment.branches for segment in shared.segments] == [((2, 4), (4, 5)), ((6, 8),)]
+    packed = collate_trees([alone, PAIR], "packed", row_length=6, pad_id=3)
+    assert packed.input_ids.tolist() == [[1, 2, 7, 8, 9, 3], [4, 5, 6, 3, 3, 3]]
+    assert packed.sequence_ids.tolist() == [[1, 1, 1, 1, 1, -1], [0, 0, 0, -1, -1, -1]]
+    assert (packed.source.tolist(), packed.branch.tolist()) == ([1, 2, 1, 6], [1, 1, 2, 0])
+    rows = collate_trees([PAIR, alone], "padded", multiple_of=8)
+    assert rows.attention_mask.sum(axis=1).tolist() == [4, 3, 3]
+    assert rows.input_ids.shape == (3, 8)
+    for batch in (shared, packed, rows):  # every trained token of every branch once, whatever the layout
+        assert sorted(batch.target.tolist()) == [5, 7, 8, 9]
+    with pytest.raises(ConfigError, match="row_length"):
+        collate_trees([PAIR], "packed")
+
+
+def test_padded_trees_are_the_rows_of_the_preference_batch() -> None:
+    batch, trees = collate_preference([PAIR], pad_id=0, multiple_of=4), collate_trees([PAIR], "padded")
+    assert trees.input_ids.tolist() == [*batch.chosen_ids.tolist(), *batch.rejected_ids.tolist()]
+    masks = np.concatenate([batch.chosen_mask, batch.rejected_mask])
+    assert trees.input_ids[masks].tolist() == trees.target.tolist()
 
 
 def test_what_does_not_fit_a_row_is_an_error() -> None:

@@ -8,6 +8,7 @@ from pairwright.config import Config, TokensConfig
 from pairwright.messages import ErrorSite, Message
 from pairwright.records import EID, Experience
 from pairwright.store.table import Table
+from pairwright.tokens.combine import Collator, Trace
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
 from pairwright.train.data import DataError, load_distill_data
@@ -69,6 +70,33 @@ def test_recorded_log_probabilities_count_in_the_ratio_clip(model, tmp_path):
         train(config, model=model, experience=tmp_path / "table", output=tmp_path / str(number))
         losses.append(json.loads((tmp_path / str(number) / "metrics.jsonl").read_text().splitlines()[0])["loss"])
     assert losses[1] < 0.1 * losses[0]
+
+
+def test_the_collator_has_the_recorded_ids_that_the_trainer_has(model, tmp_path):
+    tokenizer = ChatTokenizer.from_folder(model)
+    texts = (
+        "<|user|>count<|end|><|assistant|>",
+        "go  left<|end|>",
+        "<|tool|>no such file<|end|><|assistant|>",
+        "it<|end|>",
+    )
+    parts = [tokenizer.encode(text)[0].tolist() for text in texts]  # two spaces were sampled, the message has one
+    ids = [token for part in parts for token in part]
+    experience = Experience(
+        kind="multi_turn", prompt=[Message("user", "count")],
+        completion=[Message("assistant", "go left"), Message("tool", "no such file"), Message("assistant", "it")],
+        errors=[ErrorSite(2, "file_not_found", "no such file")], tokens=ids, prompt_length=len(parts[0]),
+        action_mask=[number != 1 for number, part in enumerate(parts[1:]) for _ in part],
+    )  # fmt: skip
+    with Table(tmp_path / "table") as table:
+        table.append([experience])
+    settings = Config().train.sdpo
+    options = TokensConfig(tokenizer=str(model))
+    data = load_distill_data(tmp_path / "table", options, settings, lambda done, total: None)
+    batch = Collator(tokenizer, pad_id=0)([Trace(experience)]).distill
+    assert batch.student_ids[0].tolist() == data.items[0].student.ids.tolist() == ids
+    assert batch.teacher_ids[0].tolist() == data.items[0].teacher.ids.tolist()
+    assert batch.sdpo_mask[0].tolist() == data.items[0].student_mask.tolist()
 
 
 @pytest.mark.parametrize("teacher", ["initial", "same", "ema"])

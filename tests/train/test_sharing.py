@@ -16,8 +16,8 @@ from transformers import (
     Qwen3Config,
 )
 
+from pairwright.tokens.collate import Tree, collate_trees, tree_of
 from pairwright.train.attention import CannotShare, Plan, tree_attention
-from pairwright.train.layout import Tree, lay_out, pad, tree_of
 from pairwright.train.model import read_weights
 from pairwright.train.policy import Policy
 from train.made_runs import make_model
@@ -168,12 +168,11 @@ def test_gradient_checkpointing_gives_the_same_gradients_on_a_shared_row(tmp_pat
 
 def test_a_row_has_no_padding_and_a_padded_batch_the_same_targets():
     trees = made_trees(50)
-    row, padded = lay_out(trees), pad(trees)
-    assert len(row.input_ids_T) == sum(tree.num_tokens for tree in trees)
-    assert row.target_N.tolist() == padded.target_N.tolist()
-    assert row.branch_N.tolist() == padded.branch_N.tolist()
-    flat = padded.input_ids_SW.reshape(-1)
-    assert [flat[place] for place in padded.source_N] == [row.input_ids_T[place] for place in row.source_N]
+    row, padded = collate_trees(trees), collate_trees(trees, "padded")
+    assert row.input_ids.shape == (1, sum(tree.num_tokens for tree in trees))
+    assert row.target.tolist() == padded.target.tolist()
+    assert row.branch.tolist() == padded.branch.tolist()
+    assert padded.input_ids.flat[padded.source].tolist() == row.input_ids.flat[row.source].tolist()
 
 
 def test_the_first_token_of_a_sequence_is_never_trained():

@@ -16,7 +16,7 @@ from pairwright.collect.failures import FailureKind, PolicyError, one_line
 from pairwright.collect.limits import RateLimit, backoff, retry_after
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.messages import Json, Message
+from pairwright.messages import Json, to_chat_message
 
 
 class EndpointPolicy:
@@ -72,30 +72,10 @@ class EndpointPolicy:
         raise AssertionError("the last attempt returned or raised")
 
 
-def chat_of(messages: tuple[Message, ...]) -> list[Json]:
-    """Messages in the form that the API takes; arguments stay the text that they are."""
-    chat = []
-    for message in messages:
-        item: Json = {"role": message.role, "content": message.content}
-        if message.reasoning is not None:
-            item["reasoning_content"] = message.reasoning
-        if message.tool_calls:
-            item["tool_calls"] = [
-                {"id": call.id or "", "type": call.type, "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.tool_calls
-            ]
-        if message.tool_call_id is not None:
-            item["tool_call_id"] = message.tool_call_id
-        if message.name is not None:
-            item["name"] = message.name
-        chat.append(item)
-    return chat
-
-
 def _body(ask: Ask, config: PolicyConfig, wanted: int, seed: int) -> Json:
     body: Json = {
         "model": config.model,
-        "messages": chat_of(ask.messages),
+        "messages": [to_chat_message(message, missing_id="") for message in ask.messages],
         "temperature": ask.temperature,
         "top_p": ask.top_p,
         "n": wanted,

@@ -5,7 +5,6 @@ in the order that inference servers use, and the first that the template takes i
 """
 
 import itertools
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import msgspec
 import numpy as np
 
 from pairwright.generate.requests import GenerateError, Ids
-from pairwright.messages import Json, Message
+from pairwright.messages import Json, Message, to_template_chat
 
 _MAX_KNOWN = 100_000
 
@@ -66,7 +65,7 @@ class ChatEncoder:
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Json], arguments: str, empty: str | None, more: Json | None
     ) -> str:
-        chat = [_chat_message(message, arguments, empty) for message in messages]
+        chat = to_template_chat(messages, arguments=arguments, empty=empty)
         try:
             text: str = self._tokenizer.apply_chat_template(
                 chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **(more or {})
@@ -76,36 +75,3 @@ class ChatEncoder:
                 f"the chat template refuses this conversation: {type(error).__name__}: {error}"
             ) from None
         return text
-
-
-def _chat_message(message: Message, arguments: str, empty: str | None) -> Json:
-    content = message.content
-    if not content and not isinstance(content, list):
-        content = empty if message.tool_calls else ""
-    chat: Json = {"role": message.role, "content": content}
-    if message.reasoning is not None:
-        chat["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        chat["tool_calls"] = [
-            {
-                **({} if call.id is None else {"id": call.id}),
-                "type": call.type,
-                "function": {"name": call.name, "arguments": _arguments(call.arguments, arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        chat["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        chat["name"] = message.name
-    return chat
-
-
-def _arguments(text: str, form: str) -> Any:
-    if form == "text":
-        return text
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text

@@ -6,14 +6,22 @@
     encode_experience    recorded ids where there are some, else the messages
     encode_distillation  student and hinted teacher, aligned by index
     check_template       what a template can do
-    COLLATORS            sequences to batches, by channel
+    COLLATORS            sequences to batches, by channel; collate_trees for any of them, as the trainer has it
 
 Where no exact mask exists, a Refusal names the turn and the reason.
 """
 
-from pairwright.tokens.batches import as_torch, buckets, pack
+from pairwright.tokens.batches import as_torch, buckets
 from pairwright.tokens.check import check_template
-from pairwright.tokens.collate import collate_distill, collate_policy, collate_preference
+from pairwright.tokens.collate import (
+    Tree,
+    TreeBatch,
+    collate_distill,
+    collate_policy,
+    collate_preference,
+    collate_trees,
+    pack,
+)
 from pairwright.tokens.combine import Collator, CombineOptions, Trace
 from pairwright.tokens.distill import (
     Distillation,
@@ -38,14 +46,16 @@ COLLATORS = {
     "policy": collate_policy,
     "distill": collate_distill,
     "combined": Collator,
+    "trees": collate_trees,
 }
 
 __all__ = [
     "COLLATORS", "HINTS", "ChatTokenizer", "Collator", "CombineOptions", "Distillation", "EncodedPair",
     "FunctionRenderer", "Hint", "Paint", "PairMessages", "Piece", "RecordedTurn", "Refusal", "Rendered", "Renderer",
-    "Report", "Sequence", "Template", "TemplateError", "TemplateLimit", "TokensError", "Trace", "as_torch",
-    "buckets", "chat_tokenizer", "check_template", "collate_distill", "collate_policy", "collate_preference",
-    "encode_chat", "encode_distillation", "encode_distillations", "encode_experience", "encode_pair", "encode_pairs",
+    "Report", "Sequence", "Template", "TemplateError", "TemplateLimit", "TokensError", "Trace", "Tree",
+    "TreeBatch", "as_torch", "buckets", "chat_tokenizer", "check_template", "collate_distill", "collate_policy",
+    "collate_preference", "collate_trees", "encode_chat", "encode_distillation", "encode_distillations",
+    "encode_experience", "encode_pair", "encode_pairs",
     "encode_recorded", "encode_turns", "find_sites", "hints_for", "html_page", "pack", "painted_text", "truncate",
     "truncate_distillation", "truncate_pair",
 ]  # fmt: skip

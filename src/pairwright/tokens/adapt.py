@@ -8,8 +8,8 @@ form that inference servers use (an object, content as it is) is tried first.
 import itertools
 from collections.abc import Sequence
 
-from pairwright.messages import Json, Message
-from pairwright.tokens.marks import Chat, chat_of_messages, plain_chat
+from pairwright.messages import Json, Message, to_template_chat
+from pairwright.tokens.marks import Chat, plain_chat
 from pairwright.tokens.owned import CALL
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.render import Rendered
@@ -23,14 +23,7 @@ def adapted_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: l
     empty: str | None = None
     if any(message.tool_calls for message in messages):
         arguments, empty = call_forms(tokenizer, renderer)
-    chat = plain_chat(chat_of_messages(messages, arguments=arguments))
-    for message in chat:
-        if not message["content"] and not isinstance(message["content"], list):
-            if message.get("tool_calls"):
-                message["content"] = empty
-            elif message["content"] is None:
-                message["content"] = ""
-    return chat
+    return plain_chat(to_template_chat(messages, arguments=arguments, empty=empty))
 
 
 def call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""The shape of a batch: sequences side by side, padded, in buckets of like length, or packed into rows.
+"""What collators are made of: rows padded, lengths put into buckets or packed into rows, arrays made tensors.
 
 Shapes: B rows, T tokens a row. Attention comes from lengths, never from pad ids: a pad id inside text is attended to.
 """
@@ -41,24 +41,39 @@ def attention(lengths: Items[int], width: int) -> Array:
     return (np.arange(width)[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
-def buckets(lengths: Items[int], *, max_tokens: int, max_rows: int | None = None) -> list[list[int]]:
-    """Positions of sequences in batches of like length; rows times longest is at most `max_tokens`.
+def buckets(
+    lengths: Items[int],
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    is_padded: bool = True,
+    allow_longer: bool = False,
+) -> list[list[int]]:
+    """Positions of sequences in batches of like length, shortest first.
+
+    max_tokens    a batch has at most so many: rows times the longest, or the sum of lengths where not `is_padded`
+    max_rows      a batch has at most so many sequences
+    allow_longer  a sequence of more than `max_tokens` is a batch of its own, not an error
 
     >>> buckets([5, 100, 6, 98, 4], max_tokens=200)
     [[4, 0, 2], [3, 1]]
+    >>> buckets([10, 300, 20, 170, 5], max_tokens=200, is_padded=False, allow_longer=True)
+    [[4, 0, 2], [3], [1]]
     """
-    order = sorted(range(len(lengths)), key=lambda position: (lengths[position], position))
     result: list[list[int]] = []
-    for position in order:
-        if lengths[position] > max_tokens:
-            size = lengths[position]
+    total = 0  # tokens of the last batch, without padding
+    for position in sorted(range(len(lengths)), key=lambda number: (lengths[number], number)):
+        size = lengths[position]
+        if size > max_tokens and not allow_longer:
             raise ConfigError(f"max_tokens: {max_tokens} is less than a sequence of {size}; truncate first")
         last = result[-1] if result else []
-        fits = last and (len(last) + 1) * lengths[position] <= max_tokens and len(last) != max_rows
-        if fits:
+        with_it = (len(last) + 1) * size if is_padded else total + size
+        if last and with_it <= max_tokens and len(last) != max_rows:
             last.append(position)
+            total += size
         else:
             result.append([position])
+            total = size
     return result
 
 
@@ -83,49 +98,6 @@ def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
             rows.append([position])
             room.append(row_length - size)
     return rows
-
-
-class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Sequences end to end in rows. `position_ids` start anew with each; `sequence_ids` says which one a token is of
-    (0, 1, ... in the order they came; -1 is padding), for block-diagonal attention."""
-
-    input_ids: Array
-    attention_mask: Array
-    position_ids: Array
-    sequence_ids: Array
-    response_mask: Array
-    labels: Array
-
-
-def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int) -> Packed:
-    """Pack sequences; the first token of each has no label, since nothing before it is its own.
-
-    >>> packed = pack([np.array([5, 6, 7]), np.array([8, 9])], [np.array([0, 1, 1]), np.array([1, 1])],
-    ...               row_length=6, pad_id=0)
-    >>> packed.input_ids, packed.position_ids, packed.sequence_ids
-    (array([[5, 6, 7, 8, 9, 0]]), array([[0, 1, 2, 0, 1, 0]]), array([[ 0,  0,  0,  1,  1, -1]]))
-    >>> packed.labels
-    array([[-100,    6,    7, -100,    9, -100]])
-    """
-    rows = packing([len(item) for item in ids], row_length)
-
-    def laid(values: Items[Array], fill: float, dtype: str) -> Array:
-        joined = [np.concatenate([values[position] for position in row]) for row in rows]
-        return padded(joined, fill, dtype=dtype, length=row_length)
-
-    masks = [np.asarray(mask, dtype=bool) for mask in masks]
-    labels = [np.where(mask, item, IGNORE_INDEX) for item, mask in zip(ids, masks, strict=True)]
-    for label in labels:
-        label[:1] = IGNORE_INDEX
-    lengths = [sum(len(ids[position]) for position in row) for row in rows]
-    return Packed(
-        input_ids=laid(ids, pad_id, "int64"),
-        attention_mask=attention(lengths, row_length),
-        position_ids=laid([np.arange(len(item)) for item in ids], 0, "int64"),
-        sequence_ids=laid([np.full(len(item), number) for number, item in enumerate(ids)], -1, "int64"),
-        response_mask=laid(masks, 0, "bool"),
-        labels=laid(labels, IGNORE_INDEX, "int64"),
-    )
 
 
 def as_torch(batch: Any) -> dict[str, Any]:

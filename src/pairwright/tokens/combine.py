@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from pairwright.errors import RecordError
-from pairwright.messages import ErrorSite, Json, Message
+from pairwright.messages import ErrorSite, Message
 from pairwright.records import Experience, Pair
 from pairwright.tokens.batches import IGNORE_INDEX, as_torch
 from pairwright.tokens.collate import (
@@ -22,13 +22,13 @@ from pairwright.tokens.collate import (
     collate_policy,
     collate_preference,
 )
-from pairwright.tokens.distill import Distillation, encode_distillations, truncate_distillation
-from pairwright.tokens.dropped import refuse_media_inputs
+from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, hints_for
 from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.tokenizer import chat_tokenizer
 from pairwright.tokens.truncate import Truncation, truncate
 
 HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
@@ -128,18 +128,16 @@ class Collator:
             hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
             if not hints:
                 continue
-            tools: list[Json] | None = list(experience.tools) or None
+            distill = partial(
+                distill_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+            )
             try:
-                refuse_media_inputs(experience, allow=self.options.allow_images)
-                found = encode_distillations(
-                    self.tokenizer, experience.messages, hints, tools, train_from=len(experience.prompt),
-                    allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images,
-                )  # fmt: skip
+                hinted = distill(chat_tokenizer(self.tokenizer), experience, hints)
             except Refusal as refusal:
                 self.counts[f"distill: {refusal.reason}"] += 1
                 continue
-            self.counts["distill: dropped_prompt_content"] += sum(bool(i.student.report.prompt_dropped) for i in found)
-            items += [item for item in map(self._cut, found) if item is not None]
+            self.counts["distill: dropped_prompt_content"] += sum(bool(i.student.report.prompt_dropped) for i in hinted)
+            items += [item for item in map(self._cut, hinted) if item is not None]
         return items
 
     def _cut(self, item: Distillation) -> Distillation | None:

@@ -51,6 +51,16 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             raise Refusal("recorded_ids", "student and teacher differ at an index pair")
 
     @property
+    def student_mask(self) -> Array:
+        """True at the student's tokens of hinted turns."""
+        return np.isin(np.arange(len(self.student)), self.student_index)
+
+    @property
+    def teacher_mask(self) -> Array:
+        """True at the teacher's tokens of hinted turns."""
+        return np.isin(np.arange(len(self.teacher)), self.teacher_index)
+
+    @property
     def targets(self) -> list[int]:
         """The hinted turns."""
         found: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()

@@ -4,11 +4,10 @@ Mirrors what transformers hands to a template (rich objects become plain data, r
 that templates read), so that both render the same text.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pairwright.messages import Json, Message
+from pairwright.messages import Json
 from pairwright.tokens.owned import CALL, CALL_ID, CONTENT, FIELDS, NAME, OTHER, REASONING, owned
 
 Chat = list[Json]
@@ -167,38 +166,3 @@ def _owned_value(value: Any, owner: int) -> Any:
         items._owner = owner
         return items
     return value
-
-
-def chat_of_messages(messages: Sequence[Message], *, arguments: str = "object") -> Chat:
-    """Records as chat messages; `arguments` are JSON objects ("object") or the text that they came as ("text")."""
-    return [_chat_message(message, arguments) for message in messages]
-
-
-def _chat_message(message: Message, arguments: str) -> Json:
-    chat: Json = {"role": message.role, "content": message.content}
-    if message.reasoning is not None:
-        chat["reasoning_content"] = message.reasoning
-    if message.tool_calls:
-        chat["tool_calls"] = [
-            {
-                **({"id": call.id} if call.id is not None else {}),
-                "type": call.type,
-                "function": {"name": call.name, "arguments": _arguments(call.arguments, arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    if message.tool_call_id is not None:
-        chat["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        chat["name"] = message.name
-    return chat
-
-
-def _arguments(text: str, form: str) -> Any:
-    if form == "text":
-        return text
-    try:
-        value = json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text

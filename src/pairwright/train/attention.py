@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from pairwright.errors import PairwrightError
-from pairwright.train.layout import Segment
+from pairwright.tokens.collate import Segment
 
 NAME = "pairwright_trees"
 SMALL_TREE = 160

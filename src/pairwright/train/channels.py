@@ -21,6 +21,7 @@ from pairwright.errors import ConfigError
 from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum
 from pairwright.places import local_path
+from pairwright.tokens.collate import Tree
 from pairwright.tokens.encoded import adopt_options, holds_pairs, missing_table
 from pairwright.tokens.sequence import Sequence
 from pairwright.train.data import (
@@ -32,7 +33,6 @@ from pairwright.train.data import (
     load_policy_data,
 )
 from pairwright.train.distillation import DistillChannel, open_teacher
-from pairwright.train.layout import Tree
 from pairwright.train.likelihood import LikelihoodChannel, Likely
 from pairwright.train.metrics import Sums
 from pairwright.train.model import model_hash

@@ -20,9 +20,11 @@ from pairwright.config.train import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.pairs.curriculum import Curriculum, read_curriculum
-from pairwright.pairs.table import FILE_NAME
+from pairwright.pairs.table import FILE_NAME, PAIR_SCHEMA
 from pairwright.store.table import Table
+from pairwright.store.where import parse_where
 from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
+from pairwright.tokens.collate import Tree, as_tree
 from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.encoded import read_encoded
 from pairwright.tokens.hinting import Hinter
@@ -30,12 +32,11 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage import encode_source
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.train.filtering import FILTERED, filtered_uids, match_pairs
-from pairwright.train.layout import Tree, tree_of
 from pairwright.train.token_signals import TokenSignals, read_token_signals
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048
+FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
 LOSSES = {
     "dropped": "with_dropped_content",
     "prompt_dropped": "with_dropped_prompt_content",
@@ -70,7 +71,7 @@ class PairData:
         if position not in self._recent:
             if len(self._recent) >= NUM_RECENT:
                 self._recent.clear()
-            self._recent[position] = self._made(position)
+            self._recent[position] = as_tree(self.pairs[position])
         return self._recent[position]
 
     def held(self, position: int) -> list[Held]:
@@ -84,16 +85,6 @@ class PairData:
     def is_full(self, position: int) -> bool:
         """Whether something is trained on both sides."""
         return all(mask.any() for mask in self.tree(position).masks)
-
-    def _made(self, position: int) -> Tree:
-        pair = self.pairs[position]
-        start = pair.prompt_length
-        sides = (pair.chosen, pair.rejected)
-        return Tree(
-            pair.chosen.ids[:start],
-            tuple(side.ids[start:] for side in sides),
-            tuple(side.mask[start:] for side in sides),
-        )
 
     @property
     def fingerprint(self) -> str:
@@ -158,7 +149,7 @@ def load_pairs(
     )
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
-    wanted = match_pairs(source, where, pairs.ids)
+    wanted = _match_pairs(source, where, pairs.ids)
     if where is not None:
         counts[FILTERED] = int((~wanted).sum())
     if not (wanted & ~held).any():
@@ -191,7 +182,7 @@ def load_policy_data(
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
-    filtered = filtered_uids(table, where)
+    filtered = _filtered_uids(table, where)
     counts |= {FILTERED: len(filtered)} if where is not None else {}
     found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
     signals = read_token_signals(table, dict(found)) if scored else TokenSignals()
@@ -215,7 +206,7 @@ def load_policy_data(
         rewards=np.array(values, np.float32),
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts, **_losses(manifest)},
-        trees=[tree_of(sequence.ids, sequence.mask) for sequence in sequences],
+        trees=[as_tree(sequence) for sequence in sequences],
         refused=read_refusals(tokens),
         signals=signals,
     )
@@ -233,7 +224,7 @@ def load_distill_data(
     refused: dict[str, str] = {}
     table = Table(source, create=False)
     total = table.count()
-    filtered = filtered_uids(table, where)
+    filtered = _filtered_uids(table, where)
     counts |= {FILTERED: len(filtered)} if where is not None else {}
     for number, experience in enumerate(table.records()):
         show(number, total)
@@ -291,3 +282,23 @@ def _stop_for_inputs(source: Path, refused: dict[str, int]) -> None:
 def _losses(manifest: dict[str, Any]) -> dict[str, int]:
     """Sequences that lack something, by what they lack."""
     return {name: manifest[name] for name in LOSSES.values() if manifest[name]}
+
+
+def _match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
+    """For each of the ids of a pairs table, whether the condition holds for its first row."""
+    if where is None:
+        return np.ones(len(ids), np.bool_)
+    condition = parse_where(where, PAIR_SCHEMA, option="train.where")
+    path = source / FILE_NAME if source.is_dir() else source
+    columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))
+    rows = pl.read_parquet(path, columns=columns).unique("id", keep="first", maintain_order=True)
+    wanted = set(rows.filter(condition)["id"])
+    return np.array([name in wanted for name in ids], np.bool_)
+
+
+def _filtered_uids(table: Table, where: str | None) -> set[str]:
+    """The ids of the experiences for which the condition does not hold."""
+    if where is None:
+        return set()
+    condition = parse_where(where, option="train.where").not_()
+    return {uid for batch in table.scan(condition, ["uid"]) for uid in batch.column(0).to_pylist()}

@@ -19,9 +19,9 @@ from pairwright.arrays import Array
 from pairwright.config.train import DistillConfig, TrainConfig
 from pairwright.ledger.trained import Held
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss
+from pairwright.tokens.collate import Tree, tree_of
 from pairwright.tokens.distill import Distillation
 from pairwright.train.data import DistillData
-from pairwright.train.layout import Tree, tree_of
 from pairwright.train.metrics import Sums
 from pairwright.train.model import trainable
 from pairwright.train.order import Order, micro_batches
@@ -118,8 +118,7 @@ class DistillChannel:
 
     def held(self, item: int) -> list[Held]:
         one = self.data.items[item]
-        mask = _at(one.student_index, len(one.student))
-        return [Held(self.data.ids[item], "", one.student.ids, mask, one.student.message_index)]
+        return [Held(self.data.ids[item], "", one.student.ids, one.student_mask, one.student.message_index)]
 
     @property
     def refused(self) -> dict[str, str]:
@@ -155,17 +154,11 @@ def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
 
 
 def _student(item: Distillation) -> Tree:
-    return tree_of(item.student.ids, _at(item.student_index, len(item.student)))
+    return tree_of(item.student.ids, item.student_mask)
 
 
 def _taught(item: Distillation) -> Tree:
-    return tree_of(item.teacher.ids, _at(item.teacher_index, len(item.teacher)))
-
-
-def _at(index: Array, length: int) -> Array:
-    mask = np.zeros(length, bool)
-    mask[index] = True
-    return mask
+    return tree_of(item.teacher.ids, item.teacher_mask)
 
 
 def _recorded(item: Distillation) -> Array:

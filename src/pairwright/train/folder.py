@@ -15,8 +15,8 @@ import msgspec
 from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
 from pairwright.places import write_bytes, write_json
+from pairwright.tokens.collate import Tree
 from pairwright.train.checkpoint import checkpoints
-from pairwright.train.layout import Tree
 
 
 class RunError(PairwrightError):

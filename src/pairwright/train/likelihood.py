@@ -15,7 +15,7 @@ from torch import Tensor
 from pairwright.arrays import Array
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
-from pairwright.train.layout import Tree
+from pairwright.tokens.collate import Tree
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy

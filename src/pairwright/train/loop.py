@@ -17,12 +17,13 @@ from pairwright.canonical import content_hash
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import write_trained
-from pairwright.train.best import best_steps, judge
 from pairwright.train.channels import Channel, load_channels, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
+    best_steps,
     join_checkpoint,
+    judge,
     load_optimizer,
     load_weights,
     read_state,
@@ -31,8 +32,7 @@ from pairwright.train.checkpoint import (
 )
 from pairwright.train.data import LOSSES, DataError
 from pairwright.train.folder import RunFolder
-from pairwright.train.log import Log, Progress
-from pairwright.train.metrics import Sums, add, means, open_reporters
+from pairwright.train.metrics import Log, Progress, Sums, add, means, open_reporters
 from pairwright.train.model import model_hash, save_model, trainable
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from pairwright.train.order import even_parts

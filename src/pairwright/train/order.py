@@ -9,6 +9,7 @@ import numpy as np
 
 from pairwright.arrays import Array
 from pairwright.pairs.curriculum import stage_of_epoch
+from pairwright.tokens.batches import buckets
 from pairwright.train.ranks import Ranks
 
 
@@ -116,16 +117,8 @@ def micro_batches(items: Array, sizes: Sequence[int], *, max_items: int | None, 
     >>> [part.tolist() for part in micro_batches(np.array([7, 8, 9]), [10, 90, 20], max_items=None, max_tokens=100)]
     [[7, 9], [8]]
     """
-    parts: list[list[int]] = []
-    room = 0
-    for place in sorted(range(len(items)), key=lambda number: (sizes[number], number)):
-        full = not parts or sizes[place] > room or (max_items is not None and len(parts[-1]) >= max_items)
-        if full:
-            parts.append([])
-            room = max_tokens
-        parts[-1].append(int(items[place]))
-        room -= sizes[place]
-    return [np.array(part) for part in parts]
+    parts = buckets(sizes, max_tokens=max_tokens, max_rows=max_items, is_padded=False, allow_longer=True)
+    return [items[part] for part in parts]
 
 
 class Parted(Protocol):

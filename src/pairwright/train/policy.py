@@ -22,8 +22,8 @@ from torch import Tensor
 
 from pairwright.config.train import TrainConfig
 from pairwright.losses.logps import masked_logps
+from pairwright.tokens.collate import Tree, collate_trees
 from pairwright.train.attention import NAME, CannotShare, Plan, register
-from pairwright.train.layout import Tree, lay_out, pad
 from pairwright.train.model import ModelError, load_model, plain_model
 from pairwright.train.ranks import Ranks
 from pairwright.train.sharding import Root, load_sharded
@@ -85,23 +85,15 @@ class Policy:
 
     def hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
         """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
+        batch = collate_trees(trees, "shared" if self.can_share else "padded")
+        inputs: dict[str, Any] = {"input_ids": self._tensor(batch.input_ids)}
         if self.can_share:
-            row = lay_out(trees)
-            inputs = {
-                "input_ids": self._tensor(row.input_ids_T)[None],
-                "position_ids": self._tensor(row.position_ids_T)[None],
-            }
-            states_TH = self._backbone(**inputs, plan=Plan(row.segments, self.device))[0]
-            places: Any = row
+            inputs |= {"position_ids": self._tensor(batch.position_ids), "plan": Plan(batch.segments, self.device)}
         else:
-            places = pad(trees)
-            inputs = {
-                "input_ids": self._tensor(places.input_ids_SW),
-                "attention_mask": self._tensor(places.attention_mask_SW),
-            }
-            states_TH = self._backbone(**inputs).flatten(0, 1)
-        source_N = self._tensor(places.source_N)
-        return states_TH[source_N], self._tensor(places.target_N), self._tensor(places.branch_N), places.num_branches
+            inputs["attention_mask"] = self._tensor(batch.attention_mask)
+        states_TH = self._backbone(**inputs).flatten(0, 1)
+        source_N = self._tensor(batch.source)
+        return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
 
     def logits(self, hidden_KH: Tensor) -> Tensor:
         """The model's own logits (K, V) at a few positions, in float32."""

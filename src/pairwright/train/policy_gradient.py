@@ -19,8 +19,8 @@ from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.advantages import group_advantages
 from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
+from pairwright.tokens.collate import Tree
 from pairwright.train.data import PolicyData
-from pairwright.train.layout import Tree
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, micro_batches
 from pairwright.train.policy import Policy

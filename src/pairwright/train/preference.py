@@ -16,8 +16,8 @@ from pairwright.ledger.trained import Held
 from pairwright.losses.logps import length_weights, sum_by_sequence
 from pairwright.losses.preference import PairLogps, PairLosses, PreferenceOptions, check_preference, preference_loss
 from pairwright.losses.unpaired import mismatch_sums, reference_point
+from pairwright.tokens.collate import Tree
 from pairwright.train.data import PairData
-from pairwright.train.layout import Tree
 from pairwright.train.metrics import Sums
 from pairwright.train.order import Order, even_parts, micro_batches
 from pairwright.train.policy import Policy, Scored

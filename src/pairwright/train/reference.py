@@ -19,7 +19,7 @@ from pairwright.arrays import Array
 from pairwright.errors import PairwrightError
 from pairwright.places import write_atomic
 from pairwright.store.journal import new_segment_id
-from pairwright.train.layout import Tree
+from pairwright.tokens.collate import Tree
 from pairwright.train.policy import Policy
 from pairwright.train.ranks import Ranks
 

@@ -9,12 +9,12 @@ text.
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from pairwright.jsontext import decode, encode
-from pairwright.messages import TEXT, Json, Message, ToolCall
+from pairwright.messages import TEXT, Json, Message, ToolCall, to_chat_message
 
 _decode_messages = msgspec.json.Decoder(tuple[Message, ...]).decode
 TEXT_IS_NO_CHAT = "text_is_no_chat"
@@ -106,16 +106,9 @@ def check_is_chat(row: PairRow) -> None:
 
 def chat_message(message: Message, *, arguments: str = "text", reasoning_key: str | None = "reasoning_content") -> Json:
     """One message as a chat has it. An empty content is "", which every template takes."""
-    made: Json = {"role": message.role, "content": text_of(message)}
-    if message.reasoning and reasoning_key is not None:
-        made[reasoning_key] = message.reasoning
-    if message.tool_calls:
-        made["tool_calls"] = [_call(call, arguments) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        made["name"] = message.name
-    return made
+    decode_call = call_value if arguments == "object" else None
+    key = reasoning_key if message.reasoning else None
+    return to_chat_message(message, content=text_of(message), arguments=decode_call, reasoning_key=key)
 
 
 def text_of(message: Message) -> str:
@@ -162,12 +155,6 @@ def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: b
             context.note("extra_left_out")
         if reasoning and message.reasoning:
             context.note("reasoning_left_out")
-
-
-def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
-    value: Any = call_value(call) if arguments == "object" else call.arguments
-    made: dict[str, Any] = {} if call.id is None else {"id": call.id}
-    return {**made, "type": call.type, "function": {"name": call.name, "arguments": value}}
 
 
 def _only_text(message: Message) -> bytes | None:
