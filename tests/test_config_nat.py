@@ -16,7 +16,7 @@ from pairwright.config.nat import from_nat
 from pairwright.config.nat_file import read_nat
 from pairwright.config.nat_names import BELOW, PAIRS, REASONS, RENAMED, STATUS_FAILURES
 from pairwright.errors import ConfigError
-from pairwright.pairs.from_config import pair_options
+from pairwright.pairs.options import pair_options
 
 FILE = """
 llms:

@@ -30,7 +30,7 @@ def test_every_name_leads_to_an_option_that_exists():
     values = dict.fromkeys(FOREIGN_NAMES, True)
     for name, value in values.items():
         for own in own_names({name: value}):
-            assert own in PairOptions.__dataclass_fields__
+            assert own in PairOptions.model_fields
 
 
 def test_two_names_that_disagree_are_refused():
@@ -44,20 +44,73 @@ def test_a_switch_is_true_or_false():
         own_names({"exhaustive_pairs": "yes"})
 
 
-def test_the_section_has_the_options_of_pair_building_with_their_defaults():
-    from dataclasses import fields
-
-    from pairwright.config import Config
-    from pairwright.pairs.from_config import pair_options
-    from pairwright.pairs.options import PairOptions
+def test_the_options_of_pair_building_are_the_section_and_a_seed():
+    from pairwright.config import Config, PairsConfig
+    from pairwright.pairs.options import pair_options
 
     assert pair_options(Config()) == PairOptions()
-    assert set(type(Config().pairs).model_fields) == {field.name for field in fields(PairOptions)} - {"seed"}
+    assert list(PairOptions.model_fields) == [*PairsConfig.model_fields, "seed"]
+
+
+def test_the_old_name_of_imported_is_accepted_and_keeps_the_key_of_its_stage(tmp_path):
+    from pairwright.config import load_config
+
+    path = tmp_path / "config.yaml"
+    path.write_text("pairs: {strategy: given}\n")
+    section = load_config(path).pairs
+    assert section == load_config(overrides=[("pairs.strategy", "imported")]).pairs
+    assert (section.strategy, section.content()["strategy"]) == ("imported", "given")
+    assert PairOptions(strategy="given").as_json()["strategy"] == "imported"
+
+
+def test_the_key_of_a_stage_has_thresholds_as_they_were_written(tmp_path):
+    from pairwright.config import load_config
+
+    path = tmp_path / "config.yaml"
+    path.write_text("pairs: {high: q0.80, low: 0.25}\n")
+    section = load_config(path).pairs
+    assert (section.content()["high"], section.content()["low"]) == ("q0.80", 0.25)
+    assert (str(section.high), section.low.value) == ("q0.8", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ("{min_gap: 0.2, max_gap: 0.1}", "pairs.max_gap: got 0.1, expected at least min_gap, 0.2"),
+        ("{high: much}", "pairs.high: expected a reward such as 0.7 or a quantile such as q0.8"),
+        ("{across_groups: true}", "pairs.across_groups: only the strategy 'stratified'"),
+        ("{votes: 's3://bucket/votes.csv'}", "pairs.votes: an address, but votes are read on this machine only"),
+        ("{memory_megabytes: lots}", "pairs.memory_megabytes: expected megabytes, or a size such as 512MB or 2GB"),
+    ],
+)
+def test_errors_of_a_file_name_the_key(tmp_path, section, problem):
+    from pairwright.config import load_config
+
+    path = tmp_path / "config.yaml"
+    path.write_text(f"pairs: {section}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert str(caught.value).startswith(f"{path}: {problem}")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"strategy": "best"}, "strategy: got 'best', expected 'all', 'best-worst'"),
+        ({"min_gap": -1}, "min_gap: got -1, expected at least 0"),
+        ({"high": "much"}, "high: got 'much', expected a reward"),
+        ({"mingap": 1}, "unknown key 'mingap'; did you mean 'min_gap'?"),
+    ],
+)
+def test_errors_of_python_options_are_ours_and_have_the_value(options, problem):
+    with pytest.raises(ConfigError) as caught:
+        PairOptions(**options)
+    assert str(caught.value).startswith(problem)
 
 
 def test_names_of_nat_and_gym_work_in_a_configuration_and_contradictions_are_refused(tmp_path):
     from pairwright.config import load_config
-    from pairwright.pairs.from_config import pair_options
+    from pairwright.pairs.options import pair_options
 
     path = tmp_path / "config.yaml"
     path.write_text("seed: 3\npairs: {exhaustive_pairs: false, min_score_diff: 0.1, high_threshold: q0.8}\n")

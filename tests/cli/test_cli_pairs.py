@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import typer
+from typer.exceptions import TyperException
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.cli import pairs as pairs_command
@@ -20,6 +21,9 @@ def run(capsys, *words):
     except PairwrightError as error:
         print(error, file=sys.stderr)
         code = error.exit_code
+    except TyperException as error:
+        print(error.format_message(), file=sys.stderr)
+        code = 3
     found = capsys.readouterr()
     return code or 0, found.out, found.err
 
@@ -166,7 +170,12 @@ def test_lint_of_a_bad_table_exits_with_two_and_the_reasons(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("--min-gap", "-1"), 3, "min_gap"),
+        (("--min-gap", "-1"), 3, "--min-gap: got -1.0, expected at least 0"),
+        (("--min-gap", "much"), 3, "--min-gap"),
+        (("--strategy", "best"), 3, "--strategy: got 'best', expected 'all', 'best-worst'"),
+        (("--min-gap", "0.2", "--max-gap", "0.1"), 3, "--max-gap: got 0.1, expected at least min_gap, 0.2"),
+        (("pairs.min_gap=-1",), 3, "config: pairs.min_gap: Input should be greater than or equal to 0"),
+        (("--votes", "s3://bucket/votes.csv"), 3, "--votes: an address, but votes are read on this machine only"),
         (("--high", "much"), 3, "--high: got 'much'"),
         (("--memory", "lots"), 3, "--memory: got 'lots'"),
         (("--strategy", "teachers"), 3, "--teachers DIR"),
@@ -184,4 +193,9 @@ def test_a_folder_without_pairs_says_how_to_make_them(folder, capsys):
 
 
 def test_the_strategies_that_can_be_named_are_those_that_exist():
-    assert [strategy.value for strategy in pairs_command.Strategy] == list(STRATEGY_NAMES) == list(STRATEGIES)
+    assert list(STRATEGY_NAMES) == list(STRATEGIES)
+
+
+def test_the_old_name_of_imported_is_accepted(folder, capsys):
+    code, out, _ = run(capsys, folder / "experience", "-o", folder / "pairs", "--strategy", "given", "--json")
+    assert (code, json.loads(out)["options"]["strategy"]) == (2, "imported")

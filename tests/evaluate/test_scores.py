@@ -189,8 +189,12 @@ def test_the_command_takes_a_configuration_and_writes_the_same_bytes_again(files
         (("before.csv", "none.csv"), 1, "none.csv: no such file"),
         (("before.csv", "after.csv"), 0, "12 tasks, 12 runs compared"),
         (("before.csv", "after.csv", "--metric", "loss"), 1, "no run of a task has a score in both"),
-        (("before.csv", "after.csv", "--confidence", "1"), 3, "evaluate.confidence"),
-        (("before.csv", "after.csv", "--missing", "maybe"), 3, "evaluate.missing"),
+        (("before.csv", "after.csv", "--confidence", "1"), 3, "--confidence: got 1.0, expected below 1"),
+        (
+            ("before.csv", "after.csv", "--missing", "maybe"),
+            3,
+            "--missing: got 'maybe', expected 'refuse' or 'leave_out'",
+        ),
         (("before.csv",), 3, "'after'"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_included_at_a_stage_is_what_nat_would_include(num_tasks, start,
     [
         ({"curriculum_start": 0.3}, "--curriculum easy-first"),
         ({"curriculum": "easy-first", "curriculum_start": 0.0}, "above 0"),
-        ({"curriculum": "easy-first", "curriculum_increment": 1.5}, "from 0 to 1"),
+        ({"curriculum": "easy-first", "curriculum_increment": 1.5}, "at most 1"),
         ({"curriculum": "easy-first", "curriculum_interval": 0}, "at least 1"),
     ],
 )

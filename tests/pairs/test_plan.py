@@ -186,7 +186,7 @@ def test_preferences_pass_through_with_their_rewards_or_one_and_zero(tmp_path):
         preference("a"), preference("b", rewards=(0.3, 0.1)), preference("c", rewards=(0.1, 0.3)),
         preference("d", "yes", "yes"), preference("e", rewards=(0.1, 0.1)), preference("f", "yes", ""), candidate(1.0),
     ]  # fmt: skip
-    pairs, summary = built(tmp_path / "a", rows, strategy="given")
+    pairs, summary = built(tmp_path / "a", rows, strategy="imported")
     assert [(pair.chosen_eid.task, pair.chosen_reward, pair.rejected_reward, pair.gap) for pair in pairs] == [
         ("a", 1.0, 0.0, 1.0), ("b", 0.3, 0.1, 0.2)
     ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Float noise is no preference: rewards within a relative tolerance tie, in every strategy and for lint."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -89,7 +88,7 @@ def preference(rewards):
 
 @pytest.mark.parametrize("rewards", [(1.0, NOISE), (NOISE, 1.0)])
 def test_imported_preferences_whose_rewards_differ_by_noise_are_tied(tmp_path, rewards):
-    pairs, summary = built(tmp_path, [preference(rewards)], strategy="given")
+    pairs, summary = built(tmp_path, [preference(rewards)], strategy="imported")
     assert (pairs, dropped(summary)) == ([], {Reason.TIED: 1})
 
 
@@ -180,4 +179,7 @@ def test_ties_that_nobody_built_are_counted_right(values, min_gap, max_gap, tole
     most = math.inf if max_gap is None else max_gap
     expected = (len(pairs) - len(gaps), sum(gap < min_gap for gap in gaps), sum(gap > most for gap in gaps))
     assert count_gaps(np.array([0, len(values)]), values, options) == expected
-    assert count_gaps(np.array([0, len(values)]), values, replace(options, min_gap=0.0, max_gap=None))[0] == expected[0]
+    assert (
+        count_gaps(np.array([0, len(values)]), values, options.model_copy(update={"min_gap": 0.0, "max_gap": None}))[0]
+        == expected[0]
+    )

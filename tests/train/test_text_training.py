@@ -38,7 +38,7 @@ def base_model(tmp_path_factory):
 def pairs(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     import_files([str(tmp_path / "rows.jsonl")], Table(tmp_path / "experience"))
-    build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="given"))
+    build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="imported"))
     return tmp_path / "pairs"
 
 
@@ -94,7 +94,7 @@ def test_a_chat_is_refused_without_a_template_and_the_reason_is_told(base_model,
     rows = [{"prompt": [{"role": "user", "content": "red?"}], "chosen": "yes", "rejected": "no"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     import_files([str(tmp_path / "rows.jsonl")], Table(tmp_path / "experience"))
-    build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="given"))
+    build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs", PairOptions(strategy="imported"))
     with pytest.raises(Exception, match="1 × refused: no_template"):
         train(settings(), model=base_model, pairs=tmp_path / "pairs", output=tmp_path / "run")
     manifest = encode_source(

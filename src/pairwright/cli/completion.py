@@ -68,20 +68,19 @@ def complete_override(incomplete: str) -> list[str]:
 
 def _choices_of(key: str) -> list[str]:
     """The literals that a key's type allows; none for numbers, free text and unknown keys."""
-    from pairwright.config import Config
+    from pairwright.config.keys import field_of
 
-    annotation: Any = Config
-    for part in key.split("."):
-        field = getattr(annotation, "model_fields", {}).get(part)
-        if field is None:
-            return []
-        annotation = field.annotation
-    return ["true", "false"] if annotation is bool else list(_literals(annotation))
+    try:
+        annotation = field_of(key).annotation
+    except KeyError:
+        return []
+    return ["true", "false"] if annotation is bool else list(literals_of(annotation))
 
 
-def _literals(annotation: Any) -> Iterator[str]:
+def literals_of(annotation: Any) -> Iterator[str]:
+    """The words that a type allows, as `Literal` has them."""
     for choice in get_args(annotation):
         if isinstance(choice, str):
             yield choice
         else:
-            yield from _literals(choice)
+            yield from literals_of(choice)

@@ -1,13 +1,12 @@
 """`pairwright evaluate BEFORE AFTER`: two models on the same tasks, and the gate."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pairwright.cli.completion import complete_words
 from pairwright.cli.groups import GroupWithCompare
+from pairwright.cli.options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
 
@@ -20,43 +19,21 @@ app = typer.Typer(
 )
 
 
-class Reduce(StrEnum):
-    refuse = "refuse"
-    mean = "mean"
-    last = "last"
-    sum = "sum"
-    max = "max"
-    min = "min"
+COMPARE_KEYS = (
+    "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.min_tasks",
+    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method",
+    "evaluate.num_resamples", "seed",
+)  # fmt: skip
 
 
-class Method(StrEnum):
-    bca = "bca"
-    percentile = "percentile"
-
-
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options(*COMPARE_KEYS, after="override"))
 def compare(
+    ctx: typer.Context,
     before: Annotated[Path, typer.Argument(help="The old model's scores: a file or an experience table.")],
     after: Annotated[Path, typer.Argument(help="The new model's scores on the same tasks.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for evaluation.json.")] = None,
     config: Annotated[Path | None, typer.Option(help="Take the section `evaluate` of this file.")] = None,
     override: Overrides = None,
-    metric: Annotated[list[str] | None, typer.Option(help="NAME or NAME:lower; the first counts; repeat.")] = None,
-    confidence: Annotated[float | None, typer.Option(help="Confidence of the intervals (0.95).")] = None,
-    min_improvement: Annotated[float | None, typer.Option(help="Close the gate below this.")] = None,
-    min_tasks: Annotated[int | None, typer.Option(help="Close the gate with fewer tasks (10).")] = None,
-    missing: Annotated[
-        str | None,
-        typer.Option(
-            help="refuse, leave_out, or the score to give.", autocompletion=complete_words("refuse", "leave_out")
-        ),
-    ] = None,
-    reduce: Annotated[Reduce | None, typer.Option(help="What counts where a run has several scores.")] = None,
-    tie: Annotated[float | None, typer.Option(help="Differences up to this are draws (0).")] = None,
-    success: Annotated[float | None, typer.Option(help="A run is solved from this score on (McNemar).")] = None,
-    method: Annotated[Method | None, typer.Option(help="How the bootstrap makes its interval (bca).")] = None,
-    resamples: Annotated[int | None, typer.Option(help="Bootstrap resamples (10,000).")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the resamples.")] = None,
     where_before: Annotated[str | None, typer.Option(help="Only rows of BEFORE for which this SQL holds.")] = None,
     where_after: Annotated[str | None, typer.Option(help="Only rows of AFTER for which this SQL holds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -67,14 +44,7 @@ def compare(
     from pairwright.evaluate import evaluate, read_scores
     from pairwright.evaluate.from_config import evaluate_settings
 
-    keys = {
-        "evaluate.metrics": None if metric is None else _metrics(metric), "evaluate.confidence": confidence,
-        "evaluate.gate.min_improvement": min_improvement, "evaluate.gate.min_tasks": min_tasks,
-        "evaluate.missing": missing, "evaluate.reduce": reduce, "evaluate.tie": tie, "evaluate.success": success,
-        "evaluate.method": method, "evaluate.num_resamples": resamples, "seed": seed,
-    }  # fmt: skip
-    overrides = parse_overrides(override) + [(key, str(value)) for key, value in keys.items() if value is not None]
-    settings = load_config(config, overrides=overrides)
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     section = settings.evaluate
     sides = [
         read_scores(path, where=_condition(where), reduce=section.reduce)
@@ -144,15 +114,3 @@ def show_evaluation(found: "Evaluation", output: Path | None, *, as_json: bool) 
     verdict = "" if found.verdict is None else f"the gate opens: {found.verdict.reason}."
     first = found.comparisons[0]
     say(verdict + f" {first.num_tasks:,} tasks, {first.num_runs:,} runs compared.{place}")
-
-
-def _metrics(words: list[str]) -> str:
-    """Metrics from the command line as the YAML that the configuration takes."""
-    import msgspec
-
-    found = []
-    for word in words:
-        name, colon, direction = word.rpartition(":")
-        known = bool(colon) and direction in ("higher", "lower")
-        found.append({"name": name if known else word, "better": direction if known else "higher"})
-    return msgspec.json.encode(found).decode()

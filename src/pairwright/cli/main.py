@@ -29,13 +29,14 @@ from pairwright.cli.failures import (
 )
 from pairwright.cli.groups import GroupInOrder
 from pairwright.cli.import_files import import_files
+from pairwright.cli.options import with_options
 from pairwright.cli.overrides import ConfigCommand
 from pairwright.cli.places import refuse_addresses
 from pairwright.cli.record import record
 from pairwright.cli.report import report
 from pairwright.cli.run import run_flow
 from pairwright.cli.teach import ask_teachers
-from pairwright.cli.train import train_model
+from pairwright.cli.train import TRAIN_KEYS, train_model
 from pairwright.cli.type_names import name_types_plainly
 from pairwright.errors import PairwrightError
 
@@ -66,7 +67,7 @@ app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)
 app.add_typer(tokens.app, name="tokens", rich_help_panel=_TRAINING)
-app.command("train", cls=ConfigCommand, rich_help_panel=_TRAINING)(train_model)
+app.command("train", cls=with_options(*TRAIN_KEYS, after="override"), rich_help_panel=_TRAINING)(train_model)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=_TRAINING)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel=_PROOF)
 app.command("explain", rich_help_panel=_PROOF)(explain_run)

@@ -9,7 +9,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,17 +65,19 @@ def parse_overrides(words: Iterable[str] | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def load_settings(file: Path | None, words: list[str] | None) -> "Config":
-    """The configuration of a command that works without one: without a file the environment sets no keys."""
-    from pairwright.config import Config, load_config
+def load_settings(
+    file: Path | None, words: list[str] | None, flags: Mapping[str, tuple[str, Any]] | None = None
+) -> "Config":
+    """The configuration of a command that works without one: without a file the environment sets no keys.
+
+    flags: what the command's own options set, see `cli.options.set_flags`."""
+    from pairwright.config import load_config
     from pairwright.config.loading import ENVIRONMENT_PREFIX
 
-    if file is not None:
-        return load_config(file, overrides=parse_overrides(words))
-    if not words:
-        return Config()
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)}
-    return load_config(overrides=parse_overrides(words), environment=environment)
+    return load_config(
+        file, overrides=parse_overrides(words), environment=None if file is not None else environment, flags=flags
+    )
 
 
 def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:

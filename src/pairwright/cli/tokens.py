@@ -1,7 +1,6 @@
 """`pairwright tokens SOURCE --tokenizer DIR -o OUT`, `tokens show`, `tokens check`."""
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings, opened_engine
 from pairwright.cli.groups import GroupWithBuild
+from pairwright.cli.options import set_flags, with_options
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides
 from pairwright.cli.places import PLACE
@@ -21,39 +21,12 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
-_SWITCHES = ("require_stop", "keep_first", "allow_dropped", "allow_images")  # False and 0 are values
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-class Truncate(StrEnum):
-    keep_start = "keep_start"
-    keep_end = "keep_end"
-    drop = "drop"
-
-
-class Controls(StrEnum):
-    keep = "keep"
-    escape = "escape"
-    refuse = "refuse"
-
-
-class Boundaries(StrEnum):
-    whole = "whole"
-    at_turns = "split"
-
-
-class Recorded(StrEnum):
-    use = "use"
-    ignore = "ignore"
-
-
-class Verify(StrEnum):
-    quick = "quick"
-    all = "all"
-
-
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options("tokens", without=("tokens.tokenizer",)))
 def build(
+    ctx: typer.Context,
     source: Annotated[
         str | None,
         typer.Argument(help="An experience table, or a folder of pairs; also s3://...", show_default=False),
@@ -65,33 +38,6 @@ def build(
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the cached sequences.", show_default=False),
     ] = None,
-    max_length: Annotated[int | None, typer.Option(min=1, help="Cut longer sequences.")] = None,
-    max_pair_length: Annotated[int | None, typer.Option(min=1, help="Cut longer pairs; by default as above.")] = None,
-    truncation: Annotated[Truncate | None, typer.Option(help="What to keep: keep_end unless said.")] = None,
-    keep_first: Annotated[int | None, typer.Option(min=0, help="Tokens at the start that are never cut.")] = None,
-    boundaries: Annotated[Boundaries | None, typer.Option(help="Encode as a whole, or split at turns.")] = None,
-    control_tokens: Annotated[
-        Controls | None, typer.Option(help="Control tokens in user, tool and system text.")
-    ] = None,
-    require_stop: Annotated[
-        bool | None, typer.Option("--require-stop/--no-require-stop", help="Refuse turns without a stop token.")
-    ] = None,
-    verify: Annotated[Verify | None, typer.Option(help="Prompts to compare: of four turns, or of all.")] = None,
-    allow_dropped: Annotated[
-        bool | None,
-        typer.Option("--allow-dropped/--refuse-dropped", help="Train turns that the template renders in part."),
-    ] = None,
-    allow_images: Annotated[
-        bool | None, typer.Option("--allow-images/--refuse-images", help="Train on tokens alone, without images.")
-    ] = None,
-    experience: Annotated[
-        list[str] | None,
-        typer.Option(metavar=PLACE, help="Table that the pairs were built from, if it was moved; repeat."),
-    ] = None,
-    recorded: Annotated[
-        Recorded | None, typer.Option(help="Token ids that were recorded: use them, or encode the text.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core.")] = None,
     engine: EngineOption = None,
     address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
@@ -99,9 +45,22 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
-    given = dict(locals())
-    settings = {name: given.pop(name) for name in ("source", "output", "config", "override", "as_json")}
-    _build(given, **settings)
+    from pairwright.places import place
+    from pairwright.tokens.stage import encode_source
+
+    flags = set_flags(ctx) | ({} if tokenizer is None else {"tokens.tokenizer": ("--tokenizer", str(tokenizer))})
+    settings = load_settings(config, override, flags)
+    options = settings.tokens
+    if config is not None:
+        source = source or str(Path("runs") / settings.name / "pairs")
+        output = output or str(Path("runs") / settings.name / "tokens")
+    if source is None or output is None or options.tokenizer is None:
+        example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
+        raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
+    where, folder = engine_settings(settings.engine, engine, address, options.workers), place(output)
+    with Progress("encoding", "items") as progress, opened_engine(where) as opened:
+        manifest = encode_source(place(source), folder, options, engine=opened, progress=progress.show)
+    _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 
 @app.command(cls=ConfigCommand)
@@ -189,34 +148,6 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
     say(f"{tokenizer}: {'supported' if found.is_supported else 'not supported'}, {len(found.quirks)} quirks")
     if not found.is_supported:
         raise typer.Exit(2)
-
-
-def _build(
-    given: dict[str, Any], *, source: str | None, output: str | None, config: Path | None,
-    override: list[str] | None, as_json: bool,
-) -> None:  # fmt: skip
-    from pairwright.config import TokensConfig
-    from pairwright.places import place
-    from pairwright.tokens.stage import encode_source
-
-    settings = load_settings(config, override)
-    name, address = given.pop("engine"), given.pop("address")
-    told = settings.tokens.model_dump()
-    told |= {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items() if value}
-    told |= {name: given[name] for name in _SWITCHES if given[name] is not None}
-    told["experience"] = tuple(map(str, told["experience"]))
-    if config is not None:
-        source = source or str(Path("runs") / settings.name / "pairs")
-        output = output or str(Path("runs") / settings.name / "tokens")
-    if source is None or output is None or told["tokenizer"] is None:
-        example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
-        raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    tokenizer = told["tokenizer"] = str(told["tokenizer"])
-    where = engine_settings(settings.engine, name, address, told["workers"])
-    with Progress("encoding", "items") as progress, opened_engine(where) as engine:
-        options, folder = TokensConfig(**told), place(output)
-        manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
-    _report(manifest, folder, tokenizer, as_json=as_json)
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:

@@ -1,6 +1,5 @@
 """`pairwright train --pairs DIR --model DIR -o RUN`."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -9,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from pairwright.cli.completion import complete_loss, complete_names
 from pairwright.cli.engine import AddressOption, EngineOption, engine_settings
+from pairwright.cli.options import set_flags
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides
 from pairwright.cli.places import PLACE
@@ -36,25 +35,14 @@ Held = Annotated[
     str | None,
     typer.Option(metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False),
 ]
-AllowDropped = Annotated[
-    bool, typer.Option("--allow-dropped", help="Train turns of which the template does not render everything.")
-]
-AllowImages = Annotated[bool, typer.Option("--allow-images", help="Train on tokens alone where there are images.")]
-Loss = Annotated[str | None, typer.Option(help="Preference loss; see docs/losses.md.", autocompletion=complete_loss)]
-Where = Annotated[
-    str | None,
-    typer.Option(help="Train only on pairs (or experiences) for which this SQL condition holds, e.g. 'gap > 0.2'."),
-]
-ReportTo = Annotated[
-    str | None,
-    typer.Option(
-        help="tensorboard, wandb, mlflow, trackio; comma-separated.",
-        autocompletion=complete_names("tensorboard", "wandb", "mlflow", "trackio"),
-    ),
-]
+TRAIN_KEYS = (
+    "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
+    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images",
+)  # fmt: skip
 
 
 def train_model(
+    ctx: typer.Context,
     model: Annotated[Path | None, typer.Option(help="Folder of the model to train.", show_default=False)] = None,
     output: Annotated[
         Path | None,
@@ -66,17 +54,7 @@ def train_model(
     tokens: Tokens = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
     override: Overrides = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Largest learning rate.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Pairs of one update.")] = None,
-    loss: Loss = None,
-    where: Where = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
-    report_to: ReportTo = None,
-    dump_batches: Annotated[int | None, typer.Option(min=0, help="Write the exact batches of so many updates.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the order and of dropout.")] = None,
-    allow_dropped: AllowDropped = False,
-    allow_images: AllowImages = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
     engine: EngineOption = None,
     address: AddressOption = None,
@@ -86,19 +64,8 @@ def train_model(
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
     from pairwright.config import load_config
 
-    named = {
-        "epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size, "dpo.loss": loss,
-        "dump_batches": dump_batches,
-    }  # fmt: skip
-    overrides = parse_overrides(override)  # options with a name of their own come after, and count first
-    overrides += [(f"train.{key}", str(value)) for key, value in named.items() if value is not None]
-    overrides += [("train.where", json.dumps(where))] if where is not None else []
-    overrides += [("train.finetuning_type", "lora")] if lora else []
-    overrides += [("train.report_to", f"[{report_to}]")] if report_to else []
-    overrides += [("tokens.allow_dropped", "true")] if allow_dropped else []
-    overrides += [("tokens.allow_images", "true")] if allow_images else []
-    overrides += [("seed", str(seed))] if seed is not None else []
-    found = load_config(config, overrides=overrides)
+    flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
+    found = load_config(config, overrides=parse_overrides(override), flags=flags)
     found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
     output = output or (Path("runs") / found.name / "train" if config is not None else None)
     if model is None or output is None:

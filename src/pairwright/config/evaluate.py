@@ -27,7 +27,7 @@ class GateConfig(Section):
     confidence: Confidence = 0.95
     """Confidence of that interval."""
     min_tasks: Annotated[int, Field(ge=2)] = 10
-    """With fewer tasks the answer is no."""
+    """With fewer tasks the gate stays closed."""
 
 
 class EvaluateConfig(Section):
@@ -46,7 +46,7 @@ class EvaluateConfig(Section):
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Sampling temperature; null: the one of `policy`."""
     metrics: tuple[MetricConfig, ...] = ()
-    """What is compared, the one that counts first; by default the reward. A name alone means higher is better."""
+    """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
     confidence: Confidence = 0.95
     """Confidence of the intervals."""
     num_resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
@@ -60,7 +60,7 @@ class EvaluateConfig(Section):
     tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Differences of a task up to this size are draws."""
     success: Finite | None = None
-    """A run counts as solved from this score on (McNemar); null: where scores are all 0 or 1, at 1."""
+    """A run counts as solved from this score on (McNemar); by default at 1, where scores are all 0 or 1."""
     gate: GateConfig | None = None
     """What must be shown before deployment; null: nothing."""
 
@@ -68,5 +68,11 @@ class EvaluateConfig(Section):
     @classmethod
     def _names(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return tuple({"name": item} if isinstance(item, str) else item for item in value)
+            return tuple(_metric(item) if isinstance(item, str) else item for item in value)
         return value
+
+
+def _metric(text: str) -> dict[str, str]:
+    """NAME, NAME:higher or NAME:lower."""
+    name, colon, direction = text.rpartition(":")
+    return {"name": name, "better": direction} if colon and direction in ("higher", "lower") else {"name": text}

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
 
 from pairwright.config.tree import Config
 
@@ -31,9 +32,28 @@ def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[
         others = [str(other) for other in alias.choices] if isinstance(alias, AliasChoices) else []
         for spelling in dict.fromkeys((name, *others)):
             yield prefix + spelling
-        section = _section_of(field.annotation)
+        section = section_of(field.annotation)
         if section is not None:
             yield from iterate_keys(section, f"{prefix}{name}.")
+
+
+def field_of(key: str) -> FieldInfo:
+    """The field of an absolute key, with its type, default and description.
+
+    >>> field_of("pairs.min_gap").default
+    0.0
+    """
+    *sections, name = key.split(".")
+    model: type[BaseModel] | None = Config
+    for section in sections:
+        model = (
+            None
+            if model is None or section not in model.model_fields
+            else section_of(model.model_fields[section].annotation)
+        )
+    if model is None or name not in model.model_fields:
+        raise KeyError(key)
+    return model.model_fields[name]
 
 
 def explain_unknown(key: str) -> str:
@@ -50,7 +70,7 @@ def explain_unknown(key: str) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def _section_of(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """The section that a field holds; also of `Section | None`."""
     is_union = get_origin(annotation) in (Union, UnionType)
     for choice in get_args(annotation) if is_union else (annotation,):

@@ -8,7 +8,6 @@
 What came from the environment is never shown: `show` prints the reference, and errors do not repeat the value.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pydantic
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.keys import explain_unknown, is_top_key
+from pairwright.config.pair_names import own_names
+from pairwright.config.problems import describe_problems
 from pairwright.config.tree import Config
 from pairwright.errors import ConfigError
 from pairwright.places import is_address, place
@@ -35,11 +35,19 @@ def load_config(
     *,
     overrides: Sequence[tuple[str, str]] = (),
     environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, tuple[str, Any]] | None = None,
 ) -> Config:
-    """The configuration of a file (or the defaults), with the environment and then the overrides applied."""
+    """The configuration of a file (or the defaults), with the environment and then the overrides applied.
+
+    flags: what options of the command line set, as key: (option, value). They count first; errors name the option.
+    """
     environment = os.environ if environment is None else environment
-    tree = merged_tree(path, overrides=overrides, environment=environment)
-    config = _validated(_filled(tree, environment, "config"), str(path or "config"))
+    tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
+    if flags and isinstance(tree.get("pairs"), dict):  # an option replaces what a foreign name of the same thing says
+        tree["pairs"] = own_names(tree["pairs"])
+    for key, (flag, value) in (flags or {}).items():
+        _set(tree, key, value, flag)
+    config = _validated(tree, str(path or "config"), flags or {})
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
@@ -139,12 +147,13 @@ def _with_references(resolved: Any, written: Any) -> Any:
     return written if isinstance(written, str) and _REFERENCE.search(written) else resolved
 
 
-def _validated(tree: dict[str, Any], where: str) -> Config:
+def _validated(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[str, Any]]) -> Config:
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors(include_url=False, include_input=False)]
-        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+        problems = describe_problems(error, Config, flags=flags)
+        is_file_wrong = any(not problem.startswith("--") for problem in problems)
+        raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
 
 
 def _with_hint_file(config: Config, folder: Path) -> Config:
@@ -154,27 +163,6 @@ def _with_hint_file(config: Config, folder: Path) -> Config:
         return config
     hinted = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
     return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": hinted})})
-
-
-def _explain(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
-    dotted = ".".join(location)
-    if problem["type"] != "extra_forbidden":
-        return f"{dotted}: {problem['msg']}"
-    known = _known_keys(location[:-1])
-    near = difflib.get_close_matches(location[-1], known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-    return f"unknown key {dotted!r}; {hint}"
-
-
-def _known_keys(location: list[str]) -> list[str]:
-    model: Any = Config
-    for part in location:
-        field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            return []
-        model = field.annotation
-    return list(model.model_fields)
 
 
 def _mark(error: Exception) -> str:

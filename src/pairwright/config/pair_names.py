@@ -28,6 +28,7 @@ _SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     "same_prompt": {True: {"strategy": "best-worst"}, False: {"strategy": "stratified", "across_groups": True}},
     "stratified": {True: {"strategy": "stratified"}, False: {}},
 }
+_STRATEGIES = {"same_prompt": "best-worst", "given": "imported"}  # Gym's name, and our old one
 _CURRICULUM = {
     "initial_percentile": "curriculum_start",
     "increment_percentile": "curriculum_increment",
@@ -50,8 +51,8 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     said_by: dict[str, str] = {}
     for name, value in section.items():
-        if name == "strategy" and value == "same_prompt":
-            value = "best-worst"
+        if name == "strategy" and isinstance(value, str):
+            value = _STRATEGIES.get(value, value)
         for own, meant in _meant(name, value).items():
             if own in found and found[own] != meant:
                 raise ConfigError(

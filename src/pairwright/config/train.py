@@ -53,7 +53,7 @@ class PreferenceConfig(Named):
     """The preference channel: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
-    """A name of docs/losses.md."""
+    """Preference loss, by its name in docs/losses.md."""
     beta: Annotated[float, Field(gt=0)] = _also(
         "beta", "ref_policy_kl_penalty", "reference_policy_kl_penalty", default=0.1
     )
@@ -173,7 +173,7 @@ class TrainConfig(Named):
     gradient_accumulation_steps: Positive | None = None
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
-    """SQL condition of the rows that are trained on: columns of the pairs table, or of the experience table."""
+    """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
     shuffle: bool = True
     """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
     learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)

@@ -103,7 +103,7 @@ def evaluation_json(found: Evaluation) -> dict[str, Any]:
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:
     shown = {"passed": verdict.passed, "reason": verdict.reason, "metric": verdict.metric}
-    return shown | asdict(verdict.gate)
+    return shown | verdict.gate.model_dump()
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:

@@ -4,19 +4,15 @@ from typing import Any
 
 from pairwright.config import EvaluateConfig
 from pairwright.evaluate.comparison import CompareOptions, Metric
-from pairwright.evaluate.gate import Gate
 
 
 def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:
     """The keyword arguments of `evaluate`."""
-    gate = section.gate
     return {
         "metrics": tuple(Metric(metric.name, metric.better) for metric in section.metrics),
         "options": CompareOptions(
             confidence=section.confidence, num_resamples=section.num_resamples, method=section.method, seed=seed,
             missing=section.missing, tie=section.tie, success=section.success,
         ),
-        "gate": None if gate is None else Gate(
-            min_improvement=gate.min_improvement, confidence=gate.confidence, min_tasks=gate.min_tasks,
-        ),
+        "gate": section.gate,
     }  # fmt: skip

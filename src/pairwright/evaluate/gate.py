@@ -7,14 +7,10 @@ than `min_tasks` it stays closed, since an interval of a few tasks does not hold
 
 from dataclasses import dataclass
 
+from pairwright.config.evaluate import GateConfig as Gate
 from pairwright.evaluate.comparison import Comparison
 
-
-@dataclass(frozen=True, kw_only=True)
-class Gate:
-    min_improvement: float = 0.0
-    confidence: float = 0.95
-    min_tasks: int = 10
+__all__ = ["Gate", "Verdict", "judge"]
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class Flow:
         used = experiences if config.loop.accumulate else experiences[-1:]
         tables = [path for path, _ in used]
         start = self._trained(model)
-        pairs_key = content_hash("pairs", config.pairs.model_dump(mode="json"), config.seed, [key for _, key in used])
+        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used])
         settings = config.train.model_dump(mode="json")
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))

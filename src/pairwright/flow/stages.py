@@ -80,7 +80,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
 def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
     """Build pairs from the tables of this round, or of all rounds so far."""
     from pairwright.pairs.build import build_pairs
-    from pairwright.pairs.from_config import pair_options
+    from pairwright.pairs.options import pair_options
     from pairwright.store.table import Table
 
     with opened(config.engine) as engine:

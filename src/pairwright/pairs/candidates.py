@@ -82,7 +82,7 @@ def distinct(values: Indices) -> Indices:
 
 def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """Rows with a column `reason`: null for those that may be candidates."""
-    wants_pairs = options.strategy == "given"
+    wants_pairs = options.strategy == "imported"
     is_pair = pl.col("kind") == "preference"
     checks: list[tuple[Reason, pl.Expr]] = [
         (Reason.REPEATED_RECORD, _is_repeated(rows)),

@@ -23,7 +23,7 @@ class Reason(StrEnum):
 
     FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
-    IS_A_PAIR = "already a pair (use the strategy given)"
+    IS_A_PAIR = "already a pair (use the strategy imported)"
     IS_NO_PAIR = "not a pair (use another strategy)"
     FAILED = "failed or masked rollout"
     UNSCORED = "unscored: no reward, NaN or infinite"

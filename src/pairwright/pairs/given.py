@@ -1,4 +1,4 @@
-"""Strategy `given`: preferences that were imported as such, passed through with their own sides.
+"""Strategy `imported`: preferences that were imported as such, passed through with their own sides.
 
 Rewards are those of the sides where both have one, else 1 and 0. Where they say the opposite of the given order, or are
 equal, the preference is left out and counted.

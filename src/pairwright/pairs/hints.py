@@ -11,7 +11,7 @@ from pairwright.pairs.options import PairOptions
 
 _ADVICE = {
     Reason.FILTERED: "a wider --where lets some through",
-    Reason.IS_A_PAIR: "--strategy given passes them through",
+    Reason.IS_A_PAIR: "--strategy imported passes them through",
     Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
     Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",
     Reason.FAILED: "--keep-masked lets them through",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -129,7 +130,7 @@ def _planned_here(
     votes: Votes | None = None
     if options.votes is not None:
         (only,) = rows
-        votes = read_votes(options.votes, only["uid"])
+        votes = read_votes(Path(options.votes), only["uid"])
         if votes.ratings is not None:
             rows, votes = [with_ratings(only, votes.ratings)], None
     resolved = _resolved((candidate_rewards(some, options) for some in rows), options)

@@ -75,6 +75,6 @@ STRATEGIES: dict[str, Planner] = {
     "stratified": plan_stratified,
     "divergence": plan_divergence,
     "teachers": plan_teachers,
-    "given": plan_given,
+    "imported": plan_given,
 }
 IN_GROUPS = ("all", "best-worst", "stratified")

@@ -5,8 +5,6 @@ request, each chosen one meets at most `max_per_chosen` rejected ones, dealt out
 there are high candidates, times that number, never their product.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -45,7 +43,7 @@ def with_thresholds(options: PairOptions, rewards: Floats) -> PairOptions:
     high, low = (_value(rewards, threshold) for threshold in (options.high, options.low))
     if low > high:
         raise ConfigError(f"low: got {options.low} ({low!r}), expected at most high, {options.high} ({high!r})")
-    return replace(options, high=Threshold(high), low=Threshold(low))
+    return options.model_copy(update={"high": Threshold(high), "low": Threshold(low)})
 
 
 def _value(rewards: Floats, threshold: Threshold) -> float:

@@ -1,0 +1,68 @@
+"""Options that are derived from the configuration: name, type, default and help are those of the key."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.main import get_command
+
+from pairwright.cli.main import app
+from pairwright.cli.options import set_flags, with_options
+from pairwright.config.keys import field_of
+
+
+def options_of(*path):
+    command = get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return {param.config_key: param for param in command.params if hasattr(param, "config_key")}
+
+
+@pytest.mark.parametrize("path", [("pairs", "build"), ("tokens", "build"), ("train",), ("evaluate", "compare")])
+def test_an_option_has_the_help_of_its_key(path):
+    options = options_of(*path)
+    assert options
+    for key, param in options.items():
+        assert param.help.startswith(" ".join(field_of(key).description.split())), key
+
+
+def test_every_key_of_a_section_is_an_option_of_its_command():
+    from pairwright.config import PairsConfig, TokensConfig
+
+    assert set(options_of("pairs", "build")) == {f"pairs.{name}" for name in PairsConfig.model_fields} | {"seed"}
+    assert set(options_of("tokens", "build")) == {f"tokens.{name}" for name in TokensConfig.model_fields} - {
+        "tokens.tokenizer"
+    }
+
+
+def flags_of(words, *keys):
+    """What a command with these keys finds on its command line."""
+    collected = []
+    small = typer.Typer(add_completion=False)
+
+    @small.command(cls=with_options(*keys))
+    def run(ctx: typer.Context, output: str = "out") -> None:
+        collected.append(set_flags(ctx))
+
+    small(words, standalone_mode=False)
+    return collected[0]
+
+
+def test_only_what_is_on_the_command_line_is_set():
+    keys = ("pairs.min_gap", "pairs.dedupe", "pairs.teachers", "train.report_to", "evaluate.missing")
+    assert flags_of([], *keys) == {}
+    words = ["--min-gap", "0", "--no-dedupe", "--teachers", "a", "--teachers", "b", "--report-to", "wandb,mlflow"]
+    assert flags_of([*words, "--missing", "0.5"], *keys) == {
+        "pairs.min_gap": ("--min-gap", 0.0),
+        "pairs.dedupe": ("--dedupe", False),
+        "pairs.teachers": ("--teachers", ("a", "b")),
+        "train.report_to": ("--report-to", ("wandb", "mlflow")),
+        "evaluate.missing": ("--missing", "0.5"),
+    }
+
+
+def test_the_classes_of_the_configuration_are_not_loaded_before_a_command_needs_them():
+    code = "import sys; from typer.main import get_command; from pairwright.cli import app; get_command(app); print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
