@@ -5,9 +5,10 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
+from pairwright.backends.job import JobState
 from pairwright.service.context import Context
+from pairwright.service.deployments import DeploymentState
 from pairwright.service.schema import deployments, jobs
-from pairwright.service.states import DeploymentState, JobState
 
 
 def metrics_text(context: Context, requests: Mapping[tuple[str, int], int], *, failed_passes: int) -> str:

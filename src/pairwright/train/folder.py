@@ -1,6 +1,6 @@
 """The folder of a training run: what was asked, where it is, and what it measured.
 
-train.json       state, step, number of steps, best step, error; written whole at each change
+train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
 metrics.jsonl    one JSON object a line, in TRL's names; a resumed run goes on where its checkpoint was
 batches/         exact batches, on request, and the one that stopped a run
 """
@@ -13,37 +13,9 @@ from typing import Any
 import msgspec
 
 from pairwright.arrays import Array
-from pairwright.errors import PairwrightError
+from pairwright.ledger.run_status import FILE_NAME, RunError, Status
 from pairwright.train.checkpoint import checkpoints
 from pairwright.train.layout import Tree
-
-
-class RunError(PairwrightError):
-    """A run that cannot start in this folder."""
-
-
-class Status(msgspec.Struct, kw_only=True):
-    """What train.json holds."""
-
-    state: str = "running"
-    step: int = 0
-    num_steps: int = 0
-    steps_per_epoch: int = 0
-    epoch: float = 0.0
-    epochs: int = 0
-    best_step: int | None = None
-    best_metric: float | None = None
-    best_epoch: int | None = None
-    model: str | None = None
-    error: str | None = None
-    notes: list[str] = []
-    counts: dict[str, dict[str, int]] = {}
-    inputs: dict[str, str] = {}
-    tokens: dict[str, Any] = {}
-    trained_tokens: dict[str, int] = {}
-    where: str | None = None
-    fingerprint: str = ""
-    pid: int = 0
 
 
 class RunFolder:
@@ -51,7 +23,7 @@ class RunFolder:
 
     def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
         self.path = path
-        self.status = Status(pid=os.getpid())
+        self.status = Status(state="running", pid=os.getpid())
         self._is_writer = is_writer
         if is_writer:
             try:
@@ -76,9 +48,9 @@ class RunFolder:
     def write_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
         if self._is_writer:
-            hidden = self.path / f".train.json.{os.getpid()}.tmp"
+            hidden = self.path / f".{FILE_NAME}.{os.getpid()}.tmp"
             hidden.write_bytes(msgspec.json.format(msgspec.json.encode(self.status)) + b"\n")
-            hidden.replace(self.path / "train.json")
+            hidden.replace(self.path / FILE_NAME)
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         if self._is_writer:
@@ -119,16 +91,6 @@ def read_batch(path: Path) -> dict[str, list[Tree]]:
         channel: [Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"])) for item in items]
         for channel, items in value["channels"].items()
     }
-
-
-def read_status(path: Path) -> Status | None:
-    """The state of a run, or None where there is none."""
-    try:
-        return msgspec.json.decode((path / "train.json").read_bytes(), type=Status)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{path / 'train.json'}: cannot be read: {error}") from error
 
 
 def _plain(identity: str, tree: Tree) -> dict[str, Any]:
