@@ -49,7 +49,7 @@ def started(tmp_path, monkeypatch):
         job = read_job(folder)
         for place, number in (("process", job.details.get("pid")), ("server", (job.deployment or {}).get("pid"))):
             if number:
-                process.stop(folder / place, number, grace_seconds=0)
+                process.stop(folder / place, grace_seconds=0)
                 until(lambda place=place, folder=folder: not process.is_alive(folder / place))
 
 
@@ -230,4 +230,4 @@ def test_the_real_trainer_trains_and_its_model_answers(tmp_path):
         answer = httpx.post(f"{deployment['url']}/v1/chat/completions", json=asked, timeout=60)
         assert answer.json()["usage"]["completion_tokens"] >= 1
     finally:
-        process.stop(folder / "server", deployment["pid"], grace_seconds=30)
+        process.stop(folder / "server", grace_seconds=30)

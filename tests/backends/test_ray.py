@@ -54,7 +54,9 @@ def steps_of(folder: Path):
 
 def test_a_job_of_the_backend_ray_runs_the_command_with_that_engine(tmp_path, monkeypatch):
     commands = []
-    monkeypatch.setattr("pairwright.backends.process.start", lambda folder, command: commands.append(command) or 17)
+    monkeypatch.setattr(
+        "pairwright.backends.process.start", lambda folder, command, **_: commands.append(command) or 17
+    )
     settings = Config.model_validate({"engine": {"name": "ray", "address": "auto"}, "backend": {"name": "ray"}})
     request = JobRequest(model="model", pairs=Path("pairs"))
     job = BACKENDS["ray"].submit(tmp_path, request, settings, lambda line: None)

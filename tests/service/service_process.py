@@ -1,7 +1,6 @@
 """A service in a process of its own, as a test sees it: start, kill, start again, ask."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from pairwright.backends import process
 
 HERE = Path(__file__).parent
 CONFIG = "meta/llama-3.2-1b-instruct@v1.0.0+A100"
@@ -68,8 +69,8 @@ class Service:
                 self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
-        for lock in [*self.data.glob("jobs/*/worker.lock"), *self.data.glob("deployments/*/server.lock")]:
-            end_process(lock)
+        for lock in [*self.data.glob("jobs/*/run/process/lock"), *self.data.glob("deployments/*/lock")]:
+            kill_process(lock.parent)
 
     def hold(self) -> None:
         """From now on the stand-in trainer waits after step 3."""
@@ -164,12 +165,6 @@ def until(found: Callable[[], Any], patience: float = PATIENCE) -> Any:
     raise AssertionError(f"not reached in {patience} seconds")
 
 
-def end_process(lock: Path) -> None:
-    from pairwright.service.processes import send
-
-    send(lock, signal.SIGKILL)
-
-
 def plain_model(folder: Path) -> Path:
     """What `serve targets add` looks for, without a model in it: enough for the stand-in trainer."""
     import numpy as np
@@ -182,9 +177,15 @@ def plain_model(folder: Path) -> Path:
     return folder
 
 
-def process_of(lock: Path) -> int:
-    return int(until(lambda: lock.exists() and lock.read_text().strip()))
+def worker_of(service: Service, job: str) -> Path:
+    """The folder of a job's process."""
+    return service.data / "jobs" / job / "run" / "process"
 
 
-def kill_process(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+def process_of(folder: Path) -> int:
+    return int(until(lambda: process.process_id(folder)))
+
+
+def kill_process(folder: Path) -> None:
+    """As when the machine goes down: the process and all that it started."""
+    process.send(folder, signal.SIGKILL)

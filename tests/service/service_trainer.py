@@ -1,10 +1,9 @@
-"""A trainer of the same contract as `pairwright train` that learns nothing: steps take as long as a test wants.
+"""A worker that trains and learns nothing: steps take as long as a test wants.
 
 What it does is in the seed of its configuration: 1 crashes at step 2, 2 hangs, 3 fails with a reason, 4 ignores SIGTERM.
 After step 3 it waits for as long as there is a file `hold` in the service's data folder.
 """
 
-import argparse
 import json
 import os
 import signal
@@ -12,24 +11,24 @@ import sys
 import time
 from pathlib import Path
 
+from pairwright.errors import PairwrightError
+from pairwright.service.worker import prepare
+
 CRASH, HANG, FAIL, STUBBORN = 1, 2, 3, 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=Path)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("-o", dest="run", type=Path)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--resume", action="store_true")
-    asked = parser.parse_args()
-    assert (asked.pairs / "pairs.parquet").is_file()
-    config = json.loads(asked.config.read_text())
-    seed, section, run = config["seed"], config["train"], asked.run
+    arguments = prepare(Path(sys.argv[1]))
+    assert (arguments["pairs"] / "pairs.parquet").is_file()
+    seed, section, run = arguments["config"].seed, arguments["config"].train, arguments["output"]
     run.mkdir(parents=True, exist_ok=True)
-    num_steps, hold = section["max_steps"] or 4, run.absolute().parents[2] / "hold"
+    num_steps, hold = section.max_steps or 4, run.absolute().parents[2] / "hold"
     saved = run / "checkpoints"
-    start = max((int(path.name.partition("-")[2]) for path in saved.glob("step-*")), default=0) if asked.resume else 0
+    start = (
+        max((int(path.name.partition("-")[2]) for path in saved.glob("step-*")), default=0)
+        if arguments["resume"]
+        else 0
+    )
     with open(run / "starts.txt", "a") as file:
         file.write(f"{start}\n")
 
@@ -80,4 +79,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except PairwrightError as error:
+        sys.exit(f"pairwright: {error}")

@@ -17,7 +17,7 @@ def main() -> None:
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     options = {
-        "train_command": (sys.executable, str(HERE / "service_trainer.py")),
+        "worker_command": (sys.executable, str(HERE / "service_trainer.py")),
         "model_command": (sys.executable, str(HERE / "service_model.py")),
         "tick_seconds": 0.05,
         "stop_seconds": 5.0,

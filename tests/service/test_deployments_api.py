@@ -5,9 +5,9 @@ import sqlalchemy as sa
 from asked_app import application, with_dataset
 from service_process import job_body
 
+from pairwright.backends.job import JobState
 from pairwright.service import jobs
 from pairwright.service.schema import deployments
-from pairwright.service.states import JobState
 from pairwright.service.tokens import create_token
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_process import Service, kill_process, process_of, until
+from service_process import Service, kill_process, process_of, until, worker_of
 from service_trainer import CRASH, FAIL, HANG, STUBBORN
 
-from pairwright.service.processes import is_alive
+from pairwright.backends.process import is_alive
 
 
 @pytest.fixture
@@ -31,10 +31,6 @@ def starts(service: Service, job: str) -> list[int]:
     return [int(line) for line in (service.data / "jobs" / job / "run" / "starts.txt").read_text().split()]
 
 
-def worker_lock(service: Service, job: str) -> Path:
-    return service.data / "jobs" / job / "worker.lock"
-
-
 def reaches_step(service: Service, job: str, step: int) -> None:
     until(lambda: service.status(job)["steps_completed"] >= step)
 
@@ -43,11 +39,11 @@ def test_a_worker_goes_on_while_the_service_is_killed_and_is_found_again(fresh):
     fresh.hold()
     job = fresh.job(steps=5)
     reaches_step(fresh, job, 3)
-    pid = process_of(worker_lock(fresh, job))
+    pid = process_of(worker_of(fresh, job))
     fresh.kill()
     fresh.start()
     assert fresh.status(job)["status"] == "running"
-    assert process_of(worker_lock(fresh, job)) == pid
+    assert process_of(worker_of(fresh, job)) == pid
     fresh.release()
     fresh.wait_for(job, "completed")
     assert starts(fresh, job) == [0]
@@ -58,7 +54,7 @@ def test_a_restart_of_the_machine_resumes_from_the_last_checkpoint(fresh):
     job, waiting = fresh.job(steps=5), fresh.job()
     reaches_step(fresh, job, 3)
     fresh.kill()
-    kill_process(process_of(worker_lock(fresh, job)))
+    kill_process(worker_of(fresh, job))
     fresh.release()
     fresh.start()
     details = fresh.wait_for(job, "completed")
@@ -92,7 +88,7 @@ def test_a_worker_that_is_killed_is_a_failed_job_with_its_last_lines(fresh):
     logs = fresh.get(f"/v1/customization/jobs/{crashed}/container-logs")
     assert "out of luck" in logs["error"]["explanation"]
     reaches_step(fresh, killed, 3)
-    kill_process(process_of(worker_lock(fresh, killed)))
+    kill_process(worker_of(fresh, killed))
     fresh.wait_for(killed, "failed")
     fresh.release()
     fresh.wait_for(next_one, "completed")
@@ -119,7 +115,7 @@ def test_a_job_without_a_sign_of_life_is_ended(tmp_path, model_folder):
         job = service.job(seed=HANG)
         details = service.wait_for(job, "failed")
         assert details["status_logs"][-1]["message"].startswith("stalled: no sign for")
-        until(lambda: not is_alive(worker_lock(service, job)))
+        until(lambda: not is_alive(worker_of(service, job)))
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(STUBBORN, marks=pytest.mark.slow)])
@@ -152,7 +148,7 @@ def test_a_job_that_never_gets_on_is_given_up(fresh):
         if fresh.status(job)["status"] == "failed":
             break
         fresh.kill()
-        kill_process(process_of(worker_lock(fresh, job)))
+        kill_process(worker_of(fresh, job))
         fresh.start()
     details = fresh.wait_for(job, "failed")
     assert details["status_logs"][-1]["message"].startswith("given up")
@@ -199,7 +195,7 @@ def test_a_deployment_is_found_again_and_one_that_died_is_started_again(fresh):
     fresh.kill()
     fresh.start()
     assert until(pid_when_ready) == first
-    kill_process(first)
+    os.kill(first, signal.SIGKILL)
     second = until(lambda: (pid := pid_when_ready()) and pid != first and pid)
     fresh.stop()
     fresh.start()
@@ -349,7 +345,7 @@ def test_signals_to_the_service_alone_leave_no_process_behind(fresh):
     fresh.hold()
     job = fresh.job()
     reaches_step(fresh, job, 3)
-    pid = process_of(worker_lock(fresh, job))
+    pid = process_of(worker_of(fresh, job))
     fresh.process.send_signal(signal.SIGTERM)
     fresh.process.wait(30)
     deadline = time.monotonic() + 5

@@ -4,8 +4,8 @@ import pytest
 from asked_app import HEADER, application, commit, file_line, with_dataset
 from service_process import CONFIG, job_body
 
+from pairwright.backends.job import TRANSITIONS, JobState, states_before
 from pairwright.service import jobs
-from pairwright.service.states import JOB_TRANSITIONS, JobState, may_follow
 
 
 @pytest.fixture
@@ -202,8 +202,8 @@ def test_lists_have_pages_order_and_filters(client):
 
 def test_only_changes_of_the_table_are_written(app):
     client, context = app
-    every = {new: set(may_follow(new)) for new in JobState}
-    assert all(new in JOB_TRANSITIONS[old] for new, olds in every.items() for old in olds)
+    every = {new: set(states_before(new)) for new in JobState}
+    assert all(new in TRANSITIONS[old] for new, olds in every.items() for old in olds)
     job = client.post("/v1/customization/jobs", json=job_body()).json()["id"]
     with context.database.writing() as connection:
         assert not jobs.move(connection, job, JobState.COMPLETED, "no worker ever ran")

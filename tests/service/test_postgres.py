@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_process import Service, job_body, kill_process, plain_model, process_of, until
+from service_process import Service, job_body, kill_process, plain_model, until, worker_of
 
 pytest.importorskip("psycopg")
 
@@ -92,7 +92,7 @@ def test_jobs_survive_kills_on_postgresql(database_url, tmp_path):
             answers = list(pool.map(send, range(40)))
         assert sorted(status for status, _ in answers) == [200] * 20 + [409] * 20
         service.kill()
-        kill_process(process_of(service.data / "jobs" / first / "worker.lock"))
+        kill_process(worker_of(service, first))
         service.release()
         service.start()
         service.wait_for(first, "completed")

@@ -2,7 +2,8 @@
 
 import json
 
-from pairwright.service.progress import read_metrics, read_run, summary
+from pairwright.ledger.run_status import read_status
+from pairwright.service.progress import read_metrics, summary
 
 
 def write(folder, lines, **status):
@@ -16,7 +17,7 @@ def write(folder, lines, **status):
 
 
 def test_without_a_run_there_is_a_number_all_the_same(tmp_path):
-    assert read_run(tmp_path) is None
+    assert read_status(tmp_path, strict=False) is None
     assert read_metrics(tmp_path) == {}
     assert summary(tmp_path, is_completed=False)["percentage_done"] == 0.0
     assert summary(tmp_path, is_completed=True)["percentage_done"] == 100.0
@@ -28,7 +29,7 @@ def test_a_torn_file_says_nothing_and_what_was_known_stays(tmp_path):
     assert summary(tmp_path, is_completed=False, before=before) == before
     for text in ("[]", "{}", '{"state": 3}', "null"):
         (tmp_path / "train.json").write_text(text)
-        assert read_run(tmp_path) is None
+        assert read_status(tmp_path, strict=False) is None
 
 
 def test_curves_have_the_names_of_the_protocol_and_each_step_once(tmp_path):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from service_process import CONFIG, ROW, Service, kill_process, process_of, until
+from service_process import CONFIG, ROW, Service, kill_process, until, worker_of
 
 pytestmark = pytest.mark.slow
 SUPERVISED = [{"prompt": f"Order {number}?", "completion": "yes"} for number in range(6)] + [
@@ -67,9 +67,7 @@ def test_a_job_goes_on_from_its_checkpoint_after_service_and_worker_were_killed(
     run = service.data / "jobs" / job / "run"
     until(lambda: list(run.glob("checkpoints/step-*")))
     service.kill()
-    pid = process_of(service.data / "jobs" / job / "worker.lock")
-    if Path(f"/proc/{pid}").exists():
-        kill_process(pid)
+    kill_process(worker_of(service, job))
     service.start()
     details = service.wait_for(job, "completed")
     assert details["steps_completed"] == 60

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from pairwright.config import Config
+from pairwright.ledger.run_status import read_status
 from pairwright.train import train
-from pairwright.train.folder import read_status
 from pairwright.train.ranks import Ranks
 from pairwright.train.shards import write_tensors
 from train.cases_script import CASES, MODELS

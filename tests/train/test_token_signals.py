@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from pairwright.config import Config
+from pairwright.ledger.run_status import read_status
 from pairwright.messages import Message
 from pairwright.records import EID, Experience
 from pairwright.store.table import Table
 from pairwright.train import train
-from pairwright.train.folder import read_status
 from pairwright.train.model import load_model
 from train.made_runs import make_model
 

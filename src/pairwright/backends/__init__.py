@@ -5,11 +5,22 @@
 
 from pairwright.backends.backend import Backend, JobRequest
 from pairwright.backends.customizer import NEMO_CUSTOMIZER
-from pairwright.backends.failures import BackendError, JobFailed, JobTimeout, ServiceError, Unreachable
-from pairwright.backends.job import Job, JobState, Status, find_jobs, is_submitted, job_folder, read_job
-from pairwright.backends.local import LOCAL
+from pairwright.backends.job import (
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    ServiceError,
+    Status,
+    Unreachable,
+    find_jobs,
+    is_submitted,
+    job_folder,
+    read_job,
+)
+from pairwright.backends.local import LOCAL, RAY
 from pairwright.backends.nemo_rl import NEMO_RL
-from pairwright.backends.ray import RAY
 from pairwright.backends.trl import TRL
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_RL, TRL)}

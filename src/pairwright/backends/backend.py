@@ -10,8 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pairwright.backends.failures import BackendError, JobFailed, JobTimeout, Unreachable
-from pairwright.backends.job import FINAL, TRANSITIONS, Job, JobState, Status, changed, read_job, write_job
+from pairwright.backends.job import (
+    FINAL,
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    Status,
+    Unreachable,
+    can_become,
+    changed,
+    read_job,
+    write_job,
+)
 from pairwright.config import Config
 from pairwright.messages import Json
 
@@ -62,7 +74,7 @@ class WaitLimits:
 
 def followed(folder: Path, job: Job, status: Status) -> Job:
     """Write down where a job is now. A state that cannot follow (a late answer) changes nothing."""
-    if status.state is job.state or status.state not in TRANSITIONS[job.state]:
+    if status.state is job.state or not can_become(job.state, status.state):
         return job
     error = status.message if status.state is JobState.FAILED else job.error
     return write_job(folder, changed(job, state=status.state, error=error))

@@ -9,18 +9,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pairwright.backends import customizer_upload
 from pairwright.backends.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.backends.customizer_api import CustomizerApi
 from pairwright.backends.customizer_deploy import deploy
-from pairwright.backends.failures import BackendError, ServiceError, Unreachable
-from pairwright.backends.job import FILE_NAME, Job, JobState, Status, changed, new_job, read_job, write_job
-from pairwright.backends.metrics import write_metrics
+from pairwright.backends.job import (
+    FILE_NAME,
+    BackendError,
+    Job,
+    JobState,
+    ServiceError,
+    Status,
+    Unreachable,
+    changed,
+    new_job,
+    read_job,
+    write_job,
+)
 from pairwright.backends.translation import has_curriculum_order
 from pairwright.config import Config
 from pairwright.config.backend import NemoCustomizerConfig
-from pairwright.errors import ConfigError
+from pairwright.errors import ConfigError, PairwrightError
 from pairwright.messages import Json
+from pairwright.places import write_bytes
 
 _STATES = {
     "created": JobState.PENDING,
@@ -32,6 +45,9 @@ _STATES = {
     "completed": JobState.COMPLETED,
     "ready": JobState.COMPLETED,
 }
+# the metrics of our trainer by the names of the service
+_NAMES = {"train_loss": "loss", "val_loss": "eval_loss", "train_accuracy": "rewards/accuracies",
+          "val_accuracy": "eval_rewards/accuracies"}  # fmt: skip
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
@@ -228,6 +244,32 @@ def _number(found: Json, key: str) -> float | None:
 def _integer(found: Json, key: str) -> int | None:
     value = _number(found, key)
     return None if value is None else int(value)
+
+
+def metric_rows(details: Json) -> list[Json]:
+    """The rows of a status answer: one a step, training before validation.
+
+    >>> metric_rows({"metrics": {"metrics": {"train_loss": [{"step": 1, "value": 0.7}]}}})
+    [{'step': 1, 'loss': 0.7}]
+    """
+    outer = details.get("metrics")
+    series = outer.get("metrics") if isinstance(outer, dict) else None
+    rows: dict[tuple[int, bool], Json] = {}
+    for name, points in (series or {}).items() if isinstance(series, dict) else ():
+        own = _NAMES.get(str(name), str(name))
+        for point in points if isinstance(points, list) else ():
+            if isinstance(point, dict) and isinstance(point.get("step"), int) and point.get("value") is not None:
+                key = (point["step"], own.startswith("eval_") or str(name).startswith("val_"))
+                rows.setdefault(key, {"step": point["step"]})[own] = point["value"]
+    return [rows[key] for key in sorted(rows)]
+
+
+def write_metrics(folder: Path, details: Json) -> None:
+    """Replace the run's metrics by what the service has; nothing if it tells nothing."""
+    rows = metric_rows(details)
+    if rows:
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        write_bytes(folder / "metrics.jsonl", content, error=PairwrightError)
 
 
 NEMO_CUSTOMIZER = Backend(

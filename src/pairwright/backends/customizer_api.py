@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pairwright.backends.failures import ServiceError, Unreachable
+from pairwright.backends.job import ServiceError, Unreachable
 from pairwright.config.backend import NemoCustomizerConfig
 from pairwright.errors import ConfigError
 from pairwright.messages import Json

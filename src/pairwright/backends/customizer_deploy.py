@@ -5,8 +5,17 @@ from pathlib import Path
 
 from pairwright.backends.backend import Say
 from pairwright.backends.customizer_api import CustomizerApi
-from pairwright.backends.failures import BackendError, JobFailed, JobTimeout, Unreachable
-from pairwright.backends.job import Job, JobState, changed, read_job, write_job
+from pairwright.backends.job import (
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    Unreachable,
+    changed,
+    read_job,
+    write_job,
+)
 from pairwright.config import Config
 from pairwright.config.backend import NemoCustomizerConfig
 from pairwright.messages import Json

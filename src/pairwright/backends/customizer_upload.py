@@ -9,7 +9,7 @@ from typing import Any
 
 from pairwright.backends.customizer_api import CustomizerApi
 from pairwright.backends.dataset import Dataset, write_dataset
-from pairwright.backends.failures import BackendError, ServiceError, Unreachable
+from pairwright.backends.job import BackendError, ServiceError, Unreachable
 from pairwright.config.backend import NemoCustomizerConfig
 
 TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_file.jsonl"

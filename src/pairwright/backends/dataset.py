@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pairwright.backends.failures import BackendError
+from pairwright.backends.job import BackendError
 from pairwright.messages import Json
 from pairwright.pairs.exporters import EXPORTERS, ExportOptions
 from pairwright.pairs.split import splits

@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from pairwright.backends.failures import ServiceError, Unreachable
 from pairwright.backends.findings import Finding, Patient, fine, untold, wrong
+from pairwright.backends.job import ServiceError, Unreachable
 from pairwright.config.policy import PolicyConfig
 
 _SECONDS = 10

@@ -12,12 +12,37 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from ruamel.yaml import YAML
 
-from pairwright.backends.failures import BackendError
+from pairwright.errors import PairwrightError
 from pairwright.messages import Json
-from pairwright.places import write_json
+from pairwright.places import write_atomic, write_json
 
 FILE_NAME = "job.json"
+
+
+class BackendError(PairwrightError):
+    """A backend cannot do what was asked."""
+
+
+class ServiceError(BackendError):
+    """A service refused a request, with its status and its own words."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        self.status = status
+        super().__init__(message)
+
+
+class Unreachable(BackendError):
+    """A service gave no usable answer; asking again may help."""
+
+
+class JobFailed(BackendError):
+    """The job ended, and not well."""
+
+
+class JobTimeout(BackendError):
+    """We stopped waiting; the job may still be going on."""
 
 
 class JobState(StrEnum):
@@ -34,17 +59,30 @@ class JobState(StrEnum):
 
 
 FINAL = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
-_ACTIVE = {JobState.PENDING, JobState.RUNNING, JobState.CANCELLING, *FINAL}
+# The steps of a job's life. A running job is pending again when a scheduler puts it back, or the service restarts.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.PREPARED: frozenset({JobState.CREATED, *_ACTIVE}),
-    JobState.CREATED: frozenset(_ACTIVE),
-    JobState.PENDING: frozenset(_ACTIVE - {JobState.PENDING}),
-    JobState.RUNNING: frozenset({JobState.PENDING, JobState.CANCELLING, *FINAL}),  # a scheduler may put it back
+    JobState.PREPARED: frozenset({JobState.CREATED}),
+    JobState.CREATED: frozenset({JobState.PENDING, JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.PENDING: frozenset({JobState.RUNNING, JobState.CANCELLED, JobState.FAILED}),
+    JobState.RUNNING: frozenset({JobState.PENDING, JobState.CANCELLING, JobState.FAILED, JobState.COMPLETED}),
     JobState.CANCELLING: FINAL,
-    JobState.CANCELLED: frozenset(),
-    JobState.FAILED: frozenset(),
-    JobState.COMPLETED: frozenset(),
+    **{state: frozenset() for state in FINAL},
 }
+
+
+def states_before(new: JobState) -> list[JobState]:
+    """The states from which a single step leads to `new`."""
+    return [state for state, following in TRANSITIONS.items() if new in following]
+
+
+def can_become(old: JobState, new: JobState) -> bool:
+    """Whether steps lead from one state to another: who polls a job may miss the states in between."""
+    reached, pending = set[JobState](), [old]
+    while pending:
+        following = TRANSITIONS[pending.pop()] - reached
+        reached |= following
+        pending += following
+    return new in reached
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +125,7 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
 def changed(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
     """The job with changes. A state that cannot follow the one before is an error of ours, not of the user."""
     if state is not None and state is not job.state:
-        assert state in TRANSITIONS[job.state], f"{job.id}: {job.state} cannot become {state}"
+        assert can_become(job.state, state), f"{job.id}: {job.state} cannot become {state}"
         changes["state"] = state
     return msgspec.structs.replace(job, updated_at=time.time(), **changes)
 
@@ -127,3 +165,13 @@ def job_folder(name: str, root: Path) -> Path:
         return found[0]
     what = f"{len(found)} jobs begin with that" if found else "no job has that id, and no such folder has one"
     raise BackendError(f"{name}: {what}; see: pairwright jobs list {root}")
+
+
+def write_yaml(path: Path, value: Json, *, heading: str) -> None:
+    """Write a file that appears whole, with a comment on top."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    with write_atomic(path, error=PairwrightError) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.write("".join(f"# {line}\n" for line in heading.splitlines()))
+        yaml.dump(value, file)

@@ -1,80 +1,153 @@
-"""Jobs on this machine: `pairwright train` in a process of its own, which the death of this command does not touch.
+"""Jobs whose process is on this machine: `pairwright train`, here or on a Ray cluster, or another trainer's command.
 
-What the trainer writes (train.json, metrics.jsonl) says how far it is; the process's lock and exit code say whether it
-lives. A job whose process is gone without a word is failed, with the last lines of its log: never stuck.
+The process outlives the command that started it. What the trainer writes (train.json, metrics.jsonl) says how far it
+is; the process's lock and exit code say whether it lives. A job whose process is gone without a word is failed, with
+the last line of its log: never stuck.
 """
 
-import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from pairwright.backends import process
 from pairwright.backends.backend import Backend, JobRequest, Say, WaitLimits
-from pairwright.backends.failures import BackendError, JobFailed, JobTimeout
-from pairwright.backends.job import FINAL, Job, JobState, Status, changed, new_job, write_job
-from pairwright.backends.yaml_file import write_yaml
+from pairwright.backends.job import (
+    FINAL,
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    Status,
+    changed,
+    new_job,
+    write_job,
+    write_yaml,
+)
+from pairwright.collect.listening import free_port
 from pairwright.config import Config
 from pairwright.errors import ConfigError
+from pairwright.ledger.run_status import FILE_NAME, last_lines, last_losses, read_status
 from pairwright.messages import Json
 
 COMMAND = (sys.executable, "-m", "pairwright.cli")
 CONFIG = "train-config.yaml"
 PROCESS, SERVER = "process", "server"  # folders of the trainer's and the model server's process
+Progress = Callable[[Path, Job], Status]  # what the trainer's own files tell; a message is the reason of a failure
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    return _submit("local", folder, request, config, say)
+
+
+def submit_to_ray(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """A local job whose command has its work done by a Ray cluster (ray_training.py)."""
+    return _submit("ray", folder, request, config, say)
+
+
+def _submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     if request.pairs is None and request.experience is None:
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
-    command = train_command(folder, request)
-    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("tokens", "train")}
-    shown = {"name": config.name, "seed": config.seed, **sections}
-    write_yaml(folder / CONFIG, shown, heading="Written by pairwright: what this job trains with.")
-    job = new_job("local", model=request.model, pairs=request.pairs)
-    job = write_job(folder, changed(job, details={"command": command, "pid": None}))
-    pid = process.start(folder / PROCESS, command)
-    job = write_job(folder, changed(job, state=JobState.RUNNING, details={"command": command, "pid": pid}))
-    say(f"process {pid} trains; its log is {folder / PROCESS / process.LOG}")
-    return job
-
-
-def train_command(folder: Path, request: JobRequest) -> list[str]:
-    command = [*COMMAND, "train", "--model", request.model, "-o", str(folder)]
-    command += ["--config", str(folder / CONFIG)]
+    command = [*COMMAND, "train", "--model", request.model, "-o", str(folder), "--config", str(folder / CONFIG)]
     for option, path in (("--pairs", request.pairs), ("--experience", request.experience)):
-        if path is not None:
-            command += [option, str(path)]
-    return [*command, "--resume"] if request.resume else command
+        command += [] if path is None else [option, str(path)]
+    command += ["--resume"] if request.resume else []
+    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("tokens", "train")}
+    if backend == "ray":
+        command += ["--engine", "ray"]
+        sections["engine"] = config.engine.model_dump(mode="json") | {"name": "ray"}
+    tree = {"name": config.name, "seed": config.seed, **sections}
+    write_yaml(folder / CONFIG, tree, heading="Written by pairwright: what this job trains with.")
+    return launch(folder, new_job(backend, model=request.model, pairs=request.pairs), command, say=say)
+
+
+def launch(
+    folder: Path,
+    job: Job,
+    command: Sequence[str],
+    *,
+    say: Say,
+    directory: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Job:
+    """Start the command of a job whose reference is written before and after."""
+    job = write_job(folder, changed(job, details={**job.details, "command": list(command), "pid": None}))
+    pid = process.start(folder / PROCESS, command, directory=directory, environment=environment)
+    say(f"process {pid} runs {' '.join(command)}; its log is {folder / PROCESS / process.LOG}")
+    return write_job(folder, changed(job, state=JobState.RUNNING, details={**job.details, "pid": pid}))
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
-    code = process.exit_code(folder / PROCESS)
-    said = _read(folder / "train.json")
-    if job.state in FINAL:
-        return _status(job.state, folder, said, job.error or "")
+    return process_status(folder, job, train_progress)
+
+
+def process_status(folder: Path, job: Job, progress: Progress, result: Path | None = None) -> Status:
+    """Where a job is. One that ended well without its `result` is a failure."""
+    known = progress(folder, job)
+    if job.state in FINAL or job.state is JobState.PREPARED:
+        state, message = job.state, job.error or ""
+    else:
+        code = process.exit_code(folder / PROCESS)
+        state, message = _outcome(folder, job, known, code, result)
+    percentage = 100.0 if state is JobState.COMPLETED else known.percentage
+    return msgspec.structs.replace(known, state=state, message=message, percentage=percentage)
+
+
+def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Path | None) -> tuple[JobState, str]:
+    is_cancelling = job.state is JobState.CANCELLING
     if code is None:
-        return _status(JobState.CANCELLING if job.state is JobState.CANCELLING else JobState.RUNNING, folder, said, "")
+        return JobState.CANCELLING if is_cancelling else JobState.RUNNING, ""
+    if code == 0 and (result is None or result.exists()):
+        return JobState.COMPLETED, ""
+    if is_cancelling:
+        return JobState.CANCELLED, "cancelled"
     if code == 0:
-        return _status(JobState.COMPLETED, folder, said, "")
-    if job.state is JobState.CANCELLING:
-        return _status(JobState.CANCELLED, folder, said, "cancelled")
-    return _status(JobState.FAILED, folder, said, _reason(folder, said, code))
+        return JobState.FAILED, f"it ended well, but {result} is not there"
+    return JobState.FAILED, known.message or process.describe_exit(folder / PROCESS, code)
+
+
+def train_progress(folder: Path, job: Job) -> Status:
+    """How far our own trainer is."""
+    run = read_status(folder, strict=False)
+    train_loss, validation_loss = last_losses(folder)
+    if run is None:
+        return Status(state=JobState.RUNNING, train_loss=train_loss, validation_loss=validation_loss)
+    return Status(
+        state=JobState.RUNNING,
+        percentage=run.percentage,
+        step=run.step,
+        num_steps=run.num_steps,
+        epoch=run.epoch,
+        train_loss=train_loss,
+        validation_loss=validation_loss,
+        message=(run.error or "the trainer failed") if run.state == "failed" and is_current(folder) else "",
+    )
+
+
+def is_current(folder: Path) -> bool:
+    """Whether train.json was written by the job's last process, not by one before it."""
+    try:
+        return (folder / FILE_NAME).stat().st_mtime_ns >= (folder / PROCESS / process.LOCK).stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def cancel(folder: Path, job: Job, config: Config) -> Job:
     if job.state in FINAL or not process.is_alive(folder / PROCESS):
         return job
     job = write_job(folder, changed(job, state=JobState.CANCELLING))
-    pid = job.details["pid"] or _read(folder / "train.json").get("pid")
-    if not isinstance(pid, int):
-        raise BackendError(f"{job.id}: its process id is not known: it was interrupted while it started; see {folder}")
-    process.stop(folder / PROCESS, pid, grace_seconds=config.backend.local.cancel_grace_seconds)
+    process.stop(folder / PROCESS, grace_seconds=config.backend.local.cancel_grace_seconds)
     return job
+
+
+def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
+    place = folder / PROCESS
+    yield from process.follow(place) if follow else last_lines(place / process.LOG, 10_000)
 
 
 def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
@@ -87,7 +160,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
     if process.is_alive(folder / SERVER) and job.deployment:
         return job.deployment
-    port = _free_port()
+    port = free_port()
     command = [*COMMAND, "serve", "model", str(model), "--host", "127.0.0.1", "--port", str(port)]
     pid = process.start(folder / SERVER, command)
     deployment = {"url": f"http://127.0.0.1:{port}", "pid": pid, "status": "starting", "model": str(model)}
@@ -99,77 +172,20 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
 
 
 def trained_model(folder: Path, job: Job) -> Path:
-    name = _read(folder / "train.json").get("model", "model")
-    if job.state is JobState.COMPLETED and not (folder / str(name)).is_dir():
-        raise BackendError(f"{folder / str(name)}: no such folder; the job's result was moved or deleted")
-    return folder / str(name)
-
-
-def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
-    return process_logs(folder, follow)
-
-
-def process_logs(folder: Path, follow: bool) -> Iterator[str]:
-    path = folder / PROCESS / process.LOG
-    yield from process.follow(path, folder / PROCESS) if follow else process.last_lines(path, 10_000)
+    run = read_status(folder, strict=False)
+    model = folder / ((run and run.model) or "model")
+    if job.state is JobState.COMPLETED and not model.is_dir():
+        raise BackendError(f"{model}: no such folder; the job's result was moved or deleted")
+    return model
 
 
 def wait_limits(config: Config) -> WaitLimits:
     settings = config.backend.local
     return WaitLimits(
-        poll_interval_seconds=settings.poll_interval_seconds, timeout_seconds=settings.training_timeout_seconds,
-        max_failures=0,
-    )  # fmt: skip
-
-
-def _status(state: JobState, folder: Path, said: Json, message: str) -> Status:
-    step, num_steps = said.get("step"), said.get("num_steps")
-    train, validation = _losses(folder / "metrics.jsonl")
-    percentage = 100.0 * step / num_steps if isinstance(step, int) and num_steps else None
-    return Status(
-        state=state, percentage=100.0 if state is JobState.COMPLETED else percentage, step=step, num_steps=num_steps,
-        epoch=said.get("epoch"), train_loss=train, validation_loss=validation, message=message,
-    )  # fmt: skip
-
-
-def _reason(folder: Path, said: Json, code: int) -> str:
-    if said.get("state") == "failed" and said.get("error"):
-        return str(said["error"])
-    how = "was killed, or the machine went down" if code == process.KILLED else f"ended with exit code {code}"
-    lines = [line for line in process.last_lines(folder / PROCESS / process.LOG, 5) if line.strip()]
-    return f"its process {how}" + (f": {lines[-1]}" if lines else "")
-
-
-def _losses(path: Path) -> tuple[float | None, float | None]:
-    """The newest training and validation loss of the metrics, from the end of the file."""
-    train: Any = None
-    validation: Any = None
-    for line in process.last_lines(path, 200):
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue  # a line that is being written
-        if isinstance(row, dict):
-            train, validation = row.get("loss", train), row.get("eval_loss", validation)
-    return _float(train), _float(validation)
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _read(path: Path) -> Json:
-    try:
-        value = msgspec.json.decode(path.read_bytes())
-    except (FileNotFoundError, msgspec.DecodeError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        poll_interval_seconds=settings.poll_interval_seconds,
+        timeout_seconds=settings.training_timeout_seconds,
+        max_failures=5,
+    )
 
 
 def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
@@ -178,7 +194,7 @@ def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
     until = time.monotonic() + timeout_seconds
     while time.monotonic() < until:
         if not process.is_alive(folder / SERVER):
-            lines = process.last_lines(folder / SERVER / process.LOG, 3)
+            lines = process.log_end(folder / SERVER, 3)
             raise JobFailed(f"the model server ended before it answered: {' | '.join(lines)}")
         try:
             if httpx.get(url, timeout=5).is_success:
@@ -192,3 +208,4 @@ def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
 LOCAL = Backend(
     name="local", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs, wait_limits=wait_limits
 )
+RAY = replace(LOCAL, name="ray", submit=submit_to_ray)

@@ -9,27 +9,39 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from pairwright.backends import process
+from pairwright.backends import local, process
 from pairwright.backends.backend import Backend, JobRequest, Say
 from pairwright.backends.dataset import refuse_unfaithful, write_dataset
-from pairwright.backends.failures import BackendError, Unreachable
-from pairwright.backends.job import FINAL, Job, JobState, Status, changed, new_job, write_job
-from pairwright.backends.launched import launch, launched_cancel, launched_limits, launched_logs, launched_status
-from pairwright.backends.lengths import num_longer
-from pairwright.backends.local import PROCESS
+from pairwright.backends.job import (
+    FINAL,
+    BackendError,
+    Job,
+    JobState,
+    Status,
+    Unreachable,
+    changed,
+    new_job,
+    write_job,
+    write_yaml,
+)
+from pairwright.backends.local import PROCESS, launch, process_status
 from pairwright.backends.nemo_rl_config import nemo_rl_config
 from pairwright.backends.translation import has_curriculum_order, model_folder, refuse_untranslatable
-from pairwright.backends.yaml_file import write_yaml
 from pairwright.config import Config
 from pairwright.config.backend import NemoRlConfig
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.messages import Json
+from pairwright.ledger.run_status import last_lines
+from pairwright.messages import Json, Message
+from pairwright.pairs.exporters.chat import Unfit, chat_message
+from pairwright.pairs.table import read_pairs
 from pairwright.places import write_atomic
+from pairwright.tokens import ChatTokenizer, TokensError
+from pairwright.tokens.text import encode_raw_text, is_raw_text
 
 _SLURM = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
@@ -78,12 +90,12 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 def status(folder: Path, job: Job, config: Config) -> Status:
     if job.details.get("slurm_id") and job.state not in FINAL:
         return _slurm_status(folder, job)
-    return launched_status(folder, job, _progress, folder / "nemo-rl" / "checkpoints")
+    return process_status(folder, job, _progress, folder / "nemo-rl" / "checkpoints")
 
 
 def cancel(folder: Path, job: Job, config: Config) -> Job:
     if not job.details.get("slurm_id") or job.state in FINAL:
-        return launched_cancel(folder, job, config)
+        return local.cancel(folder, job, config)
     job = write_job(folder, changed(job, state=JobState.CANCELLING))
     _run(["scancel", job.details["slurm_id"]])
     return job
@@ -99,10 +111,10 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
     slurm_id = job.details.get("slurm_id")
     if slurm_id is None:
-        yield from launched_logs(folder, job, config, follow)
+        yield from local.logs(folder, job, config, follow)
     else:
         path = _directory(config.backend.nemo_rl) / f"{slurm_id}-logs" / "ray-driver.log"
-        yield from process.last_lines(path, 10_000)
+        yield from last_lines(path, 10_000)
 
 
 def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str, str]:
@@ -207,9 +219,11 @@ def _progress(folder: Path, job: Job) -> Status:
              if path.name.removeprefix("step_").isdigit()]  # fmt: skip
     step, num_steps = max(steps, default=None), job.details.get("num_steps")
     return Status(
-        state=JobState.CANCELLING if job.state is JobState.CANCELLING else JobState.RUNNING, step=step,
-        num_steps=num_steps, percentage=100.0 * step / num_steps if step and num_steps else None,
-    )  # fmt: skip
+        state=JobState.RUNNING,
+        step=step,
+        num_steps=num_steps,
+        percentage=100.0 * step / num_steps if step and num_steps else None,
+    )
 
 
 def _run(command: list[str], directory: Path | None = None) -> str:
@@ -222,6 +236,31 @@ def _run(command: list[str], directory: Path | None = None) -> str:
     return done.stdout
 
 
+def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
+    """How many pairs have a side longer than `limit` tokens with its prompt; None where the tokenizer is not here."""
+    if not Path(model).is_dir():
+        return None
+    tokenizer = ChatTokenizer.from_folder(model)
+    count = 0
+    for pair in read_pairs(pairs):
+        sides = (pair.chosen, pair.rejected)
+        count += any(_length(tokenizer, [*pair.prompt, *side], pair.tools) > limit for side in sides)
+    return count
+
+
+def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> int:
+    """The tokens of a conversation; 0 for one that cannot be rendered, which is the trainer's to refuse."""
+    try:
+        if is_raw_text(messages):
+            return len(encode_raw_text(tokenizer, messages))
+        chat = [chat_message(message, arguments="object") for message in messages]
+        schemas = tokenizer.schemas(tools)
+        ids, _ = tokenizer.encode(tokenizer.renderer(schemas).text(chat, schemas))
+    except (TokensError, Unfit):
+        return 0
+    return len(ids)
+
+
 NEMO_RL = Backend(
-    name="nemo-rl", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs, wait_limits=launched_limits
+    name="nemo-rl", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs, wait_limits=local.wait_limits
 )

@@ -1,8 +1,8 @@
-"""Processes that outlive the command that started them, and how to know later what became of them.
+"""Processes that outlive whoever started them, and how to know later what became of them: trainers, workers, servers.
 
-A job's folder has `lock`, held by the process for as long as it lives (so a pid that another process got is never
-mistaken for it), `exit.json` with the exit code once it ended, and `log`. A process that is gone without an exit code
-was killed, or the machine went down.
+A process has a folder with `lock`, locked for as long as the process or its command lives (so a pid that another
+process got is never mistaken for it) and holding its pid, `exit.json` with the exit code once it ended, and `log`.
+A process that is gone without an exit code was killed, or the machine went down.
 """
 
 import fcntl
@@ -11,15 +11,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pairwright.backends.failures import BackendError
+from pairwright.backends.job import BackendError
+from pairwright.ledger.run_status import last_lines
 
 LOCK, EXIT, LOG = "lock", "exit.json", "log"
-RUNNER = Path(__file__).with_name("runner.py")  # run as a file: it needs nothing of ours
+RUNNER = Path(__file__).with_name("runner.py")
 KILLED = -1  # the exit code of a process that left none
 
 
@@ -30,7 +31,10 @@ def start(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Start a command in a session of its own; returns its process id. Its output goes to `folder/log`."""
+    """Start a command in a session of its own; returns the process id. Its output goes to `folder/log`.
+
+    `environment` is added to that of this process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
     try:
@@ -38,17 +42,23 @@ def start(
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BackendError(f"{folder}: its process is still running; see: pairwright jobs list") from None
+        os.ftruncate(fd, 0)  # the pid of the process before
         (folder / EXIT).unlink(missing_ok=True)
-        exit_file = (folder / EXIT).absolute()
         with open(folder / LOG, "ab") as log:
             process = subprocess.Popen(
-                [sys.executable, str(RUNNER), str(exit_file), *command],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(fd,),
-                cwd=directory, env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
+                [sys.executable, "-I", "-S", str(RUNNER), str(folder.absolute()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(fd,),
+                cwd=directory,
+                env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+            )
+        os.pwrite(fd, str(process.pid).encode(), 0)
     finally:
         os.close(fd)  # the process has its own copy: the lock lives as long as that
-    process.returncode = 0  # nobody here waits for it, and that is no mistake to be warned of
+    threading.Thread(target=process.wait, daemon=True).start()  # or it would stay a zombie of a long-lived parent
     return process.pid
 
 
@@ -61,6 +71,7 @@ def refuse_running(folder: Path) -> None:
 
 
 def is_alive(folder: Path) -> bool:
+    """Whether the process of a folder, or its command, is there."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR)
     except FileNotFoundError:
@@ -74,6 +85,14 @@ def is_alive(folder: Path) -> bool:
     return False
 
 
+def process_id(folder: Path) -> int | None:
+    """The id of the last process of a folder; None in the moment before it wrote it down."""
+    try:
+        return int((folder / LOCK).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def exit_code(folder: Path) -> int | None:
     """None while the process lives, its exit code when it ended, KILLED when it is gone without one."""
     if is_alive(folder):
@@ -85,38 +104,53 @@ def exit_code(folder: Path) -> int | None:
     return int(code)
 
 
-def stop(folder: Path, pid: int, *, grace_seconds: float) -> None:
-    """Ask a process and what it started to end, and after a while end it. What is not alive is left alone."""
-    if not is_alive(folder):
-        return
-    _signal(pid, signal.SIGTERM)
-    until = time.monotonic() + grace_seconds
-    while time.monotonic() < until:
-        if not is_alive(folder):
-            return
-        time.sleep(0.05)
-    _signal(pid, signal.SIGKILL)
+def describe_exit(folder: Path, code: int) -> str:
+    """How a process ended, with the last line of its log."""
+    if code == KILLED:
+        how = "was killed, or the machine went down"
+    elif code == 128 + signal.SIGKILL:
+        how = f"was killed by signal {signal.SIGKILL:d}"
+    else:
+        how = f"ended with exit code {code}"
+    lines = log_end(folder, 1)
+    return f"its process {how}" + (f": {lines[-1]}" if lines else "")
 
 
-def last_lines(path: Path, num: int) -> list[str]:
-    """The end of a log. Of a huge one only the last megabyte is read."""
+def send(folder: Path, number: signal.Signals) -> bool:
+    """Signal a process and what it started; False if it is not there, or its id not known yet."""
+    pid = process_id(folder)
+    if pid is None or not is_alive(folder):
+        return False
     try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 2**20))
-            text = file.read().decode("utf-8", "replace")
-    except FileNotFoundError:
-        return []
-    return list(deque(text.splitlines(), maxlen=num))
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return False
+    except PermissionError as error:
+        raise BackendError(f"process {pid}: {error.strerror}; it belongs to somebody else") from error
+    return True
 
 
-def follow(path: Path, folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
-    """The lines of a log as they come, until its process has ended."""
+def stop(folder: Path, *, grace_seconds: float) -> None:
+    """Ask a process and what it started to end, and after a while end it. What is not alive is left alone."""
+    until, is_asked = time.monotonic() + grace_seconds, False
+    while is_alive(folder) and time.monotonic() < until:
+        is_asked = is_asked or send(folder, signal.SIGTERM)
+        time.sleep(0.05)
+    send(folder, signal.SIGKILL)
+
+
+def log_end(folder: Path, count: int) -> list[str]:
+    """The last lines of a process's log that are not blank."""
+    return [line for line in last_lines(folder / LOG, 10_000) if line.strip()][-count:]
+
+
+def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
+    """The lines of a process's log as they come, until it has ended."""
     position = 0
     while True:
         alive = is_alive(folder)
         try:
-            with open(path, "rb") as file:
+            with open(folder / LOG, "rb") as file:
                 file.seek(position)
                 for line in file:
                     if not line.endswith(b"\n") and alive:
@@ -128,12 +162,3 @@ def follow(path: Path, folder: Path, *, interval_seconds: float = 0.5) -> Iterat
         if not alive:
             return
         time.sleep(interval_seconds)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        pass
-    except PermissionError as error:
-        raise BackendError(f"process {pid}: {error.strerror}; it belongs to somebody else") from error

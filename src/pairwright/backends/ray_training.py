@@ -19,6 +19,7 @@ from pairwright.config.engine import EngineConfig
 from pairwright.engines.engine import EngineError
 from pairwright.engines.ray import connected
 from pairwright.errors import ConfigError, PairwrightError
+from pairwright.ledger.run_status import read_status
 from pairwright.places import write_bytes
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ def _read_failure(output: Path) -> _Failure | None:
 
 def _result(output: Path) -> "TrainResult":
     from pairwright.train import TrainResult
-    from pairwright.train.folder import read_status
 
     status = read_status(output)
     if status is None or status.state != "completed" or status.model is None:
@@ -168,8 +168,6 @@ def _told(output: Path, progress: Progress) -> Iterator[None]:
 
 
 def _watch(output: Path, start: int, progress: Progress, done: threading.Event) -> None:
-    from pairwright.train.folder import read_status
-
     while True:
         is_last = done.wait(_POLL_SECONDS)
         status = read_status(output)

@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from pairwright.backends.failures import BackendError
+from pairwright.backends.job import BackendError
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.pairs.curriculum import read_curriculum

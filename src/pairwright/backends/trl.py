@@ -8,18 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from pairwright.backends import process
+from pairwright.backends import local, process
 from pairwright.backends.backend import Backend, JobRequest, Say
 from pairwright.backends.dataset import Dataset, refuse_unfaithful, write_dataset
-from pairwright.backends.job import Job, JobState, Status, changed, new_job, write_job
-from pairwright.backends.launched import (
-    launch,
-    launched_cancel,
-    launched_limits,
-    launched_logs,
-    launched_status,
-)
-from pairwright.backends.local import PROCESS, serve_result
+from pairwright.backends.job import Job, JobState, Status, changed, new_job, write_job, write_yaml
+from pairwright.backends.local import PROCESS, launch, process_status, serve_result
 from pairwright.backends.translation import (
     has_curriculum_order,
     micro_batch,
@@ -28,7 +21,6 @@ from pairwright.backends.translation import (
     steps_between,
     steps_per_epoch,
 )
-from pairwright.backends.yaml_file import write_yaml
 from pairwright.config import Config
 from pairwright.config.train import TrainConfig
 from pairwright.errors import ConfigError
@@ -65,7 +57,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     job = changed(new_job("trl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
-    return launch(folder, write_job(folder, job), command, directory=None, say=say)
+    return launch(folder, job, command, say=say)
 
 
 def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
@@ -117,7 +109,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
 
 def status(folder: Path, job: Job, config: Config) -> Status:
     made = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
-    return launched_status(folder, job, _progress, folder / "model" / made)
+    return process_status(folder, job, _progress, folder / "model" / made)
 
 
 def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
@@ -168,14 +160,14 @@ def _progress(folder: Path, job: Job) -> Status:
     losses = [row["loss"] for row in rows if "loss" in row]
     validated = [row["eval_loss"] for row in rows if "eval_loss" in row]
     return Status(
-        state=JobState.CANCELLING if job.state is JobState.CANCELLING else JobState.RUNNING, step=step,
-        num_steps=num_steps, percentage=100.0 * step / num_steps if step and num_steps else None,
+        state=JobState.RUNNING, step=step, num_steps=num_steps,
+        percentage=100.0 * step / num_steps if step and num_steps else None,
         epoch=said.get("epoch"), train_loss=losses[-1] if losses else None,
         validation_loss=validated[-1] if validated else None,
     )  # fmt: skip
 
 
 TRL = Backend(
-    name="trl", submit=submit, status=status, cancel=launched_cancel, deploy=deploy, logs=launched_logs,
-    wait_limits=launched_limits,
+    name="trl", submit=submit, status=status, cancel=local.cancel, deploy=deploy, logs=local.logs,
+    wait_limits=local.wait_limits,
 )  # fmt: skip

@@ -1,7 +1,6 @@
 """`pairwright record --upstream URL -o DIR`."""
 
 import contextlib
-import socket
 from pathlib import Path
 from typing import Annotated
 
@@ -31,28 +30,17 @@ def record(
     if host not in _LOOPBACK and not allow_remote:
         raise ConfigError(f"--host {host}: anybody who reaches it could use it; add --allow-remote if that is meant")
     try:
-        import uvicorn
-
+        from pairwright.collect.listening import listen, serve_app, url_of
         from pairwright.collect.proxy import Proxy
     except ImportError as error:
         raise ConfigError(
             f"recording needs starlette, httpx and uvicorn ({error}): pip install 'pairwright[collect]'"
         ) from None
     proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout)
-    listening = _listen(host, port)
-    shown = f"http://{host}:{listening.getsockname()[1]}"
-    say(f"recording {shown}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
-    settings = uvicorn.Config(
-        proxy.app(),
-        log_level="warning",
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=5,
-        server_header=False,
-        date_header=False,
-    )
+    listener = listen(host, port)
+    say(f"recording {url_of(listener)}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
     with contextlib.suppress(KeyboardInterrupt):  # the usual end: the server has shut down in order by then
-        uvicorn.Server(settings).run(sockets=[listening])
+        serve_app(proxy.app(), listener, lifespan="on", date_header=False)
     counts = proxy.counts
     if as_json:
         print_json(
@@ -70,16 +58,3 @@ def record(
         f"{counts.experiences:,} experiences of {counts.requests:,} requests in {output}, {counts.feedback:,} rewards, "
         f"{counts.upstream_errors.total():,} upstream errors. Next: pairwright experience stats {output}"
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        made.bind((host, port))
-        made.listen(2048)  # from here on clients wait for the server instead of being refused
-    except OSError as error:
-        made.close()
-        raise ConfigError(f"--port {port}: {error.strerror}; choose another, or 0 for a free one") from None
-    return made

@@ -16,6 +16,8 @@ from pairwright.config.tokens import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.account import CUT, Account, TurnRow, account
 from pairwright.ledger.answers import Answer, Key, count_tokens, read_answers
+from pairwright.ledger.run_status import FILE_NAME as STATUS
+from pairwright.ledger.run_status import read_status
 from pairwright.ledger.trained import FILE_NAME
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.lineage import source_tables
@@ -25,15 +27,6 @@ from pairwright.store.table import Table
 
 Progress = Callable[[int, int], None]
 FILTERED = Reason.FILTERED.value
-
-
-class Training(msgspec.Struct):
-    """What the ledger needs of a training's train.json."""
-
-    state: str = "running"
-    inputs: dict[str, str] = {}
-    tokens: dict[str, Any] = {}
-    trained_tokens: dict[str, int] = {}
 
 
 class LedgerError(PairwrightError):
@@ -58,9 +51,9 @@ def train_folders(folder: Path) -> list[tuple[str, Path]]:
     """The training runs in the folder of a run, by name: of each round, or the folder itself."""
     rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
     places = [(path.name, path / "train") for path in rounds] + [("train", folder / "train"), (folder.name, folder)]
-    training = [(name, path) for name, path in places if (path / "train.json").is_file()]
+    training = [(name, path) for name, path in places if (path / STATUS).is_file()]
     if not training:
-        raise PairwrightError(f"{folder}: no training run: expected train.json in it, or in its rounds")
+        raise PairwrightError(f"{folder}: no training run: expected {STATUS} in it, or in its rounds")
     return training
 
 
@@ -68,7 +61,9 @@ def build_ledger(
     name: str, folder: Path, *, encode: bool = True, progress: Progress = lambda done, total: None
 ) -> Ledger:
     """The ledger of a training run. With `encode`, turns without recorded ids are encoded to count their tokens."""
-    status = _read_status(folder)
+    status = read_status(folder)
+    if status is None:
+        raise PairwrightError(f"{folder}: no training run: expected {STATUS} in it")
     if not (folder / FILE_NAME).is_file():
         raise PairwrightError(
             f"{folder}: no {FILE_NAME}: the training is {status.state}; the ledger is written at its end"
@@ -92,13 +87,6 @@ def build_ledger(
         one.loss_tokens = status.trained_tokens.get(str(channel), 0)
         ledger.accounts.append(one)
     return ledger
-
-
-def _read_status(folder: Path) -> Training:
-    try:
-        return msgspec.json.decode((folder / "train.json").read_bytes(), type=Training)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise PairwrightError(f"{folder / 'train.json'}: cannot be read: {error}") from error
 
 
 def _paired(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pairwright.ledger.run_status import Status, read_status
 from pairwright.report.markup import Markup, join, shown, tag
 from pairwright.report.plots import Plot
-from pairwright.report.run_folder import RunFolder, read_json, read_rows
+from pairwright.report.run_folder import RunFolder, read_rows
 from pairwright.report.section import Section
 from pairwright.report.svg import Line, line_chart
 
@@ -146,14 +147,13 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
 
 
 def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
-    states = [read_json(one.train) for one in run.rounds if one.train]
-    state = states[-1].get("state") if states else None
+    statuses = _statuses(run)
     parts = [f"{shown(max(row['step'] for row in rows))} steps"]
     num_rounds = len({row["round"] for row in rows})
     if num_rounds > 1:
         parts.append(f"{num_rounds} rounds, one after the other")
-    if state:
-        parts.append(f"{state}")
+    if statuses:
+        parts.append(statuses[-1].state)
     if num_bad:
         parts.append(f"{num_bad:,} lines of metrics could not be read")
     return ", ".join(parts) + "."
@@ -161,8 +161,12 @@ def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
 
 def _notes(run: RunFolder) -> list[str]:
     """What training noted: records that were refused, content that the template does not render."""
-    states = [read_json(one.train) for one in run.rounds if one.train]
-    return list(dict.fromkeys(str(note) for state in states for note in state.get("notes", ())))
+    return list(dict.fromkeys(note for status in _statuses(run) for note in status.notes))
+
+
+def _statuses(run: RunFolder) -> list[Status]:
+    statuses = (read_status(one.train.parent) for one in run.rounds if one.train)
+    return [status for status in statuses if status is not None]
 
 
 def _is_number(value: object) -> bool:

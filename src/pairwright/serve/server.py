@@ -3,15 +3,13 @@
 import ipaddress
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pairwright.collect.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.generate.loading import base_of_adapter
-
-_GRACE_SECONDS = 5
 
 
 def check_address(host: str, token: str | None) -> None:
@@ -39,10 +37,8 @@ def serve_folder(
     check_address(host, token)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
-    listening = _listen(host, port)  # before the model is loaded: a port that is taken is said at once
+    listener = listen(host, port)  # before the model is loaded: a port that is taken is said at once
     try:
-        import uvicorn
-
         from pairwright.generate import Engine
         from pairwright.serve.app import ModelServer, model_app
     except ImportError as error:
@@ -50,13 +46,10 @@ def serve_folder(
     _use_threads(threads)
     engine = Engine.load(folder, device=device, dtype=dtype)
     server = ModelServer(engine=engine, names=tuple(names) or (engine.name,), token=token)
-    settings = uvicorn.Config(
-        model_app(server), log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACE_SECONDS,
-        h11_max_incomplete_event_size=64 * 1024,
-    )  # fmt: skip
-    shown = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-    say(f"{server.names[0]} on {engine.device} at {shown}/v1 (context {engine.context:,}). Stop with Ctrl-C.")
-    uvicorn.Server(settings).run(sockets=[listening])
+    say(
+        f"{server.names[0]} on {engine.device} at {url_of(listener)}/v1 (context {engine.context:,}). Stop with Ctrl-C."
+    )
+    serve_app(model_app(server), listener)
 
 
 def vllm_command(
@@ -90,20 +83,6 @@ def _vllm(command: str | None) -> str:
             f"--vllm PATH/bin/vllm, or leave --engine out to use the built-in engine"
         )
     return found
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        raise PairwrightError(f"{host}:{port}: {error.strerror or error}; choose another with --port") from error
-    listening.set_inheritable(True)
-    return listening
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,6 +1,9 @@
 """The application: routes, limits, one JSON form for every refusal, and the supervisor's life."""
 
 import errno
+import logging
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,11 +21,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pairwright import __version__
 from pairwright.service import deployment_routes, entity_routes, hub, job_routes, page_routes
 from pairwright.service.context import Context
+from pairwright.service.deployments import Deployments
 from pairwright.service.limits import Limits
+from pairwright.service.queue import JobQueue
 from pairwright.service.refusals import Refusal, refused
-from pairwright.service.supervisor import Supervisor
 from pairwright.service.uploads import storage_refusal
 
+logger = logging.getLogger("pairwright.service")
 _CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}
 
 
@@ -63,6 +68,50 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_middleware(Limits, settings=context.settings)
     app.add_middleware(_Counted, counts=app.state.requests)
     return app
+
+
+class Supervisor:
+    """The thread that makes rows true: it looks after jobs and deployments until the service stops.
+
+    It is woken when there is something new, else looks every tick. A failure of one pass (a full disk, a database that
+    is away) is logged and the next pass tries again; the thread itself never ends before the service does.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._queue = JobQueue(context)
+        self._deployments = Deployments(context)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self.last_pass_at = time.time()
+        self.failed_passes = 0
+
+    def start(self) -> None:
+        self._queue.recover()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._context.wake.set()
+        self._thread.join()
+        self._queue.stop()
+        self._deployments.stop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for step in (self._queue.tick, self._deployments.tick):
+                try:
+                    step()
+                except Exception:  # the boundary of the thread: whatever it was, the next pass tries again
+                    self.failed_passes += 1
+                    logger.exception("a pass over jobs and deployments failed; trying again")
+            self.last_pass_at = time.time()
+            self._context.wake.wait(self._context.settings.tick_seconds)
+            self._context.wake.clear()
 
 
 class _Counted:

@@ -10,16 +10,17 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from pairwright.backends import process
 from pairwright.service import deployments, entities
 from pairwright.service.access import CallerIs
 from pairwright.service.bodies import DeploymentBody, DeploymentConfigBody
 from pairwright.service.context import Context, context_of
+from pairwright.service.deployments import DeploymentState
 from pairwright.service.models import check_known, every_model, model_folder
 from pairwright.service.names import check_model_name, check_name, new_id, now, split_reference
 from pairwright.service.paging import FILTERED, Getter, PagingIs, listed
 from pairwright.service.refusals import Refusal, already_there
 from pairwright.service.schema import deployments as rows
-from pairwright.service.states import DeploymentState
 from pairwright.service.tokens import Caller
 
 router = APIRouter(tags=["deployments"])
@@ -131,7 +132,7 @@ def read_deployment_log(namespace: str, name: str, caller: CallerIs, context: Co
     caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
         row = deployments.get(connection, namespace, check_name(name, "name"))
-    return {"lines": deployments.log_of(context.settings.deployment_folder(row["id"]))}
+    return {"lines": process.log_end(context.settings.deployment_folder(row["id"]), 200)}
 
 
 @router.delete("/v1/deployment/model-deployments/{namespace}/{name}")

@@ -9,29 +9,41 @@ import contextlib
 import http.client
 import shutil
 import signal
-import socket
-import subprocess
 import time
-from pathlib import Path
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from pairwright.backends import process
+from pairwright.collect.listening import free_port
 from pairwright.errors import PairwrightError
-from pairwright.service import processes
 from pairwright.service.context import Context
 from pairwright.service.names import age_seconds, now
-from pairwright.service.queue import child_environment
+from pairwright.service.queue import OFFLINE
 from pairwright.service.refusals import not_found
 from pairwright.service.schema import deployments as rows
-from pairwright.service.states import DeploymentState, deployment_may_follow
 
-LOCK, LOG = "server.lock", "log.txt"
 MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 Document = dict[str, Any]
+
+
+class DeploymentState(StrEnum):
+    CREATED = "created"
+    PENDING = "pending"
+    READY = "ready"
+    FAILED = "failed"
+
+
+TRANSITIONS: dict[DeploymentState, frozenset[DeploymentState]] = {
+    DeploymentState.CREATED: frozenset({DeploymentState.PENDING, DeploymentState.FAILED}),
+    DeploymentState.PENDING: frozenset({DeploymentState.READY, DeploymentState.FAILED}),
+    DeploymentState.READY: frozenset({DeploymentState.PENDING, DeploymentState.FAILED}),
+    DeploymentState.FAILED: frozenset(),
+}
 
 
 class Deployments:
@@ -40,14 +52,10 @@ class Deployments:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._checked: dict[str, float] = {}
         self._ending: dict[str, float] = {}
 
     def tick(self) -> None:
-        for identity, child in list(self._children.items()):
-            if child.poll() is not None:
-                del self._children[identity]
         found = self._rows()
         for row in found:
             self._look_after(row)
@@ -56,14 +64,12 @@ class Deployments:
     def stop(self) -> None:
         """End all servers; they are started again with the service."""
         found = self._rows()
-        locks = [self._settings.deployment_folder(row["id"]) / LOCK for row in found]
-        for lock in locks:
-            processes.send(lock, signal.SIGTERM)
+        folders = [self._settings.deployment_folder(row["id"]) for row in found]
+        for folder in folders:
+            process.send(folder, signal.SIGTERM)
         deadline = time.monotonic() + min(10.0, self._settings.stop_seconds)
-        for lock in locks:
-            while processes.is_alive(lock) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            processes.send(lock, signal.SIGKILL)
+        for folder in folders:
+            process.stop(folder, grace_seconds=deadline - time.monotonic())
         for row in found:
             self._move(row, DeploymentState.PENDING, "the service was stopped", starts=0)
 
@@ -72,18 +78,18 @@ class Deployments:
             return list(connection.execute(sa.select(rows).order_by(rows.c.created_at)).mappings())
 
     def _look_after(self, row: RowMapping) -> None:
-        lock = self._settings.deployment_folder(row["id"]) / LOCK
-        state, alive = DeploymentState(row["state"]), processes.is_alive(lock)
+        folder = self._settings.deployment_folder(row["id"])
+        state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
             if alive:
-                processes.send(lock, signal.SIGKILL)
+                process.send(folder, signal.SIGKILL)
         elif not alive:
             self._start(row)
         elif state is DeploymentState.PENDING:
             if answers(row["port"]):
                 self._move(row, DeploymentState.READY, "answers", starts=0)
             elif age_seconds(row["state_at"]) > self._settings.start_seconds:
-                processes.send(lock, signal.SIGKILL)
+                process.send(folder, signal.SIGKILL)
                 self._fail(row, f"did not answer within {self._settings.start_seconds:g} seconds")
         elif time.monotonic() - self._checked.get(row["id"], 0.0) > CHECK_SECONDS:
             self._checked[row["id"]] = time.monotonic()
@@ -95,7 +101,7 @@ class Deployments:
         if row["starts"] >= MAX_STARTS:
             self._fail(row, f"the model server ended {row['starts']} times")
             return
-        port = _free_port()
+        port = free_port()
         state = DeploymentState(row["state"])
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
         if state is DeploymentState.PENDING:
@@ -105,22 +111,20 @@ class Deployments:
         work = msgspec.json.decode(row["document"])["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._children[row["id"]] = processes.start(
-                [*command, *work["arguments"]], lock=folder / LOCK, log=folder / LOG, environment=child_environment()
-            )
+            process.start(folder, [*command, *work["arguments"]], environment=OFFLINE)
         except (OSError, PairwrightError) as error:
             self._fail(row, f"the model server could not be started: {error}")
 
     def _fail(self, row: RowMapping, message: str) -> None:
-        lines = processes.last_lines(self._settings.deployment_folder(row["id"]) / LOG, 10)
-        self._move(row, DeploymentState.FAILED, "; ".join([message, *lines[-3:]])[:2000])
+        lines = process.log_end(self._settings.deployment_folder(row["id"]), 3)
+        self._move(row, DeploymentState.FAILED, "; ".join([message, *lines])[:2000])
 
     def _move(self, row: RowMapping, new: DeploymentState, description: str, **values: Any) -> bool:
+        before = [state for state, following in TRANSITIONS.items() if new in following]
         with self._context.database.writing() as connection:
             changed = connection.execute(
                 sa.update(rows)
-                .where(rows.c.id == row["id"], rows.c.state.in_(deployment_may_follow(new)))
+                .where(rows.c.id == row["id"], rows.c.state.in_(before))
                 .values(state=new.value, description=description, state_at=now(), updated_at=now(), **values)
             )
         return changed.rowcount == 1
@@ -135,15 +139,14 @@ class Deployments:
         for folder in self._settings.deployments.iterdir():
             if folder.name in known:
                 continue
-            lock = folder / LOCK
-            if not processes.is_alive(lock):
+            if not process.is_alive(folder):
                 self._ending.pop(folder.name, None)
                 shutil.rmtree(folder, ignore_errors=True)
             elif folder.name not in self._ending:
                 self._ending[folder.name] = time.monotonic()
-                processes.send(lock, signal.SIGTERM)
+                process.send(folder, signal.SIGTERM)
             elif time.monotonic() - self._ending[folder.name] > 5.0:
-                processes.send(lock, signal.SIGKILL)
+                process.send(folder, signal.SIGKILL)
 
 
 def get(connection: Connection, namespace: str, name: str) -> RowMapping:
@@ -182,13 +185,3 @@ def answers(port: int | None, path: str = "/health") -> bool:
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def log_of(folder: Path, count: int = 200) -> list[str]:
-    return processes.last_lines(folder / LOG, count, max_bytes=200_000)

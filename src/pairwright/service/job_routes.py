@@ -6,17 +6,18 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Header, Request
 from sqlalchemy.engine import RowMapping
 
-from pairwright.service import entities, jobs, processes
+from pairwright.backends import process
+from pairwright.backends.job import JobState
+from pairwright.backends.local import PROCESS
+from pairwright.service import entities, jobs
 from pairwright.service.access import CallerIs
 from pairwright.service.bodies import JobBody
 from pairwright.service.context import Context, context_of
 from pairwright.service.names import check_model_name, check_name
 from pairwright.service.paging import FILTERED, Getter, Paging, PagingIs, envelope, listed, matches
 from pairwright.service.progress import read_metrics, summary
-from pairwright.service.queue import LOG, RUN
 from pairwright.service.refusals import Refusal, not_found
 from pairwright.service.schema import jobs as rows
-from pairwright.service.states import WAITING, JobState
 from pairwright.service.submitting import submit
 from pairwright.service.targets import config_document, target_document
 from pairwright.service.tokens import Caller
@@ -92,7 +93,7 @@ def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """How far a job is, with its curves."""
     row = _job(job_id, caller, context)
-    curves = read_metrics(context.settings.job_folder(row["id"]) / RUN)
+    curves = read_metrics(context.settings.run_folder(row["id"]))
     for name in ("train_loss", "val_loss"):
         curves.setdefault(name, [])
     details = jobs.status_details(row, _progress(row, context))
@@ -105,7 +106,7 @@ def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     _job(job_id, caller, context, write=True)
     with context.database.writing() as connection:
         row = jobs.get(connection, job_id)
-        if row["state"] in WAITING:
+        if row["state"] in jobs.WAITING:
             jobs.move(connection, job_id, JobState.CANCELLED, f"cancelled by {caller.name}")
         elif row["state"] == JobState.RUNNING:
             jobs.move(connection, job_id, JobState.CANCELLING, f"cancellation asked for by {caller.name}")
@@ -120,7 +121,7 @@ def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """The last lines that the worker wrote."""
     row = _job(job_id, caller, context)
-    lines = processes.last_lines(context.settings.job_folder(row["id"]) / LOG, 1000, max_bytes=500_000)
+    lines = process.log_end(context.settings.run_folder(row["id"]) / PROCESS, 1000)
     error = None
     if row["state"] == JobState.FAILED:
         last = jobs.status_details(row)["status_logs"][-1]
@@ -190,7 +191,7 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
     """The newest numbers of a job that runs; a job that ended has them in its row."""
     if row["state"] not in (JobState.RUNNING, JobState.CANCELLING):
         return None
-    return summary(context.settings.job_folder(row["id"]) / RUN, is_completed=False)
+    return summary(context.settings.run_folder(row["id"]), is_completed=False)
 
 
 def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], dict[str, str]]:

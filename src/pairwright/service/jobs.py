@@ -14,13 +14,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from pairwright.backends.job import JobState, states_before
 from pairwright.service.names import age_seconds, now
 from pairwright.service.progress import NOTHING_YET
 from pairwright.service.refusals import Refusal, not_found
 from pairwright.service.schema import jobs
-from pairwright.service.states import JobState, may_follow
 
 Document = dict[str, Any]
+WAITING = (JobState.CREATED, JobState.PENDING)
+WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
 MAX_LOG_ENTRIES = 100
 RETRY_BACKOFF_SECONDS = 20.0
 
@@ -116,7 +118,7 @@ def move(
 ) -> bool:
     """Put a job into a state if the table allows it from where it is; False if it does not."""
     row = get(connection, identity)
-    if row["state"] not in may_follow(new):
+    if row["state"] not in states_before(new):
         return False
     moment = now()
     log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]

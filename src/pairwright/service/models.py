@@ -6,13 +6,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from pairwright.backends.job import JobState
+from pairwright.ledger.run_status import read_status
 from pairwright.service import entities
-from pairwright.service.progress import read_run
-from pairwright.service.queue import RUN
 from pairwright.service.refusals import Refusal
 from pairwright.service.schema import jobs
 from pairwright.service.settings import Settings
-from pairwright.service.states import JobState
 from pairwright.service.tokens import Caller
 
 Document = dict[str, Any]
@@ -40,9 +39,9 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
         return Path(target["model_path"])
     if row["state"] != JobState.COMPLETED:
         raise Refusal(409, "model_not_ready", f"model: {model!r} is made by job {row['id']}, which is {row['state']}")
-    run_folder = settings.job_folder(row["id"]) / RUN
-    run = read_run(run_folder)
-    folder = run_folder / (run.model if run is not None else "model")
+    run_folder = settings.run_folder(row["id"])
+    run = read_status(run_folder, strict=False)
+    folder = run_folder / ((run and run.model) or "model")
     if not folder.is_dir():
         raise Refusal(409, "model_gone", f"model: the files of {model!r} are not there any more")
     return folder

@@ -5,11 +5,12 @@ Both are written by the trainer while it runs; a file that is missing or torn sa
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from pairwright.ledger.run_status import Status, last_losses, read_status
 
 MAX_POINTS = 1000
 _NAMES = {"loss": "train_loss", "eval_loss": "val_loss", "rewards/accuracies": "train_accuracy",
@@ -19,46 +20,6 @@ NOTHING_YET: dict[str, Any] = {
     "train_loss": None, "val_loss": None,
 }  # fmt: skip
 _NOT_CURVES = frozenset({"step", "epoch", "time"})
-
-
-@dataclass(frozen=True)
-class Run:
-    """What `train.json` says."""
-
-    state: str
-    step: int = 0
-    num_steps: int = 0
-    steps_per_epoch: int = 0
-    epoch: float = 0.0
-    epochs: int = 0
-    best_step: int | None = None
-    best_epoch: int | None = None
-    error: str | None = None
-    model: str = "model"
-    pid: int | None = None
-
-
-def read_run(folder: Path) -> Run | None:
-    """The state of a run; None if there is none yet."""
-    try:
-        found = msgspec.json.decode((folder / "train.json").read_bytes())
-    except (OSError, msgspec.MsgspecError):
-        return None
-    if not isinstance(found, dict) or not isinstance(found.get("state"), str):
-        return None
-    return Run(
-        state=found["state"],
-        step=_whole(found.get("step")),
-        num_steps=_whole(found.get("num_steps")),
-        steps_per_epoch=_whole(found.get("steps_per_epoch")),
-        epoch=_number(found.get("epoch")),
-        epochs=_whole(found.get("epochs")),
-        best_step=found["best_step"] if isinstance(found.get("best_step"), int) else None,
-        best_epoch=found["best_epoch"] if isinstance(found.get("best_epoch"), int) else None,
-        error=found["error"] if isinstance(found.get("error"), str) else None,
-        model=found["model"] if found.get("model") in ("model", "adapter") else "model",
-        pid=found["pid"] if isinstance(found.get("pid"), int) else None,
-    )
 
 
 def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, list[dict[str, Any]]]:
@@ -86,49 +47,29 @@ def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, lis
 
 def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The numbers of a job's status, from its run folder; what cannot be read now stays as it was `before`."""
-    run = read_run(folder)
+    run = read_status(folder, strict=False)
     found: dict[str, Any] = {**NOTHING_YET, **(before or {})}
     if run is not None:
-        share = run.step / run.num_steps if run.num_steps > 0 else 0.0
         epoch_of = (lambda step: step // run.steps_per_epoch) if run.steps_per_epoch else (lambda step: 0)
         found.update(
-            percentage_done=round(100.0 * min(1.0, max(0.0, share)), 2),
+            percentage_done=round(run.percentage or 0.0, 2),
             steps_completed=run.step,
             steps_per_epoch=run.steps_per_epoch or None,
             epochs_completed=int(run.epoch) if run.epoch else epoch_of(run.step),
             best_epoch=_best_epoch(run),
         )
-        found.update(_last_losses(folder))
+        losses = zip(("train_loss", "val_loss"), last_losses(folder), strict=True)
+        found.update((name, loss) for name, loss in losses if loss is not None)
     if is_completed:
         found["percentage_done"] = 100.0
     return found
 
 
-def _best_epoch(run: Run) -> int | None:
+def _best_epoch(run: Status) -> int | None:
     """As the trainer says, since epochs of a curriculum differ in length; by division for one that does not say it."""
     if run.best_epoch is not None or run.best_step is None:
         return run.best_epoch
     return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
-
-
-def _last_losses(folder: Path) -> dict[str, float]:
-    """The newest training and validation loss, from the end of the metrics."""
-    found: dict[str, float] = {}
-    try:
-        with open(folder / "metrics.jsonl", "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 65_536))
-            lines = file.read().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        try:
-            row = msgspec.json.decode(line)
-        except msgspec.MsgspecError:
-            continue
-        for key, name in (("loss", "train_loss"), ("eval_loss", "val_loss")):
-            if isinstance(row, dict) and isinstance(row.get(key), int | float) and math.isfinite(row[key]):
-                found[name] = float(row[key])
-    return found
 
 
 def _thinned(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
@@ -141,11 +82,3 @@ def _thinned(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
 
 def _time(value: Any) -> str | None:
     return None if value is None else str(value)
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0

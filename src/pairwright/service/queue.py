@@ -7,10 +7,7 @@ job with the last lines of its log, and one that gives no sign for too long is e
 """
 
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,16 +16,23 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import RowMapping
 
+from pairwright.backends import local, process
+from pairwright.backends.backend import followed, silent
+from pairwright.backends.job import FINAL, BackendError, JobState, Status, new_job, read_job, write_json
+from pairwright.config import Config
 from pairwright.errors import PairwrightError
-from pairwright.service import jobs, processes
-from pairwright.service.assignments import WORK_FILE, write_work
+from pairwright.ledger.run_status import FILE_NAME as TRAIN_FILE
+from pairwright.ledger.run_status import read_status
+from pairwright.service import jobs
 from pairwright.service.context import Context
+from pairwright.service.jobs import WAITING, WITH_WORKER
 from pairwright.service.names import age_seconds, now
-from pairwright.service.progress import Run, read_run, summary
+from pairwright.service.progress import summary
 from pairwright.service.schema import jobs as rows
-from pairwright.service.states import WAITING, WITH_WORKER, JobState
+from pairwright.service.settings import WORK_FILE
 
-LOCK, LOG, RUN = "worker.lock", "log.txt", "run"
+OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
+LOG_LINES = 20
 MAX_IDLE_STARTS = 3
 HEARTBEAT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
@@ -40,22 +44,19 @@ class JobQueue:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._asked_to_stop: dict[str, float] = {}
-        self._exit_codes: dict[str, int] = {}
 
     def recover(self) -> None:
         """After a start: jobs whose workers are gone wait for their turn again."""
         for row in self._rows(WITH_WORKER):
-            if not processes.is_alive(self._folder(row) / LOCK):
+            if not process.is_alive(self._process(row)):
                 self._close(row, is_recovery=True)
 
     def tick(self) -> None:
-        self._reap()
         running = self._rows(WITH_WORKER)
         alive = 0
         for row in running:
-            if processes.is_alive(self._folder(row) / LOCK):
+            if process.is_alive(self._process(row)):
                 alive += 1
                 self._watch(row)
             else:
@@ -72,17 +73,13 @@ class JobQueue:
         """Let workers save a checkpoint and end; their jobs go on at the next start."""
         running = self._rows(WITH_WORKER)
         for row in running:
-            processes.send(self._folder(row) / LOCK, signal.SIGTERM)
+            process.send(self._process(row), signal.SIGTERM)
         deadline = time.monotonic() + self._settings.stop_seconds
         for row in running:
-            lock = self._folder(row) / LOCK
-            while processes.is_alive(lock) and time.monotonic() < deadline:
-                time.sleep(0.05)
-            processes.send(lock, signal.SIGKILL)
-            while processes.is_alive(lock) and time.monotonic() < deadline + 5:
+            process.stop(self._process(row), grace_seconds=deadline - time.monotonic())
+            while process.is_alive(self._process(row)) and time.monotonic() < deadline + 5:
                 time.sleep(0.02)
             self._close(row, is_recovery=True)
-        self._reap()
 
     def _rows(self, states: tuple[JobState, ...], limit: int | None = None) -> list[RowMapping]:
         with self._context.database.reading() as connection:
@@ -91,8 +88,13 @@ class JobQueue:
     def _folder(self, row: RowMapping) -> Path:
         return self._settings.job_folder(row["id"])
 
+    def _run(self, row: RowMapping) -> Path:
+        return self._settings.run_folder(row["id"])
+
+    def _process(self, row: RowMapping) -> Path:
+        return self._run(row) / local.PROCESS
+
     def _start(self, row: RowMapping) -> None:
-        identity = row["id"]
         moved = self._move(
             row, JobState.RUNNING, "started" if not row["starts"] else "resumed from the last checkpoint",
             starts=row["starts"] + 1, started_at=now(), heartbeat_at=now(),
@@ -103,38 +105,38 @@ class JobQueue:
         try:
             work = jobs.work_of(row)
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
-            write_work(folder, {**work, "files": files, "command": self._settings.train_command})
-            command = [sys.executable, "-m", "pairwright.service.worker", str(folder)]
-            self._children[identity] = processes.start(
-                command, lock=folder / LOCK, log=folder / LOG, environment=child_environment()
-            )
+            write_json(folder / "config.yaml", {"name": folder.name, "seed": work["seed"], "train": work["train"]})
+            write_json(folder / WORK_FILE, {**work, "files": files})
+            command = [*self._settings.worker_command, str(folder)]
+            job = new_job("local", model=work["model"], pairs=None)
+            local.launch(self._run(row), job, command, say=silent, environment=OFFLINE)
         except (OSError, PairwrightError) as error:
             self._move(row, JobState.FAILED, "the worker could not be started", detail=str(error))
 
     def _watch(self, row: RowMapping) -> None:
         """A job whose worker lives: note its progress, end it if that was asked for or it hangs."""
-        folder, lock = self._folder(row), self._folder(row) / LOCK
+        run, worker = self._run(row), self._process(row)
         if row["state"] == JobState.CANCELLING:
-            self._end(row["id"], lock)
+            self._end(row["id"], worker)
             return
-        signs = [folder / LOG, folder / RUN / "train.json", folder / RUN / "metrics.jsonl", folder / WORK_FILE]
+        signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
         newest = max((_modified(path) for path in signs), default=0.0)
         quiet = time.time() - newest if newest else age_seconds(row["started_at"])
         if quiet > self._settings.stall_seconds:
-            processes.send(lock, signal.SIGKILL)
+            process.send(worker, signal.SIGKILL)
             message = f"stalled: no sign for {quiet:.0f} seconds, so its worker was ended"
-            self._move(row, JobState.FAILED, message, detail="\n".join(processes.last_lines(folder / LOG)))
+            self._move(row, JobState.FAILED, message, detail=self._log(row))
             return
         if age_seconds(row["heartbeat_at"]) >= min(HEARTBEAT_SECONDS, 10 * self._settings.tick_seconds):
             self._note(row)
 
-    def _end(self, identity: str, lock: Path) -> None:
+    def _end(self, identity: str, worker: Path) -> None:
         asked = self._asked_to_stop.get(identity)
         if asked is None:
             self._asked_to_stop[identity] = time.monotonic()
-            processes.send(lock, signal.SIGTERM)
+            process.send(worker, signal.SIGTERM)
         elif time.monotonic() - asked > min(CANCEL_SECONDS, self._settings.stop_seconds):
-            processes.send(lock, signal.SIGKILL)
+            process.send(worker, signal.SIGKILL)
 
     def _note(self, row: RowMapping) -> None:
         found = self._progress(row, is_completed=False)
@@ -146,10 +148,7 @@ class JobQueue:
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
         """A job whose worker is gone: what became of it?"""
-        folder = self._folder(row)
-        run = read_run(folder / RUN)
-        is_fresh = run is not None and run.pid in (None, processes.process_id(folder / LOCK))
-        new, message, detail = self._outcome(row, run, is_fresh=is_fresh, is_recovery=is_recovery)
+        new, message, detail = self._outcome(row, is_recovery=is_recovery)
         progress = self._progress(row, is_completed=new is JobState.COMPLETED)
         values: dict[str, Any] = {
             "progress": msgspec.json.encode(progress).decode(),
@@ -160,52 +159,40 @@ class JobQueue:
         if new is JobState.PENDING:
             values["idle_starts"] = 0 if progress["steps_completed"] > row["step"] else row["idle_starts"] + 1
         self._move(row, new, message, detail=detail, **values)
+        if new in FINAL:
+            with contextlib.suppress(BackendError):  # killed before it was written
+                followed(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
         self._asked_to_stop.pop(row["id"], None)
 
-    def _outcome(
-        self, row: RowMapping, run: Run | None, *, is_fresh: bool, is_recovery: bool
-    ) -> tuple[JobState, str, str | None]:
-        folder = self._folder(row)
-        if run is not None and run.state == "completed" and (folder / RUN / run.model).is_dir():
+    def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
+        folder = self._run(row)
+        run = read_status(folder, strict=False)
+        if run is not None and run.state == "completed" and (folder / (run.model or "model")).is_dir():
             return JobState.COMPLETED, "completed", None
         if row["state"] == JobState.CANCELLING:
             return JobState.CANCELLED, "cancelled", None
-        lines = "\n".join(processes.last_lines(folder / LOG))
-        if run is not None and is_fresh and run.state == "failed":
-            return JobState.FAILED, run.error or "the trainer failed", lines
-        is_stopped = run is not None and is_fresh and run.state == "stopped"
-        if is_recovery or is_stopped:
+        is_stopped = run is not None and run.state == "stopped" and local.is_current(folder)
+        has_failed = run is not None and run.state == "failed" and local.is_current(folder)
+        if (is_recovery and not has_failed) or is_stopped:
             if row["idle_starts"] >= MAX_IDLE_STARTS:
                 message = (
                     f"given up: started {row['starts']} times, the last {MAX_IDLE_STARTS + 1} without a step forward"
                 )
-                return JobState.FAILED, message, lines
+                return JobState.FAILED, message, self._log(row)
             return JobState.PENDING, "interrupted; goes on from the last checkpoint", None
-        code = self._exit_codes.pop(row["id"], None)
-        how = "" if code is None else f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
-        last = lines.rpartition("\n")[2]
-        return JobState.FAILED, f"the worker ended without a result{how}: {last or 'it wrote no log'}"[:1000], lines
+        message = local.status(folder, read_job(folder), Config()).message
+        return JobState.FAILED, (message or "the worker ended without a result")[:1000], self._log(row)
+
+    def _log(self, row: RowMapping) -> str:
+        return "\n".join(process.log_end(self._process(row), LOG_LINES))
 
     def _progress(self, row: RowMapping, *, is_completed: bool) -> dict[str, Any]:
         before = msgspec.json.decode(row["progress"])
-        return summary(self._folder(row) / RUN, is_completed=is_completed, before=before)
+        return summary(self._run(row), is_completed=is_completed, before=before)
 
     def _move(self, row: RowMapping, new: JobState, message: str, *, detail: str | None = None, **values: Any) -> bool:
         with self._context.database.writing() as connection:
             return jobs.move(connection, row["id"], new, message, detail=detail, **values)
-
-    def _reap(self) -> None:
-        for identity, child in list(self._children.items()):
-            code = child.poll()
-            if code is not None:
-                self._exit_codes[identity] = code
-                del self._children[identity]
-
-
-def child_environment() -> dict[str, str]:
-    """The environment of workers and model servers: they look nothing up on the network."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONUNBUFFERED": "1"}  # fmt: skip
 
 
 def _modified(path: Path) -> float:

@@ -2,10 +2,10 @@
 
 import fcntl
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from pairwright.collect.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.service import entities, jobs, repositories
 from pairwright.service.access import check_binding
@@ -13,7 +13,6 @@ from pairwright.service.blobs import Blobs
 from pairwright.service.context import Context
 from pairwright.service.database import Database
 from pairwright.service.settings import Settings
-from pairwright.service.states import WAITING, WITH_WORKER
 from pairwright.service.tokens import count_tokens
 
 
@@ -27,8 +26,6 @@ def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None
 
 
 def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None]) -> None:
-    import uvicorn
-
     from pairwright.service.app import create_app
 
     database = Database(settings.url)
@@ -36,15 +33,9 @@ def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None])
         check_binding(host, count_tokens(database))
         context = Context(settings, database, Blobs(settings.data), needs_token=count_tokens(database) > 0)
         tidy(context)
-        bound = bind(host, port)
-        address = bound.getsockname()
-        shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        config = uvicorn.Config(
-            create_app(context), log_level="warning", access_log=False, timeout_graceful_shutdown=5,
-            timeout_keep_alive=30, server_header=False, h11_max_incomplete_event_size=65_536,
-        )  # fmt: skip
-        say(f"jobs are served on http://{shown}:{address[1]} from {settings.data} (Ctrl-C saves checkpoints and stops)")
-        uvicorn.Server(config).run(sockets=[bound])
+        listener = listen(host, port)
+        say(f"jobs are served on {url_of(listener)} from {settings.data} (Ctrl-C saves checkpoints and stops)")
+        serve_app(create_app(context), listener, timeout_keep_alive=30)
     finally:
         database.close()
 
@@ -79,22 +70,8 @@ def tidy(context: Context) -> None:
                 }
                 entities.insert(connection, kind, "", "default", document)
         used = repositories.used_blobs(connection)
-        for row in jobs.in_states(connection, (*WAITING, *WITH_WORKER)):
+        for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
             used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
     for path in context.blobs.folder.glob("??/*"):
         if path.name not in used:
             path.unlink(missing_ok=True)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
-        raise PairwrightError(f"--host {host} --port {port}: {error.strerror or error}: choose another port") from None
-    return bound

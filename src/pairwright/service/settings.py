@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MEGABYTE = 2**20
+WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class Settings:
     stop_seconds: float = 30.0
     start_seconds: float = 600.0
     tick_seconds: float = 0.5
-    train_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.cli", "train")
+    worker_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.service.worker")
     model_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.cli", "serve", "model")
 
     @property
@@ -52,6 +53,10 @@ class Settings:
 
     def job_folder(self, identity: str) -> Path:
         return self.jobs / identity
+
+    def run_folder(self, identity: str) -> Path:
+        """The folder of a job's training run, which is a local job of `pairwright jobs`."""
+        return self.jobs / identity / "run"
 
     def deployment_folder(self, identity: str) -> Path:
         return self.deployments / identity

@@ -5,9 +5,10 @@ Policy           a model as the loop sees it: trees of tokens in, log-probabilit
 CHANNELS         dpo, sft, grpo, sdpo
 """
 
+from pairwright.ledger.run_status import Status, read_status
 from pairwright.tokens.collate import Tree
 from pairwright.train.channels import CHANNELS
-from pairwright.train.folder import Status, read_batch, read_status
+from pairwright.train.folder import read_batch
 from pairwright.train.loop import BadLoss, TrainResult, train
 from pairwright.train.policy import Policy
 from pairwright.train.stopping import Stopped

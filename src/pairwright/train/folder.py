@@ -1,6 +1,6 @@
 """The folder of a training run: what was asked, where it is, and what it measured.
 
-train.json       state, step, number of steps, best step, error; written whole at each change
+train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
 metrics.jsonl    one JSON object a line, in TRL's names; a resumed run goes on where its checkpoint was
 batches/         exact batches, on request, and the one that stopped a run
 """
@@ -13,38 +13,10 @@ from typing import Any
 import msgspec
 
 from pairwright.arrays import Array
-from pairwright.errors import PairwrightError
+from pairwright.ledger.run_status import FILE_NAME, RunError, Status
 from pairwright.places import write_bytes, write_json
 from pairwright.tokens.collate import Tree
 from pairwright.train.checkpoint import checkpoints
-
-
-class RunError(PairwrightError):
-    """A run that cannot start in this folder."""
-
-
-class Status(msgspec.Struct, kw_only=True):
-    """What train.json holds."""
-
-    state: str = "running"
-    step: int = 0
-    num_steps: int = 0
-    steps_per_epoch: int = 0
-    epoch: float = 0.0
-    epochs: int = 0
-    best_step: int | None = None
-    best_metric: float | None = None
-    best_epoch: int | None = None
-    model: str | None = None
-    error: str | None = None
-    notes: list[str] = []
-    counts: dict[str, dict[str, int]] = {}
-    inputs: dict[str, str] = {}
-    tokens: dict[str, Any] = {}
-    trained_tokens: dict[str, int] = {}
-    where: str | None = None
-    fingerprint: str = ""
-    pid: int = 0
 
 
 class RunFolder:
@@ -52,7 +24,7 @@ class RunFolder:
 
     def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
         self.path = path
-        self.status = Status(pid=os.getpid())
+        self.status = Status(state="running", pid=os.getpid())
         self._is_writer = is_writer
         if is_writer:
             try:
@@ -77,7 +49,7 @@ class RunFolder:
     def write_status(self, **changes: Any) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
         if self._is_writer:
-            write_json(self.path / "train.json", self.status, durable=False)  # at every step: no time to sync
+            write_json(self.path / FILE_NAME, self.status, durable=False)  # at every step: no time to sync
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         if self._is_writer:
@@ -116,16 +88,6 @@ def read_batch(path: Path) -> dict[str, list[Tree]]:
         channel: [Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"])) for item in items]
         for channel, items in value["channels"].items()
     }
-
-
-def read_status(path: Path) -> Status | None:
-    """The state of a run, or None where there is none."""
-    try:
-        return msgspec.json.decode((path / "train.json").read_bytes(), type=Status)
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{path / 'train.json'}: cannot be read: {error}") from error
 
 
 def _plain(identity: str, tree: Tree) -> dict[str, Any]:
