@@ -21,6 +21,7 @@ import polars as pl
 
 from pairwright.collect.calls import CallLog
 from pairwright.collect.completion import Completion, Policy
+from pairwright.collect.event_loop import run_to_end
 from pairwright.collect.failures import CollectError
 from pairwright.collect.identity import begin_or_resume
 from pairwright.collect.ledger import Entry, Ledger
@@ -108,7 +109,7 @@ def collect(
                 await asked.close()
             await scorer.close()
 
-    return asyncio.run(run())
+    return run_to_end(run())
 
 
 class Collection:
