@@ -54,6 +54,11 @@ class Collected:
     seconds: float
     errors: list[Entry]
 
+    @property
+    def table(self) -> Table:
+        """What was recorded."""
+        return Table(self.experience, create=False)
+
     def why_empty(self) -> str | None:
         """Why there is nothing to go on with, or None: every run failed, or none recorded a candidate."""
         status, ledger = self.status, self.experience.parent / "collection" / "ledger.jsonl"

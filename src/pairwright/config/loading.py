@@ -36,10 +36,20 @@ def load_config(
     overrides: Sequence[tuple[str, str]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Config:
-    """The configuration of a file (or the defaults), with the environment and then the overrides applied."""
+    """The configuration of a file (or the defaults), with the environment and then the overrides applied.
+
+    Args:
+        path: A YAML file; None for the defaults.
+        overrides: Keys and their values as YAML text, e.g. [("train.epochs", "2")].
+        environment: Variables to read instead of those of this process; PAIRWRIGHT_TRAIN__EPOCHS is train.epochs.
+
+    >>> import pairwright as pw
+    >>> pw.load_config(overrides=[("train.epochs", "2")], environment={}).train.epochs
+    2
+    """
     environment = os.environ if environment is None else environment
     tree = merged_tree(path, overrides=overrides, environment=environment)
-    config = _validated(_filled(tree, environment, "config"), str(path or "config"))
+    config = validate_tree(_filled(tree, environment, "config"), str(path or "config"))
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
@@ -139,7 +149,7 @@ def _with_references(resolved: Any, written: Any) -> Any:
     return written if isinstance(written, str) and _REFERENCE.search(written) else resolved
 
 
-def _validated(tree: dict[str, Any], where: str) -> Config:
+def validate_tree(tree: dict[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:

@@ -77,8 +77,8 @@ def build_pairs(
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
-    _write_json(output / FILE_NAME, summary)
-    _write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)})
+    write_json(output / FILE_NAME, summary)
+    write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)})
     return summary
 
 
@@ -157,7 +157,7 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
     return summary
 
 
-def _write_json(path: Place, value: Any) -> None:
+def write_json(path: Place, value: Any) -> None:
     if isinstance(path, Remote):
         with staged(path) as written:
             written.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
