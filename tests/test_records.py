@@ -236,5 +236,5 @@ def test_chat_dicts_become_messages():
     )
     assert exp.prompt == (Message("user", "Which bikes?"),)
     assert exp.completion[0].tool_calls == (ToolCall("search", '{"q":"bike"}', id="c1"),)
-    with pytest.raises(RecordError, match="a chat message: message.role: expected text"):
+    with pytest.raises(RecordError, match=r"a chat message: message\.role: expected text"):
         Experience(kind="single_turn", prompt=[{"content": "no role"}])

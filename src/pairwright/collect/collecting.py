@@ -18,10 +18,11 @@ PathLike = str | os.PathLike[str]
 
 
 def collect(
-    workflow: Workflow | str | Config | None = None,
+    play: Workflow | str | Config | None = None,
     tasks: Iterable[Json] | PathLike | int | None = None,
     *,
     output: PathLike,
+    workflow: Workflow | None = None,
     model: PathLike | None = None,
     policy: Policy | Json | None = None,
     config: Config | PathLike | None = None,
@@ -35,10 +36,11 @@ def collect(
     """Play tasks with a workflow and record what it does. Works in scripts and in notebooks.
 
     Args:
-        workflow: An `async def` function of (task, policy, recorder), or its name: "module:function",
-            "path/file.py:function". A configuration here is the same as `config`; then `workflow=` may name another.
+        play: The workflow: an `async def` function of (task, policy, recorder), or its name: "module:function",
+            "path/file.py:function". A configuration here is the same as `config`.
         tasks: Rows (dicts), a file of them, or how many numbered tasks to play.
         output: Folder of the run; the table is in `experience/`.
+        workflow: The workflow, if it is not `play`.
         model: Folder of a local model, or the name of one at the endpoint of `policy`.
         policy: Options of the `policy` section as a dict, e.g. {"base_url": ..., "num_candidates": 4}, or an object
             with `name`, `complete` and `close` that answers itself.
@@ -62,11 +64,13 @@ def collect(
     >>> collected.status.num_done, len(collected.table)
     (3, 6)
     """
-    if isinstance(workflow, Config):
-        config, workflow = workflow, None
     values: dict[str, Any] = {"collect": dict(options)}
-    if isinstance(workflow, str):
-        values["collect"]["workflow"], workflow = workflow, None
+    if isinstance(play, Config):
+        config = play
+    elif isinstance(play, str):
+        values["collect"]["workflow"] = play
+    elif play is not None:
+        workflow = play
     rows: Iterable[Json] | None = None
     if isinstance(tasks, int):
         values["collect"] |= {"num_tasks": tasks, "dataset": None}

@@ -20,6 +20,8 @@ def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **val
     2
     """
     base = config if isinstance(config, Config) else load_config(config)
+    if all(value == {} for value in values.values()):
+        return base  # exactly as it is, for those who compare configurations
     return validate_tree(_merge(base.model_dump(exclude_unset=True), values), "options")
 
 

@@ -82,10 +82,7 @@ def evaluate(
     if workflow is None and config is None:
         if tasks is not None:
             raise ConfigError("workflow: expected the async function that plays and scores a task")
-        settings = adjust_config(config, **values)
-        sides = [_scores(side, settings.evaluate.reduce) for side in (before, after)]
-        compared = evaluate_settings(settings.evaluate, seed=settings.seed)
-        result = evaluation.evaluate(*sides, **compared, names=names)
+        result = _compare_scores(before, after, adjust_config(**values), names)
         if output is not None:
             write_evaluation(Path(output), result)
         return result
@@ -106,6 +103,11 @@ def evaluate(
         if output is not None:
             write_evaluation(folder, result)
     return result
+
+
+def _compare_scores(before: Any, after: Any, config: Config, names: tuple[str, str] | None) -> Evaluation:
+    sides = [_scores(side, config.evaluate.reduce) for side in (before, after)]
+    return evaluation.evaluate(*sides, **evaluate_settings(config.evaluate, seed=config.seed), names=names)
 
 
 def _model(model: Any) -> str:

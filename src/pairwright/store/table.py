@@ -244,7 +244,8 @@ class Table(RowAccess[Experience]):
 
     def delete(self, where: "pl.Expr") -> int:
         """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
-        where = where if self._where is None else self._with_filter(None) & where
+        own = self._with_filter(None)
+        where = where if own is None else own & where
         self.compact()
         removed = 0
         for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
