@@ -103,4 +103,4 @@ def test_every_top_level_name_exists_and_is_listed():
 
     for name in pairwright.__all__:
         assert getattr(pairwright, name) is not None
-    assert set(pairwright.__all__) == set(pairwright._HOME_OF)
+    assert set(pairwright.__all__) == {*pairwright._HOME_OF, *pairwright._PACKAGES}

@@ -225,3 +225,16 @@ def test_text_is_generated_where_it_stands_in_a_completion():
 def test_a_conversation_is_all_text_or_all_chat(fields):
     with pytest.raises(RecordError, match=r"message.role: got '(user|assistant)', expected 'text'"):
         Experience(**fields)
+
+
+def test_chat_dicts_become_messages():
+    call = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": {"q": "bike"}}}
+    exp = Experience(
+        kind="multi_turn",
+        prompt=[{"role": "user", "content": "Which bikes?"}],
+        completion=({"role": "assistant", "content": None, "tool_calls": [call]}, Message("assistant", "None.")),
+    )
+    assert exp.prompt == (Message("user", "Which bikes?"),)
+    assert exp.completion[0].tool_calls == (ToolCall("search", '{"q":"bike"}', id="c1"),)
+    with pytest.raises(RecordError, match=r"a chat message: message\.role: expected text"):
+        Experience(kind="single_turn", prompt=[{"content": "no role"}])

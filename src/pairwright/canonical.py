@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from pairwright.messages import Json, Message
+from pairwright.messages import Json, Message, as_message
 
 _SORTED = msgspec.msgpack.Encoder(order="sorted")  # faster than JSON, since texts need no escapes
 packed = _SORTED.encode
@@ -24,10 +24,10 @@ _decode = msgspec.json.decode
 digest = xxhash.xxh3_128_hexdigest
 
 
-def canonical_messages(messages: Iterable[Message]) -> list[Any]:
+def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
     """Messages as plain JSON values that are equal exactly if the messages mean the same."""
     call_numbers: dict[str, int] = {}
-    return [_canonical(message, call_numbers) for message in messages]
+    return [_canonical(as_message(message), call_numbers) for message in messages]
 
 
 def content_hash(*values: Any) -> str:
@@ -38,8 +38,20 @@ def content_hash(*values: Any) -> str:
         return digest(_encode_json(values))
 
 
-def prompt_hash(prompt: Iterable[Message], tools: Iterable[Json] = ()) -> str:
-    """Equal exactly for prompts that may be compared: the same conversation with the same tools."""
+def prompt_hash(prompt: Iterable[Message | Json], tools: Iterable[Json] = ()) -> str:
+    """Hash a prompt: equal exactly for prompts that may be compared, the same conversation with the same tools.
+
+    Args:
+        prompt: Messages, or chat dicts.
+        tools: Schemas of the tools that the model was offered.
+
+    Returns:
+        32 hex digits.
+
+    >>> import pairwright as pw
+    >>> pw.prompt_hash([pw.Message("user", "hi")]) == pw.prompt_hash([{"role": "user", "content": "hi"}])
+    True
+    """
     return content_hash(canonical_messages(prompt), list(tools))
 
 

@@ -18,7 +18,7 @@ TRUNCATE_STATUSES = (None, "prompt_truncated", "response_truncated")
 
 
 def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
-    """Make a field a tuple whose items all have one type."""
+    """Make a field a tuple whose items all have one type; dicts become items where the type has `from_chat`."""
     value = given = getattr(record, field)
     if type(value) is list:
         value = tuple(value)
@@ -26,9 +26,21 @@ def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
         raise RecordError(field, value, f"a tuple of {item_type.__name__}")
     for item in value:
         if type(item) is not item_type:
-            raise RecordError(field, item, f"a {item_type.__name__}")
+            value = tuple(_as_item(item, field, item_type) for item in value)
+            break
     if value is not given:
         force_setattr(record, field, value)
+
+
+def _as_item(item: Any, field: str, item_type: Any) -> Any:
+    if type(item) is item_type:
+        return item
+    if type(item) is dict and hasattr(item_type, "from_chat"):
+        try:
+            return item_type.from_chat(item)
+        except ValueError as error:
+            raise RecordError(field, item, f"a chat message: {error}") from None
+    raise RecordError(field, item, f"a {item_type.__name__}")
 
 
 def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:

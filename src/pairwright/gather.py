@@ -17,14 +17,39 @@ from pairwright.records import Experience, Kind
 
 
 def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
-    """Token ids (B, P+R), in the dtype that holds those of all experiences: int16 beside int32 gives int32."""
+    """Token ids (B, P+R), in the dtype that holds those of all experiences: int16 beside int32 gives int32.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_prompt: Width of the prompts, P.
+        max_response: Width of the responses, R.
+        pad_id: What stands where there is no token.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_token_ids(runs, 2, 2, pad_id=0).tolist()
+    [[0, 5, 6, 7], [0, 8, 9, 0]]
+    """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
     tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
     return _placed(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
 
 
 def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> Array:
-    """True at every token (B, P+R), from lengths alone."""
+    """True at every token (B, P+R), from lengths alone.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_prompt: Width of the prompts, P.
+        max_response: Width of the responses, R.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_attention_masks(runs, 2, 2).tolist()
+    [[False, True, True, True], [False, True, True, False]]
+    """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
     position = np.arange(max_prompt + max_response)
     starts_B = (max_prompt - prompts_B)[:, None]
@@ -32,7 +57,18 @@ def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, m
 
 
 def gather_action_masks(experiences: Sequence[Experience], max_response: int) -> Array:
-    """True at every token that the model generated (B, R); a single turn with no mask is all generated."""
+    """True at every token that the model generated (B, R); a single turn with no mask is all generated.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_response: Width of the responses, R.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_action_masks(runs, 2).tolist()
+    [[True, True], [True, False]]
+    """
     masks = [_action_mask(exp) for exp in experiences]
     return _gather_response(masks, "action_mask", max_response, pad_value=0).astype(bool, copy=False)
 
@@ -40,12 +76,34 @@ def gather_action_masks(experiences: Sequence[Experience], max_response: int) ->
 def gather_response_attr(
     experiences: Sequence[Experience], name: str, max_response: int, *, pad_value: float = 0
 ) -> Array:
-    """Any array over the response, such as "logprobs" (B, R), in the dtype that holds all of them."""
+    """Any array over the response, such as "logprobs" (B, R), in the dtype that holds all of them.
+
+    Args:
+        experiences: Experiences that have the array.
+        name: Name of the array: "logprobs", "advantages", "returns", ...
+        max_response: Width of the responses, R.
+        pad_value: What stands after the end of a response.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1, logprobs=[-1.0, -2.0]),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1, logprobs=[-3.0])]
+    >>> pw.gather_response_attr(runs, "logprobs", 2).tolist()
+    [[-1.0, -2.0], [-3.0, 0.0]]
+    """
     return _gather_response([getattr(exp, name) for exp in experiences], name, max_response, pad_value=pad_value)
 
 
 def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Array]]:
-    """For each key of the first experience, the array of every experience."""
+    """For each key of the first experience, the array of every experience.
+
+    Args:
+        experiences: Experiences whose `multi_modal_inputs` have the same keys.
+
+    >>> import pairwright as pw
+    >>> run = pw.Experience(kind="single_turn", multi_modal_inputs={"pixels": [[0.5, 1.0]]})
+    >>> [array.shape for array in pw.gather_multi_modal_inputs([run, run])["pixels"]]
+    [(1, 2), (1, 2)]
+    """
     if not experiences:
         raise RecordError("experiences", experiences, "at least one")
     keys = experiences[0].multi_modal_inputs.keys()
@@ -56,7 +114,17 @@ def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, li
 
 
 def gather_custom_fields(experiences: Sequence[Experience]) -> dict[str, Array]:
-    """The custom fields of the first experience: values of `info` as arrays (B, ...), under their batch names."""
+    """The custom fields of the first experience: values of `info` as arrays (B, ...), under their batch names.
+
+    Args:
+        experiences: Experiences that have the same custom fields.
+
+    >>> import pairwright as pw
+    >>> field = pw.CustomField("w", "weight", "float32")
+    >>> run = pw.Experience(kind="single_turn", info={"w": 0.5}, custom_fields=[field])
+    >>> pw.gather_custom_fields([run, run])["weight"].tolist()
+    [0.5, 0.5]
+    """
     if not experiences:
         raise RecordError("experiences", experiences, "at least one")
     batch: dict[str, Array] = {}

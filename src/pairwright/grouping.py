@@ -14,7 +14,17 @@ _KEYS = {"task": "tid", "run": "rid", "step": "sid"}
 
 
 def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
-    """Experiences by `tid`, `rid` or `sid`, in the order in which they come."""
+    """Experiences by `tid`, `rid` or `sid`, in the order in which they come.
+
+    Args:
+        experiences: A table, or any experiences.
+        by: "task", "run", or "step": what all runs of a task did at that step.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(eid=pw.EID(task=task, run=run), kind="single_turn") for task in "ab" for run in (0, 1)]
+    >>> {key: len(group) for key, group in pw.group_by(runs, "task").items()}
+    {'["","a"]': 2, '["","b"]': 2}
+    """
     if by not in _KEYS:
         raise RecordError("by", by, "'task', 'run' or 'step'")
     groups: dict[str, list[Experience]] = {}
@@ -24,12 +34,35 @@ def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step
 
 
 def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
-    """Each preference as two experiences, chosen first. `side_of` says which preference and which side each is."""
+    """Each preference as two experiences, chosen first. `side_of` says which preference and which side each is.
+
+    Args:
+        experiences: Preferences.
+
+    >>> import pairwright as pw
+    >>> good, bad = ({"role": "assistant", "content": text} for text in ("4", "5"))
+    >>> preference = pw.Experience(kind="preference", prompt=[{"role": "user", "content": "2+2?"}],
+    ...                            chosen=pw.Side(messages=[good]), rejected=pw.Side(messages=[bad]))
+    >>> [single.completion[0].text for single in pw.split_preferences([preference])]
+    ['4', '5']
+    """
     return [single for exp in experiences for single in split_preference(exp)]
 
 
 def split_preference(exp: Experience) -> tuple[Experience, Experience]:
-    """The two sides of a preference as experiences of their own, each with the shared prompt before it."""
+    """The two sides of a preference as experiences of their own, each with the shared prompt before it.
+
+    Args:
+        exp: A preference.
+
+    >>> import pairwright as pw
+    >>> good, bad = ({"role": "assistant", "content": text} for text in ("4", "5"))
+    >>> preference = pw.Experience(kind="preference", prompt=[{"role": "user", "content": "2+2?"}],
+    ...                            chosen=pw.Side(messages=[good]), rejected=pw.Side(messages=[bad]))
+    >>> chosen, rejected = pw.split_preference(preference)
+    >>> chosen.messages[-1].text, rejected.side_of.side
+    ('4', 'rejected')
+    """
     if exp.chosen is None or exp.rejected is None:
         raise RecordError("kind", exp.kind.value, "'preference': only a preference has sides to split")
     return _single(exp, exp.chosen, "chosen"), _single(exp, exp.rejected, "rejected")

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -16,7 +16,12 @@ TEXT = "text"  # the role of raw text that stands in no chat template
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON."""
+    """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON.
+
+    >>> import pairwright as pw
+    >>> pw.ToolCall("search", '{"q": "bike"}', id="c1").name
+    'search'
+    """
 
     name: str
     arguments: str
@@ -39,6 +44,10 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
 
     Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
     already. A conversation is all text or has none; records mark the text of a completion as generated.
+
+    >>> import pairwright as pw
+    >>> pw.Message("assistant", [{"type": "text", "text": "It is "}, {"type": "text", "text": "red."}]).text
+    'It is red.'
     """
 
     role: str
@@ -71,6 +80,17 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         if self.extra:
             check_json(self.extra, "message.extra", finite=True)
 
+    @classmethod
+    def from_chat(cls, message: Json) -> "Message":
+        """A chat dict, as OpenAI and chat templates have it, as a message. Records convert such dicts by themselves.
+
+        >>> Message.from_chat({"role": "user", "content": "hi"}) == Message("user", "hi")
+        True
+        """
+        import pairwright  # the reader of chats lies downstream; the package loads it when it is asked for
+
+        return pairwright.message_from_chat(message)
+
     @property
     def is_generated(self) -> bool:
         return self.role == "assistant" if self.generated is None else self.generated
@@ -81,6 +101,11 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         if isinstance(self.content, list):
             return "".join(part["text"] for part in self.content if isinstance(part.get("text"), str))
         return self.content or ""
+
+
+def as_message(message: Message | Json) -> Message:
+    """A message, or a chat dict as one."""
+    return message if type(message) is Message else Message.from_chat(cast(Json, message))
 
 
 # The kinds of error that importers tell apart. Each has a hint (tokens/hints.py); own sites may have other kinds.
@@ -189,7 +214,12 @@ def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`."""
+    """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`.
+
+    >>> import pairwright as pw
+    >>> pw.ErrorSite(index=2, kind="file_not_found", tool="read").kind
+    'file_not_found'
+    """
 
     index: int
     kind: str

@@ -1,6 +1,8 @@
 """The embedded engine: order, what is taken when, and processes that die."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +57,13 @@ def test_workers_have_the_environment_of_now(monkeypatch):
     assert list(Pool(2).map(variable, ["PAIRWRIGHT_TRIED"] * 2)) == ["1", "1"]
     monkeypatch.delenv("PAIRWRIGHT_TRIED")
     assert list(Pool(2).map(variable, ["PAIRWRIGHT_TRIED"] * 2)) == [None, None]
+
+
+def test_workers_do_not_run_a_script_without_a_guard_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "print('once')\nimport os.path\nfrom pairwright.engines import Pool\n"
+        "print(list(Pool(2).map(os.path.basename, ['/a/b', '/c/d', '/e/f'])))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["once", "['b', 'd', 'f']"], done.stderr

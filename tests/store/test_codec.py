@@ -59,8 +59,13 @@ def test_bytes_give_back_equal_experiences(given_experiences, compress):
 def test_one_experience_goes_through_dumps_and_loads():
     exp = golden_experiences()[0]
     assert loads(dumps(exp)) == exp
-    with pytest.raises(CorruptBytes, match="use loads_many"):
-        loads(dumps_many([exp, exp]))
+
+
+def test_a_list_goes_through_dumps_and_loads():
+    exp = golden_experiences()[0]
+    assert loads(dumps([exp, exp])) == [exp, exp]
+    assert loads(dumps_many([exp, exp])) == [exp, exp]
+    assert loads(dumps([])) == []
 
 
 def test_version_1_stays_readable():

@@ -104,7 +104,7 @@ def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> P
 
 def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
     try:
-        from pairwright.train import train
+        from pairwright.train.loop import train
 
         if config.engine.name == "ray":
             from pairwright.backends.ray_training import train_on_ray as train

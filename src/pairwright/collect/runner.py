@@ -21,6 +21,7 @@ import polars as pl
 
 from pairwright.collect.calls import CallLog
 from pairwright.collect.completion import Completion, Policy
+from pairwright.collect.event_loop import run_to_end
 from pairwright.collect.failures import CollectError
 from pairwright.collect.identity import begin_or_resume
 from pairwright.collect.ledger import Entry, Ledger
@@ -52,6 +53,11 @@ class Collected:
     experience: Path
     seconds: float
     errors: list[Entry]
+
+    @property
+    def table(self) -> Table:
+        """What was recorded."""
+        return Table(self.experience, create=False)
 
     def why_empty(self) -> str | None:
         """Why there is nothing to go on with, or None: every run failed, or none recorded a candidate."""
@@ -108,7 +114,7 @@ def collect(
                 await asked.close()
             await scorer.close()
 
-    return asyncio.run(run())
+    return run_to_end(run())
 
 
 class Collection:

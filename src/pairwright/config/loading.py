@@ -39,7 +39,15 @@ def load_config(
 ) -> Config:
     """The configuration of a file (or the defaults), with the environment and then the overrides applied.
 
-    flags: what options of the command line set, as key: (option, value). They count first; errors name the option.
+    Args:
+        path: A YAML file; None for the defaults.
+        overrides: Keys and their values as YAML text, e.g. [("train.epochs", "2")].
+        environment: Variables to read instead of those of this process; PAIRWRIGHT_TRAIN__EPOCHS is train.epochs.
+        flags: What options of the command line set, as key: (option, value). They count first; errors name the option.
+
+    >>> import pairwright as pw
+    >>> pw.load_config(overrides=[("train.epochs", "2")], environment={}).train.epochs
+    2
     """
     environment = os.environ if environment is None else environment
     tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
@@ -47,7 +55,7 @@ def load_config(
         tree["pairs"] = own_names(tree["pairs"])
     for key, (flag, value) in (flags or {}).items():
         _set(tree, key, value, flag)
-    config = _validated(tree, str(path or "config"), flags or {})
+    config = validate_tree(tree, str(path or "config"), flags or {})
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
@@ -147,7 +155,7 @@ def _with_references(resolved: Any, written: Any) -> Any:
     return written if isinstance(written, str) and _REFERENCE.search(written) else resolved
 
 
-def _validated(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[str, Any]]) -> Config:
+def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[str, Any]] = {}) -> Config:
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:

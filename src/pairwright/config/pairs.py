@@ -12,23 +12,20 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import (
     BeforeValidator,
     Field,
-    InstanceOf,
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
     field_validator,
     model_validator,
 )
-from pydantic.json_schema import SkipJsonSchema
 
 from pairwright.config.pair_names import own_names
 from pairwright.config.section import Section
-from pairwright.places import Remote, is_address
+from pairwright.places import Place, is_address
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-PlaceText = str | SkipJsonSchema[Path] | SkipJsonSchema[InstanceOf[Remote]]
 _UNITS = {"MB": 1, "GB": 1024}
 _IN_RUNS = ("all", "best-worst", "stratified")
 
@@ -72,6 +69,13 @@ def _megabytes(size: Any) -> Any:
     return int(number) * _UNITS[unit]
 
 
+def _check_place(path: Any) -> str | Place:
+    if not isinstance(path, str | Place):
+        raise ValueError("expected a path")
+    return path
+
+
+PlaceText = Annotated[str | Place, PlainValidator(_check_place), WithJsonSchema({"type": "string"})]
 RewardThreshold = Annotated[
     Threshold,
     PlainValidator(Threshold.parse),

@@ -16,7 +16,12 @@ from pairwright.config.train import TrainConfig
 
 
 class Config(Section):
-    """A run."""
+    """A run: one section a stage, each with its own options. `load_config` reads one from a file.
+
+    >>> import pairwright as pw
+    >>> pw.Config(name="first", train={"epochs": 2}).train.epochs
+    2
+    """
 
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run; its files are in runs/<name>."""

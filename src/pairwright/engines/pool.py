@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -9,9 +10,9 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from multiprocessing import forkserver, get_all_start_methods, get_context, spawn
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 from pairwright.engines.engine import Engine, EngineError, R, T
 from pairwright.engines.threads import without_blas_threads
@@ -65,7 +66,7 @@ class _Work(Generic[T, R]):
 
     def submit(self, task: T) -> None:
         try:
-            self.waiting.append((task, self.pool.submit(self._function, task)))
+            self.waiting.append((task, self._start(task)))
         except BrokenProcessPool as error:
             self._restart(error)
             self.submit(task)
@@ -89,7 +90,11 @@ class _Work(Generic[T, R]):
         self._retries_left -= 1
         self.pool = self._new_pool()
         tasks = [task for task, _ in self.waiting]
-        self.waiting = deque((task, self.pool.submit(self._function, task)) for task in tasks)
+        self.waiting = deque((task, self._start(task)) for task in tasks)
+
+    def _start(self, task: T) -> Future[R]:
+        with _without_main():  # submitting is what starts processes
+            return self.pool.submit(self._function, task)
 
     def _new_pool(self) -> ProcessPoolExecutor:
         context = _context(self._function.__module__)
@@ -105,6 +110,28 @@ def _begin_worker(environment: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(environment)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Processes that this thread starts in here do not import the user's script.
+
+    A fresh process runs the main script again, up to `if __name__ == "__main__":`, so that it can unpickle what is
+    defined there. Nothing of ours is, and a script without that guard would start its work again in every worker.
+    """
+    original, thread = spawn.get_preparation_data, threading.get_ident()
+
+    def prepare(name: str) -> dict[str, Any]:
+        data = original(name)
+        if threading.get_ident() == thread:
+            data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
+        return data
+
+    spawn.get_preparation_data = prepare
+    try:
+        yield
+    finally:
+        spawn.get_preparation_data = original
 
 
 def _context(module: str) -> BaseContext:

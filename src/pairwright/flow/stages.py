@@ -165,8 +165,9 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
     from pairwright.evaluate import write_evaluation
     from pairwright.evaluate.holdout import evaluate_models
 
-    sides = {"before": str(before), "after": str(after)}
-    compared, played = evaluate_models(config, **sides, output=folder, resume=True, base=base, watch=view.collecting)
+    compared, played = evaluate_models(
+        config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting
+    )
     write_evaluation(folder, compared)
     first = compared.comparisons[0]
     return {

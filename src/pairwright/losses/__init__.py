@@ -1,5 +1,6 @@
-"""Losses: pure functions over tensors, equation by equation. No model, no data.
+"""Losses: pure functions over tensors, equation by equation. No model, no data, but for `dpo`, which takes both.
 
+    dpo                  the loss of a model on a batch of pairs, for loops of one's own
     masked_logps         log-probabilities at wanted positions, never all logits at once
     preference_loss      a loss of PREFERENCE_LOSSES for each pair; kto_loss for examples without a partner
     sft_loss             negative log-likelihood of each sequence
@@ -12,6 +13,7 @@ Nothing here divides by a batch: each gives what to sum up over an update and wh
 
 from pairwright.losses.advantages import Advantages, group_advantages
 from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss, generalised_jsd
+from pairwright.losses.dpo import dpo
 from pairwright.losses.logps import TokenStats, length_weights, masked_logps, masked_logps_stats, sum_by_sequence
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
@@ -29,7 +31,7 @@ from pairwright.losses.unpaired import ExampleLosses, kto_loss, mismatch_sums, r
 __all__ = [
     "PREFERENCE_LOSSES", "Advantages", "DistillLosses", "DistillOptions", "ExampleLosses", "PairLogps", "PairLosses",
     "PolicyLoss", "PolicyOptions", "PolicyTokens", "PreferenceLoss", "PreferenceOptions", "TokenStats",
-    "check_preference", "distill_loss", "generalised_jsd", "group_advantages", "kto_loss", "length_weights",
+    "check_preference", "distill_loss", "dpo", "generalised_jsd", "group_advantages", "kto_loss", "length_weights",
     "masked_logps", "masked_logps_stats", "mismatch_sums", "policy_loss", "preference_loss", "reference_point",
     "sft_loss", "sum_by_sequence",
 ]  # fmt: skip

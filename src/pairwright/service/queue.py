@@ -18,11 +18,12 @@ from sqlalchemy.engine import RowMapping
 
 from pairwright.backends import local, process
 from pairwright.backends.backend import followed, silent
-from pairwright.backends.job import FINAL, BackendError, JobState, Status, new_job, read_job, write_json
+from pairwright.backends.job import FINAL, BackendError, JobState, Status, new_job, read_job
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.run_status import FILE_NAME as TRAIN_FILE
 from pairwright.ledger.run_status import read_status
+from pairwright.places import write_json
 from pairwright.service import jobs
 from pairwright.service.context import Context
 from pairwright.service.jobs import WAITING, WITH_WORKER

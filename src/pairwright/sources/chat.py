@@ -19,8 +19,18 @@ _USUAL_FUNCTION = {"name", "arguments"}
 _TEXT_OR_NONE = (str, type(None))
 
 
-def message_from_chat(value: Any, where: str, *, generated: bool | None = None) -> Message:
-    """One chat message; `where` is its path in the record, for errors."""
+def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
+    """Read one chat message, as OpenAI and chat templates have it.
+
+    Args:
+        value: A dict with `role`, `content`, and perhaps `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+        where: Its path in the record, for error messages.
+        generated: Whether the model wrote it; by default, assistant messages are.
+
+    >>> from pairwright import message_from_chat
+    >>> message_from_chat({"role": "assistant", "content": "4"}).text
+    '4'
+    """
     value = mapping(value, where)
     if _USUAL.issuperset(value) and (message := _usual_message(value, generated)) is not None:
         return message

@@ -61,8 +61,17 @@ class BadItem(msgspec.Struct, frozen=True):
 def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = None) -> list[Experience]:
     """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record.
 
-    `on_bad` is called with each record that cannot be read, and the others are returned; without it the first such
-    record raises its error.
+    Args:
+        data: What Trinity's `Experience.serialize` and `serialize_many` write. Nothing in it is run.
+        on_bad: Called with each record that cannot be read, and the others are returned; without it the first such
+            record raises its error.
+
+    >>> import pairwright as pw
+    >>> try:
+    ...     pw.loads_trinity(b"nonsense")
+    ... except pw.CodecError:
+    ...     print("not Trinity's bytes")
+    not Trinity's bytes
     """
     experiences = []
     for item in read_payload(data):

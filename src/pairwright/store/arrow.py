@@ -85,19 +85,58 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
 
 
 def to_arrow(experiences: Sequence[Experience]) -> pa.Table:
+    """Experiences as an Arrow table with the columns of the experience table.
+
+    Args:
+        experiences: A list or tuple of experiences.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", reward=1.0)]
+    >>> pw.to_arrow(runs)["reward"].to_pylist()
+    [1.0]
+    """
     return pa.Table.from_batches([to_batch(experiences)])
 
 
 def from_arrow(table: pa.Table) -> list[Experience]:
+    """Invert `to_arrow`; other columns are ignored.
+
+    Args:
+        table: An Arrow table with the columns of the experience table.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", reward=1.0)]
+    >>> pw.from_arrow(pw.to_arrow(runs)) == runs
+    True
+    """
     return [exp for batch in table.to_batches() for exp in from_batch(_cast(batch))]
 
 
 def to_dataset(experiences: Sequence[Experience]) -> "datasets.Dataset":
-    """A Hugging Face dataset with the table's columns."""
+    """A Hugging Face dataset with the table's columns.
+
+    Args:
+        experiences: A list or tuple of experiences.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", reward=1.0)]
+    >>> pw.to_dataset(runs)["reward"][:]
+    [1.0]
+    """
     return import_datasets().Dataset(to_arrow(experiences))
 
 
 def from_dataset(dataset: "datasets.Dataset") -> list[Experience]:
+    """Invert `to_dataset`.
+
+    Args:
+        dataset: A Hugging Face dataset with the columns of the experience table.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", reward=1.0)]
+    >>> pw.from_dataset(pw.to_dataset(runs)) == runs
+    True
+    """
     return from_arrow(dataset.with_format("arrow")[:])
 
 

@@ -18,6 +18,7 @@ wrong record. A version, once released, stays readable: `_DECODERS` keeps one fu
 
 import struct
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import xxhash
@@ -37,23 +38,44 @@ _DIGEST_SIZE = 16
 _decode_block = msgspec.json.Decoder(Block).decode
 
 
-def dumps(experience: Experience) -> bytes:
-    """One experience as bytes; `loads` reads it back."""
-    return dumps_many([experience])
+def dumps(experience: Experience | Sequence[Experience]) -> bytes:
+    """Write one experience, or a list of them, as bytes; `loads` reads them back.
+
+    Args:
+        experience: An experience, or a list or tuple of experiences.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", reward=reward) for reward in (0.0, 1.0)]
+    >>> pw.loads(pw.dumps(runs)) == runs, pw.loads(pw.dumps(runs[0])) == runs[0]
+    (True, True)
+    """
+    return dumps_many([experience] if isinstance(experience, Experience) else experience)
 
 
-def loads(data: bytes) -> Experience:
-    """The one experience of a payload."""
+def loads(data: bytes | memoryview) -> Any:
+    """Read what `dumps` wrote: one experience, or the list of them where there is not exactly one.
+
+    Args:
+        data: The bytes of one payload. `loads_many` always gives a list.
+
+    >>> import pairwright as pw
+    >>> pw.loads(pw.dumps(pw.Experience(kind="single_turn", reward=1.0))).reward
+    1.0
+    """
     experiences = loads_many(data)
-    if len(experiences) != 1:
-        raise CorruptBytes(f"a payload of {len(experiences)} experiences, expected 1: use loads_many")
-    return experiences[0]
+    return experiences[0] if len(experiences) == 1 else experiences
 
 
 def dumps_many(experiences: Sequence[Experience], *, compress: bool = True) -> bytes:
     """Many experiences as one payload: smaller and much faster than one by one.
 
-    Without compression of the metadata it is faster still, and a third larger.
+    Args:
+        experiences: A list or tuple of experiences.
+        compress: Compress the metadata; without it writing is faster still, and the payload a third larger.
+
+    >>> import pairwright as pw
+    >>> len(pw.loads_many(pw.dumps_many([pw.Experience(kind="single_turn")])))
+    1
     """
     return b"".join(payload_pieces(experiences, compress=compress))
 
@@ -75,7 +97,15 @@ def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list
 
 
 def loads_many(data: bytes | memoryview) -> list[Experience]:
-    """All experiences of a payload, equal to what was written."""
+    """All experiences of a payload, equal to what was written.
+
+    Args:
+        data: The bytes of one payload.
+
+    >>> import pairwright as pw
+    >>> [run.reward for run in pw.loads_many(pw.dumps(pw.Experience(kind="single_turn", reward=1.0)))]
+    [1.0]
+    """
     view = memoryview(data)
     size = payload_size(view)
     if len(view) > size:

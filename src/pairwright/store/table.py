@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import pyarrow as pa
 
@@ -22,33 +22,45 @@ from pairwright.errors import TableError
 from pairwright.places import Place, is_address, list_names, local_path, place, publish
 from pairwright.places.parquet import footers_of, parquet_batches, scan_parquet
 from pairwright.records import Experience
-from pairwright.store.arrow import from_batch, to_batch
+from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
 from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
 from pairwright.store.marker import check_table
 from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
+from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 
 if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
+    import datasets
     import polars as pl
+
+    from pairwright import Pairs
 
 _NARROW = frozenset(NARROW_NAMES)
 _NARROW_ROWS = 8 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
 
 
-class Table:
-    """Experiences in a folder. Opening creates the folder unless `create` is False. `only` names one of `segments()`:
-    what is read is in that one.
+class Table(RowAccess[Experience]):
+    """Experiences in a folder: a sequence of `Experience`, read when asked for.
+
+    Args:
+        path: The folder, or an address such as s3://bucket/runs/first/experience.
+        create: Make the folder where it does not exist; with False that is an error.
+        journal_bytes: How many bytes of appends go to one journal.
+        only: One of `segments()`: read that one alone.
 
     >>> import tempfile; folder = tempfile.mkdtemp()
-    >>> from pairwright import EID, Experience, Message
-    >>> with Table(folder) as table:
-    ...     table.append([Experience(kind="single_turn", prompt=[Message("user", "hi")], reward=1.0)])
+    >>> import pairwright as pw
+    >>> with pw.Table(folder) as table:
+    ...     table.append([pw.Experience(kind="single_turn", prompt=[{"role": "user", "content": "hi"}], reward=1.0)])
     1
-    >>> [exp.reward for exp in Table(folder).records()]
-    [1.0]
+    >>> table = pw.Table(folder)
+    >>> len(table), table[0].reward, len(table.filter("reward < 0.5"))
+    (1, 1.0, 0)
     """
+
+    _shown_columns = ("task", "run", "step", "kind", "reward", "prompt", "completion")
 
     def __init__(
         self,
@@ -60,6 +72,7 @@ class Table:
     ) -> None:
         self.path: Place = place(path)
         self._only = only
+        self._where: str | None = None  # the condition of a view that `filter` made
         self._journal_bytes = journal_bytes
         self._journal: JournalWriter | None = None
         self._lock = threading.Lock()
@@ -91,6 +104,36 @@ class Table:
         """Add a part that was written under a hidden name in this folder, by this process or another."""
         publish(hidden, self.path / f"{new_segment_id()}.parquet")
 
+    def filter(self, where: str) -> "Table":
+        """The rows for which a SQL condition on the columns holds, e.g. "reward > 0.5 AND task != 'x'"; a view.
+
+        Appending to it appends to the table.
+        """
+        from pairwright.store.where import parse_where
+
+        view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
+        view._where = join_conditions(self._where, where)
+        parse_where(where, option="filter")
+        return view
+
+    @property
+    def where(self) -> str | None:
+        """The condition of a view that `filter` made; None for the whole table."""
+        return self._where
+
+    def pairs(self, output: str | os.PathLike[str] | None = None, **options: Any) -> "Pairs":
+        """Preference pairs of these experiences: `pairwright.make_pairs`, which has the arguments."""
+        import pairwright  # pairs lie downstream of the table; the package loads them when they are asked for
+
+        return pairwright.make_pairs(self, output, **options)
+
+    def to_arrow(self) -> pa.Table:
+        return pa.Table.from_batches(self.scan(), schema=SCHEMA)
+
+    def to_hf(self) -> "datasets.Dataset":
+        """All rows as a Hugging Face dataset; `pairwright.from_dataset` turns it back into experiences."""
+        return import_datasets().Dataset(self.to_arrow())
+
     def records(self, where: "pl.Expr | None" = None) -> Iterator[Experience]:
         """The experiences, streamed, a few thousand at a time."""
         for batch in self.scan(where=where):
@@ -98,6 +141,7 @@ class Table:
 
     def scan(self, where: "pl.Expr | None" = None, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """Rows as record batches, in memory bounded by a batch. `where` is a Polars expression over the columns."""
+        where = self._with_filter(where)
         wanted = list(SCHEMA.names if columns is None else columns)
         unknown = [name for name in wanted if name not in SCHEMA.names]
         if unknown:
@@ -105,7 +149,7 @@ class Table:
         if _NARROW.issuperset(wanted) and not is_address(self.path):  # small columns: Polars, on all cores
             if not self._segments():
                 return
-            frame = self.lazy() if where is None else self.lazy().filter(where)
+            frame = self._whole() if where is None else self._whole().filter(where)
             schema = pa.schema([SCHEMA.field(name) for name in wanted])
             for found in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
                 yield from found.to_arrow().cast(schema).to_batches()
@@ -121,6 +165,27 @@ class Table:
 
     def lazy(self) -> "pl.LazyFrame":
         """The table as a Polars LazyFrame, for queries on narrow columns."""
+        where = self._with_filter(None)
+        return self._whole() if where is None else self._whole().filter(where)
+
+    def _with_filter(self, where: "pl.Expr | None") -> "pl.Expr | None":
+        """A condition together with that of the view."""
+        if self._where is None:
+            return where
+        from pairwright.store.where import parse_where
+
+        own = parse_where(self._where, option="filter")
+        return own if where is None else own & where
+
+    def _chunks(self) -> Iterator[Chunk]:
+        for name in self.segments():
+            part = self.part(name)
+            yield part.count(), part.scan
+
+    def _decode(self, batch: pa.RecordBatch) -> list[Experience]:
+        return from_batch(batch)
+
+    def _whole(self) -> "pl.LazyFrame":
         import polars as pl
 
         empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA))  # `empty_table` would load pandas
@@ -138,7 +203,7 @@ class Table:
 
     def count(self, where: "pl.Expr | None" = None) -> int:
         """How many rows there are, or how many of them `where` holds for."""
-        if where is None and is_address(self.path):
+        if where is None and self._where is None and is_address(self.path):
             return self._count_parts(self._segments())
         import polars as pl
 
@@ -148,7 +213,7 @@ class Table:
     def part(self, name: str) -> "Table":
         """One of the segments as a table."""
         found = Table(self.path, create=False, only=name)
-        found._num_rows = self._num_rows
+        found._num_rows, found._where = self._num_rows, self._where
         return found
 
     def parts(self) -> list[Place]:
@@ -179,6 +244,8 @@ class Table:
 
     def delete(self, where: "pl.Expr") -> int:
         """Remove the rows for which `where` holds, part by part, each in one rename. Returns how many."""
+        own = self._with_filter(None)
+        where = where if own is None else own & where
         self.compact()
         removed = 0
         for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
@@ -220,7 +287,8 @@ class Table:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Table({str(self.path)!r})"
+        where = "" if self._where is None else f".filter({self._where!r})"
+        return f"Table({str(self.path)!r}){where}"
 
     def _close_journal(self) -> None:
         if self._journal is not None:

@@ -1,25 +1,172 @@
-"""Sequences that the tokens stage has written, taken as they are: nothing is encoded here.
+"""Sequences that the tokens stage has written, as a Python object (`Encoded`), and taken up by who trains on them.
 
 Whoever trains on a folder of sequences needs to know that they are those of its table, its tokenizer and its options.
 What does not agree is refused with the command that encodes it.
 """
 
+import os
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import polars as pl
 import pydantic
 
+from pairwright.config.adjust import adjust_config
 from pairwright.config.tokens import TokensConfig
+from pairwright.engines.progress_lines import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
 from pairwright.messages import Json
+from pairwright.pairs.container import Pairs
 from pairwright.pairs.table import FILE_NAME, pair_batches
 from pairwright.places import Place, place
-from pairwright.tokens.cache import ITEMS, scan_cache
-from pairwright.tokens.stage import folder_hash, open_source
+from pairwright.store.table import Table
+from pairwright.tokens.cache import ITEMS, CachedPairs, scan_cache
+from pairwright.tokens.collate import PreferenceBatch, collate_preference
+from pairwright.tokens.pairs import EncodedPair
+from pairwright.tokens.stage import encode_source, folder_hash, open_source
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 MANIFEST = "manifest.json"
+SPLITS = ("train", "validation", "all")
+
+
+class Encoded:
+    """Pairs as tokens, in a folder that `encode` or `pairwright tokens` wrote.
+
+    Args:
+        path: The folder of the sequences.
+        tokenizer: Folder of the model or tokenizer they were encoded with; only `show` needs it.
+
+    >>> import pairwright as pw
+    >>> data = pw.Encoded("runs/first/tokens", "models/tiny")
+    >>> len(data), data.manifest["refused"], [len(batch.chosen_ids) for batch in data.batches(3)]
+    (4, {}, [3, 1])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> None:
+        self.path = Path(path)
+        self.tokenizer = tokenizer
+        self.manifest: Json = read_manifest(self.path)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, position: int) -> EncodedPair:
+        return self._pairs[range(len(self))[position]]
+
+    def __iter__(self) -> Iterator[EncodedPair]:
+        return iter(self._pairs)
+
+    def show(self, position: int = 0) -> "Text":
+        """Both sides of a pair in colours, trained tokens underlined: shown by notebooks and by `rich.print`."""
+        from rich.text import Text
+
+        from pairwright.tokens.show import legend, painted_text
+
+        if self.tokenizer is None:
+            raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
+        ready = ChatTokenizer.from_folder(str(self.tokenizer))
+        pair, shown = self[position], legend()
+        for name, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            title = f"\n{name}: {len(side)} tokens, {side.num_trained} trained\n"
+            shown = Text.assemble(shown, (title, "bold"), painted_text(ready, side))
+        return shown
+
+    def batches(
+        self, size: int, *, split: str = "train", seed: int | None = None, multiple_of: int = 1
+    ) -> Iterator[PreferenceBatch]:
+        """The pairs in batches of NumPy arrays, padded; `pairwright.tokens.as_torch` makes tensors of one.
+
+        Args:
+            size: Pairs of a batch; the last one may have fewer.
+            split: "train", "validation" or "all".
+            seed: Shuffle with this seed, say the number of the epoch; by default the order is the table's.
+            multiple_of: Pad to a multiple of this length.
+        """
+        if size < 1:
+            raise ConfigError(f"size: got {size!r}, expected at least 1")
+        if split not in SPLITS:
+            raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
+        positions = np.arange(len(self))
+        if split != "all":
+            positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
+        if seed is not None:
+            positions = np.random.default_rng(seed).permutation(positions)
+        for start in range(0, len(positions), size):
+            pairs = [self._pairs[int(position)] for position in positions[start : start + size]]
+            yield collate_preference(pairs, pad_id=0, multiple_of=multiple_of)  # attention comes from lengths
+
+    @cached_property
+    def _pairs(self) -> CachedPairs:
+        return CachedPairs(self.path)
+
+    @cached_property
+    def _splits(self) -> dict[str, str]:
+        source = place(self.manifest["source"])
+        rows = (zip(*batch.to_pydict().values(), strict=True) for batch in pair_batches(source, ["id", "split"]))
+        return {name: split for batch in rows for name, split in batch}
+
+    def __repr__(self) -> str:
+        return f"Encoded({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        names = ("items", "encoded", "refused", "tokens", "trained_share", "length")
+        rows = "".join(f"<tr><td>{name}</td><td>{html.escape(str(self.manifest[name]))}</td></tr>" for name in names)
+        return f"<p><code>{html.escape(repr(self))}</code></p><table>{rows}</table>"
+
+
+def encode(
+    source: "Pairs | Table | str | os.PathLike[str]",
+    tokenizer: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    workers: int | None = None,
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Encoded:
+    """Encode pairs (or experiences) with a model's tokenizer and chat template. Nothing is encoded twice.
+
+    Args:
+        source: Pairs, an experience table, or the folder of either.
+        tokenizer: Folder of a model or of its tokenizer.
+        output: Folder of the sequences; by default `tokens` beside the source.
+        workers: Processes; by default one a core.
+        progress: True prints progress to stderr; a function is called with items done and in all.
+        **options: Every other option of the `tokens` section: `max_length`, `truncation`, `allow_dropped`, ...
+
+    Returns:
+        The sequences. Items that have no exact mask are refused and counted in `manifest["refused"]`.
+
+    >>> import pairwright as pw
+    >>> data = pw.encode("runs/first/pairs", "models/tiny")
+    >>> data.manifest["items"], data.manifest["exact"]
+    (4, 4)
+    """
+    folder = source_folder(source)
+    target = place(output) if output is not None else folder.parent / "tokens"
+    settings = adjust_config(tokens={**options, "tokenizer": os.fspath(tokenizer), "workers": workers}).tokens
+    encode_source(folder, target, settings, progress=progress_of(progress, "encoded items:"))
+    return Encoded(str(target), tokenizer)
+
+
+def source_folder(source: "Pairs | Table | str | os.PathLike[str]") -> Place:
+    """The folder of pairs or of experiences; a filtered view is refused where it would be read whole."""
+    if isinstance(source, Pairs):
+        return source.on_disk()
+    if isinstance(source, Table):
+        if source.where is not None:
+            raise ConfigError(f"{source}: a filtered table cannot be encoded: encode the table, and filter in training")
+        return source.path
+    return place(source)
 
 
 def read_manifest(tokens: Path) -> Json:

@@ -5,13 +5,15 @@ Policy           a model as the loop sees it: trees of tokens in, log-probabilit
 CHANNELS         dpo, sft, grpo, sdpo
 """
 
+import pairwright
 from pairwright.ledger.run_status import Status, read_status
 from pairwright.tokens.collate import Tree
 from pairwright.train.channels import CHANNELS
 from pairwright.train.folder import read_batch
-from pairwright.train.loop import BadLoss, TrainResult, train
+from pairwright.train.loop import BadLoss, TrainResult
 from pairwright.train.policy import Policy
 from pairwright.train.stopping import Stopped
+from pairwright.train.training import train
 
 __all__ = [
     "CHANNELS",
@@ -25,3 +27,5 @@ __all__ = [
     "read_status",
     "train",
 ]
+
+pairwright.make_callable(__name__, train)  # pairwright.train(...) is train(...)

@@ -1,0 +1,42 @@
+"""Runs a coroutine to its end from plain code, also inside a Jupyter kernel, whose event loop is already running."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine. Where this thread runs an event loop, the coroutine gets a thread with its own.
+
+    An interrupt (Ctrl-C, or a kernel's stop button) cancels the coroutine and waits until it has cleaned up.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    result: Future[T] = Future()
+    runner = asyncio.Runner()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            with runner:
+                result.set_result(runner.run(coroutine, context=context))
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="pairwright-collect")
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop = runner.get_loop()
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
+        raise
+    finally:
+        thread.join()

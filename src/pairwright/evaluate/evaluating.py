@@ -1,0 +1,131 @@
+"""Evaluating from Python: two models on the same tasks, or two files of scores, compared."""
+
+import os
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pairwright.collect.runner import Watch, Workflow
+from pairwright.config import Config
+from pairwright.config.adjust import adjust_config
+from pairwright.errors import ConfigError
+from pairwright.evaluate import evaluation
+from pairwright.evaluate.comparison import CompareOptions, Metric
+from pairwright.evaluate.evaluation import Evaluation, write_evaluation
+from pairwright.evaluate.from_config import evaluate_settings
+from pairwright.evaluate.holdout import evaluate_models
+from pairwright.evaluate.scores import Scores, read_scores
+from pairwright.messages import Json
+from pairwright.store.table import Table
+
+PathLike = str | os.PathLike[str]
+
+
+def evaluate(
+    before: Any,
+    after: Any,
+    workflow: Workflow | str | None = None,
+    tasks: Iterable[Json] | PathLike | int | None = None,
+    *,
+    output: PathLike | None = None,
+    config: Config | PathLike | None = None,
+    policy: Json | None = None,
+    seed: int | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    metrics: Iterable[Any] = (),
+    options: CompareOptions | None = None,
+    gate: Any = None,
+    names: tuple[str, str] | None = None,
+    **more: Any,
+) -> Evaluation:
+    """Compare two models on the same tasks with the same seeds, task by task.
+
+    Args:
+        before: The old model: its folder or name, or what `train` returned. Without a workflow: its scores, as
+            `Scores`, an experience table, or a file or folder of them.
+        after: The new one.
+        workflow: The `async def` function that plays and scores a task, or its name "module:function".
+        tasks: The held-out tasks: rows (dicts), a file of them, or how many numbered ones to play.
+        output: Folder for the runs of both and for evaluation.json; by default nothing is kept.
+        config: A configuration or its YAML file; the other arguments come on top of it.
+        policy: Options of the `policy` section: {"base_url": ..., "max_tokens": 64}, ...
+        seed: Seed of the runs and of the bootstrap.
+        resume: With `output`: play only what is not done yet.
+        watch: A function that is called with the status of each collection.
+        metrics: `Metric`s, or their names; the first counts. By default the reward.
+        options: `CompareOptions`, with `Scores` only.
+        gate: A `Gate`, or a dict of its fields: {"min_improvement": 0.02}.
+        names: What to call both.
+        **more: Every other option of the `evaluate` section: `num_runs`, `temperature`, `confidence`, ...
+
+    Returns:
+        The comparison of each metric with confidence intervals, and the verdict of the gate.
+
+    >>> import pairwright as pw
+    >>> proof = pw.evaluate("scores/before.csv", "scores/after.csv")
+    >>> proof.comparisons[0].wins, proof.passed
+    (3, True)
+    """
+    if isinstance(before, Scores) and isinstance(after, Scores):
+        measured = [Metric(metric) if isinstance(metric, str) else metric for metric in metrics]
+        return evaluation.evaluate(before, after, metrics=measured, options=options, gate=gate, names=names)
+    section = dict(more)
+    if metrics := list(metrics):
+        section["metrics"] = [_fields(metric, "name", "better") for metric in metrics]
+    if gate is not None:
+        section["gate"] = _fields(gate, "min_improvement", "confidence", "min_tasks")
+    values: dict[str, Any] = {"evaluate": section, "policy": policy or {}}
+    values |= {} if seed is None else {"seed": seed}
+    if workflow is None and config is None:
+        if tasks is not None:
+            raise ConfigError("workflow: expected the async function that plays and scores a task")
+        result = _compare_scores(before, after, adjust_config(**values), names)
+        if output is not None:
+            write_evaluation(Path(output), result)
+        return result
+    if isinstance(workflow, str):
+        section["workflow"] = workflow
+    if isinstance(tasks, int):
+        section |= {"num_tasks": tasks, "dataset": None}
+    elif isinstance(tasks, str | os.PathLike):
+        section["dataset"] = os.fspath(tasks)
+    rows = list(tasks) if tasks is not None and not isinstance(tasks, int | str | os.PathLike) else None
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()) if output is None else output)
+        function: Callable[..., Any] | None = None if isinstance(workflow, str) else workflow
+        result, _ = evaluate_models(
+            adjust_config(config, **values), before=_model(before), after=_model(after), output=folder, resume=resume,
+            watch=watch, workflow=function, tasks=rows,
+        )  # fmt: skip
+        if output is not None:
+            write_evaluation(folder, result)
+    return result
+
+
+def _compare_scores(before: Any, after: Any, config: Config, names: tuple[str, str] | None) -> Evaluation:
+    sides = [_scores(side, config.evaluate.reduce) for side in (before, after)]
+    return evaluation.evaluate(*sides, **evaluate_settings(config.evaluate, seed=config.seed), names=names)
+
+
+def _model(model: Any) -> str:
+    """The folder or name of a model, or of the model that a training left."""
+    return str(os.fspath(getattr(model, "model", model)))
+
+
+def _scores(side: Any, reduce: Any) -> Scores:
+    if isinstance(side, Scores):
+        return side
+    path = side.folder if isinstance(side, Table) else Path(os.fspath(side))
+    if not path.exists():
+        raise ConfigError(f"{path}: no scores here; to let models play, pass a workflow and tasks")
+    return read_scores(path, reduce=reduce)
+
+
+def _fields(value: Any, *names: str) -> Json:
+    """A value of a configuration, given as a name, as a dict, or as the object that is made of it."""
+    if isinstance(value, str):
+        return {names[0]: value}
+    return dict(value) if isinstance(value, dict) else {name: getattr(value, name) for name in names}

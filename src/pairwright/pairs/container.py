@@ -1,0 +1,205 @@
+"""Pairs in a folder as a Python object, and building them from tables."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from pairwright.config.adjust import adjust_config
+from pairwright.engines.progress_lines import Progress, progress_of
+from pairwright.errors import ConfigError, TableError
+from pairwright.messages import Json
+from pairwright.pairs.build import build_pairs
+from pairwright.pairs.exporters import EXPORTERS, ExportOptions, ExportSummary
+from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.lineage import FILE_NAME as LINEAGE
+from pairwright.pairs.lineage import source_tables, table_references
+from pairwright.pairs.options import pair_options
+from pairwright.pairs.stats import Finding, lint_pairs, pair_statistics
+from pairwright.pairs.table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
+from pairwright.places import Place, place, write_json
+from pairwright.records import Pair
+from pairwright.store.arrow import import_datasets
+from pairwright.store.row_access import Chunk, RowAccess, join_conditions
+from pairwright.store.table import Table
+from pairwright.store.where import parse_where
+
+if TYPE_CHECKING:
+    import datasets
+
+    from pairwright import Encoded
+
+AnyTable = Table | str | os.PathLike[str]
+
+
+class Pairs(RowAccess[Pair]):
+    """Preference pairs in a folder: a sequence of `Pair`, read when asked for.
+
+    Args:
+        path: The folder, or an address such as s3://bucket/runs/first/pairs.
+
+    Raises:
+        TableError: There are no pairs in the folder.
+
+    >>> import pairwright as pw
+    >>> pairs = pw.Pairs("runs/first/pairs")
+    >>> len(pairs), pairs[0].chosen[0].text, len(pairs.filter("gap > 5"))
+    (4, 'it is red', 0)
+    """
+
+    _shown_columns = ("task", "strategy", "gap", "split", "prompt", "chosen", "rejected")
+
+    def __init__(self, path: str | os.PathLike[str] | Place) -> None:
+        self.path: Place = place(path)
+        self._where: str | None = None
+        if not self.path.exists() or not (self.path.is_file() or (self.path / FILE_NAME).exists()):
+            raise TableError(
+                f"{self.path}: no pairs here; build some with pairwright.Table(...).pairs({str(self.path)!r}), or: "
+                f"pairwright pairs build EXPERIENCE -o {self.path}"
+            )
+
+    def filter(self, where: str) -> "Pairs":
+        """The pairs for which a SQL condition on the columns holds, e.g. "gap > 0.2 AND split = 'train'"; a view."""
+        parse_where(where, PAIR_SCHEMA, option="filter")
+        view = Pairs(self.path)
+        view._where = join_conditions(self._where, where)
+        return view
+
+    def scan(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Rows as record batches; only `columns` are read where they are named."""
+        if self._where is None:
+            yield from pair_batches(self.path, columns)
+            return
+        import polars as pl
+
+        condition = parse_where(self._where, PAIR_SCHEMA, option="filter")
+        names = PAIR_SCHEMA.names if columns is None else list(columns)
+        for batch in pair_batches(self.path, list(dict.fromkeys([*names, *condition.meta.root_names()]))):
+            holds = pl.DataFrame(batch).select(condition).to_series().to_arrow()
+            yield batch.filter(holds).select(names)
+
+    def to_arrow(self) -> pa.Table:
+        return pa.Table.from_batches(self.scan(), schema=PAIR_SCHEMA)
+
+    def to_hf(self) -> "datasets.Dataset":
+        """The pairs as a Hugging Face dataset with the columns and messages that TRL's DPOTrainer takes."""
+        with TemporaryDirectory() as folder:
+            lines = Path(folder) / "pairs.jsonl"
+            self.export("trl", lines)
+            rows = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
+        return import_datasets().Dataset.from_list(rows)
+
+    @property
+    def funnel(self) -> Json:
+        """What went in, what came out, and why the rest did not."""
+        return read_funnel(self.path)
+
+    def stats(self) -> Json:
+        """Counts, gaps, lengths, duplicates and splits."""
+        return pair_statistics(self.on_disk())
+
+    def lint(self, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
+        """What speaks against training on these pairs; empty where nothing does."""
+        return lint_pairs(self.on_disk(), max_length_effect=max_length_effect, max_near=max_near)
+
+    def export(self, target: str, output: str | os.PathLike[str], **options: Any) -> ExportSummary:
+        """Write the pairs for another tool.
+
+        Args:
+            target: "trl", "nemo-rl-preference", "openai-preference", "parquet", ...: see docs/exports.md.
+            output: The file (for "hf": the folder) to write.
+            **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
+        """
+        if target not in EXPORTERS:
+            raise ConfigError(f"export: got {target!r}, expected one of {', '.join(EXPORTERS)}")
+        try:
+            asked = ExportOptions(**options)
+        except TypeError:
+            raise ConfigError(
+                f"export: got {', '.join(options)}, expected among {', '.join(ExportOptions.__struct_fields__)}"
+            ) from None
+        return EXPORTERS[target](self.on_disk(), place(output), asked)
+
+    def encode(
+        self, tokenizer: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any
+    ) -> "Encoded":
+        """These pairs as tokens: `pairwright.encode`, which has the arguments."""
+        import pairwright  # tokens lie downstream of pairs; the package loads them when they are asked for
+
+        return pairwright.encode(self, tokenizer, output, **options)
+
+    def save(self, output: str | os.PathLike[str] | Place) -> "Pairs":
+        """Write these pairs, filtered as they are, into a folder of their own."""
+        folder = place(output)
+        write_pairs(folder, self.scan())
+        references = table_references(source_tables(self.path), folder)
+        write_json(folder / LINEAGE, {"tables": references})
+        return Pairs(folder)
+
+    def on_disk(self) -> Place:
+        """A folder with exactly these pairs. Those of a view are written below the folder that they are of."""
+        if self._where is None:
+            return self.path
+        name = hashlib.sha256(self._where.encode()).hexdigest()[:16]
+        return self.save(self.path / "filtered" / name).path
+
+    def _chunks(self) -> Iterator[Chunk]:
+        narrow = (batch.num_rows for batch in self.scan(columns=["id"]))
+        yield (count_pairs(self.path) if self._where is None else sum(narrow)), self.scan
+
+    def _decode(self, batch: pa.RecordBatch) -> list[Pair]:
+        return pairs_of_batch(batch)
+
+    def __repr__(self) -> str:
+        where = "" if self._where is None else f".filter({self._where!r})"
+        return f"Pairs({str(self.path)!r}){where}"
+
+
+def make_pairs(
+    tables: AnyTable | Sequence[AnyTable],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    strategy: str = "all",
+    min_gap: float = 0.0,
+    seed: int = 0,
+    progress: bool | Progress = False,
+    **options: Any,
+) -> Pairs:
+    """Build preference pairs from experience tables: candidates of one task, step and prompt, compared by reward.
+
+    Args:
+        tables: A table, its folder, or a list of them. A filtered table gives pairs of its rows alone.
+        output: Folder of the pairs; by default `pairs` beside the first table. What is there is replaced.
+        strategy: "all", "best-worst", "stratified", "divergence", "teachers" or "given"; see docs/pairs.md.
+        min_gap: The least difference of rewards. A tie is never a pair.
+        seed: Seed of the sample and of the split.
+        progress: True prints progress to stderr; a function is called with pieces done and in all.
+        **options: Every other option of the `pairs` section: `validation`, `max_pairs`, `weight`, `where`, ...
+
+    Returns:
+        The pairs. Where there are none, `pairs.funnel["hint"]` says what to change.
+
+    >>> import pairwright as pw
+    >>> pairs = pw.make_pairs("runs/first/experience", strategy="best-worst", min_gap=0.1)
+    >>> len(pairs), pairs.funnel["pairs"], pairs[0].gap
+    (4, 4, 1.0)
+    """
+    named = [tables] if isinstance(tables, Table | str | os.PathLike) else list(tables)
+    if not named:
+        raise ConfigError("tables: expected an experience table, its folder, or a list of them")
+    opened = [table if isinstance(table, Table) else Table(table, create=False) for table in named]
+    conditions = {table.where for table in opened} - {None}
+    if len(conditions) > 1 or (conditions and any(table.where is None for table in opened)):
+        raise ConfigError("tables: all of them need the same filter; build the pairs of each alone")
+    for condition in conditions:
+        options["where"] = join_conditions(options.get("where"), str(condition))
+    config = adjust_config(seed=seed, pairs={"strategy": strategy, "min_gap": min_gap, **options})
+    folder = place(output) if output is not None else opened[0].path.parent / "pairs"
+    whole = [Table(table.path, create=False) for table in opened]
+    build_pairs(whole, folder, pair_options(config), progress=progress_of(progress, "built pieces:"))
+    return Pairs(folder)
