@@ -5,6 +5,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
+from pairwright.cli.groups import GroupWithDefault
+
 _PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
 _Format = Callable[[Any, Any], None]
 
@@ -19,7 +21,7 @@ def name_types_plainly(command: Any) -> None:
 
 def _with_plain_types(command: Any, format_help: _Format) -> _Format:
     def format_plainly(ctx: Any, formatter: Any) -> None:
-        children = command.commands.values() if isinstance(command, TyperGroup) else ()
+        children = command.commands.values() if isinstance(command, GroupWithDefault) else ()
         for shown in (command, *children):  # the help of a group with a default command has that one's options
             for param in shown.get_params(ctx):
                 param.display_type_rich = _constant(_plain_type(param, ctx))
