@@ -18,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from pairwright.config.pair_names import own_names
 from pairwright.config.section import Section
