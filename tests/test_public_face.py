@@ -118,7 +118,9 @@ def test_the_flow_runs_in_a_notebook(workplace):
     collecting = "collected = pw.collect(play, tasks, output='runs/played', model='models/tiny')\nlen(collected.table)"
     cells = [SCRIPT, "table", "pairs", "data", "data.show(0)", collecting]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(workplace)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=300, startup_timeout=300, resources={"metadata": {"path": str(workplace)}}
+    ).execute()
     first, *others = notebook.cells
     printed = [output["text"] for output in first.outputs if output["name"] == "stdout"]  # tqdm warns on stderr
     assert printed == ["8 4 4 1 3\n"]

@@ -49,8 +49,7 @@ __all__ = [
 class Kind(StrEnum):
     """What an experience is. Stored with it, never inferred from which fields happen to be set.
 
-    >>> import pairwright as pw
-    >>> pw.Kind("multi_turn") is pw.Kind.MULTI_TURN
+    >>> import pairwright as pw; pw.Kind("multi_turn") is pw.Kind.MULTI_TURN
     True
     """
 
@@ -67,8 +66,7 @@ ARRAYS = ("tokens", *RESPONSE_ARRAYS, "routed_experts")
 class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The identity of an experience. Keys are JSON arrays as text, so two different ids never give one key.
 
-    >>> from pairwright import EID
-    >>> EID(batch=0, task="1/2", run=3, step=0, suffix="a").tid
+    >>> from pairwright import EID; EID(batch=0, task="1/2", run=3, step=0, suffix="a").tid
     '[0,"1/2"]'
     """
 
@@ -122,8 +120,7 @@ class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
 class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """Where a record was read from.
 
-    >>> import pairwright as pw
-    >>> pw.Source("traces/a.jsonl", line=3, format="openai-chat").line
+    >>> import pairwright as pw; pw.Source("traces/a.jsonl", line=3, format="openai-chat").line
     3
     """
 
@@ -135,8 +132,7 @@ class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
 class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A value of `info` that goes into the training batch: from which key, under which name, as which dtype.
 
-    >>> import pairwright as pw
-    >>> pw.CustomField("w", "weight", "float32").destination_field
+    >>> import pairwright as pw; pw.CustomField("w", "weight", "float32").destination_field
     'weight'
     """
 
@@ -151,8 +147,7 @@ class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
     """One answer of a preference, with everything that belongs to it alone.
 
-    >>> import pairwright as pw
-    >>> pw.Side(messages=[{"role": "assistant", "content": "4"}], reward=1.0).messages[0].text
+    >>> import pairwright as pw; pw.Side(messages=[{"role": "assistant", "content": "4"}], reward=1.0).messages[0].text
     '4'
     """
 
@@ -187,8 +182,7 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
 class SideOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """Says that an experience is one side of a preference that was split.
 
-    >>> import pairwright as pw
-    >>> pw.SideOf(pw.EID(task="a"), "chosen").side
+    >>> import pairwright as pw; pw.SideOf(pw.EID(task="a"), "chosen").side
     'chosen'
     """
 
@@ -210,8 +204,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     `rejected` instead of a completion. `reward` may be None, NaN or infinite: such a record is kept, and is unscored.
     Messages may be plain chat dicts; they become `Message`s.
 
-    >>> import pairwright as pw
-    >>> run = pw.Experience(kind="single_turn", prompt=[{"role": "user", "content": "2+2?"}],
+    >>> import pairwright as pw; run = pw.Experience(kind="single_turn", prompt=[{"role": "user", "content": "2+2?"}],
     ...                     completion=[pw.Message("assistant", "4")], reward=1.0)
     >>> run.prompt[0].text, run.is_scored
     ('2+2?', True)
@@ -369,13 +362,8 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
 class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
     """One preference to train on, with the lineage to both experiences. `id` is a hash of the content.
 
-    >>> import pairwright as pw
-    >>> pair = pw.Pair(id="a", prompt=[{"role": "user", "content": "2+2?"}],
-    ...                chosen=[{"role": "assistant", "content": "4"}], rejected=[pw.Message("assistant", "5")],
-    ...                chosen_reward=1.0, rejected_reward=0.0, chosen_eid=pw.EID(run=0), rejected_eid=pw.EID(run=1),
-    ...                gap=1.0, strategy="all")
-    >>> pair.chosen[0].text
-    '4'
+    >>> import pairwright as pw; pw.Pairs("runs/first/pairs")[0].chosen[0].text
+    'it is red'
     """
 
     id: str
