@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from bench.trace_files import WORDS
 from pairwright import Table
-from pairwright.pairs.identity import hex_digits, seeded
+from pairwright.pairs.candidates.pair_ids import hex_digits, seeded
 from pairwright.store.columns import SCHEMA
 
 PER_TASK = 8

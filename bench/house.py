@@ -1,7 +1,7 @@
 """How the code base reads: sizes of files and folders, names, comments, and how far one record travels through it.
 
-`python -m bench house [ROOT]` measures this checkout, or another one at ROOT (the figures of a commit before). It prints
-the rows of a Markdown table; docs/benchmarks.md has those of the last release.
+`python -m bench house [ROOT]` measures this checkout, or another one at ROOT (the figures of an earlier
+commit). It prints the rows of a Markdown table; docs/benchmarks.md has the latest.
 
 The walk imports two NeMo Gym rollouts with different rewards in a process of its own, pairs, exports and encodes them,
 and writes the report, all with the command line's own functions. A profile hook counts the files of the package whose
@@ -22,8 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 IRREGULAR = {
-    "asked", "begun", "built", "done", "drawn", "found", "given", "gone", "held", "hidden", "kept", "known", "laid", "left",
-    "made", "met", "said", "seen", "sent", "shown", "taken", "told", "written",
+    "asked", "begun", "built", "done", "drawn", "found", "given", "gone", "held", "hidden", "kept", "known", "laid",
+    "left", "made", "met", "said", "seen", "sent", "shown", "taken", "told", "written",
 }  # fmt: skip
 # Words that end like a participle and are none, and participles that are terms of the field.
 NOT_PARTICIPLES = {

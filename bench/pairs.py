@@ -88,8 +88,9 @@ OURS = (
 import sys
 from pathlib import Path
 from pairwright import EID, Experience, Message, Table
-from pairwright.pairs import EXPORTERS, PairOptions, build_pairs
-from pairwright.pairs.exporters import ExportOptions
+from pairwright.export import EXPORTERS
+from pairwright.pairs import PairOptions, build_pairs
+from pairwright.export import ExportOptions
 from pairwright.store.importing import import_files
 
 source, output, target, options, *fresh = sys.argv[1:]

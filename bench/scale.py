@@ -26,7 +26,7 @@ from bench.candidates import write_candidates
 from pairwright.config import EngineConfig
 from pairwright.engines import Engine, open_ray
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.pairs.pieces import BucketPlan
+from pairwright.pairs.workers import BucketPlan
 from pairwright.store.table import Table
 
 SIZES = (1, 3, 10)

@@ -53,9 +53,9 @@ def make_model(folder: Path, layers: int, width: int) -> int:
 def make_pairs(folder: Path) -> None:
     import numpy as np
 
-    from pairwright.messages import Message
-    from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
-    from pairwright.records import EID, Pair
+    from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+    from pairwright.records.experience import EID, Pair
+    from pairwright.records.messages import Message
 
     random = np.random.default_rng(0)
 

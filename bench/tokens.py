@@ -35,7 +35,7 @@ from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_t
 
 from bench.measure import best_cpu, in_child  # noqa: E402
 from pairwright import EID, Message, Pair  # noqa: E402
-from pairwright.pairs.table import pairs_to_batch, write_pairs  # noqa: E402
+from pairwright.pairs.pair_table import pairs_to_batch, write_pairs  # noqa: E402
 from pairwright.tokens import ChatTokenizer, PairMessages, Refusal, encode_chat, encode_pairs, encode_turns  # noqa: E402
 
 
@@ -204,7 +204,7 @@ def cores(name: str) -> None:
 def read(name: str) -> None:
     """Cached pairs in random order, ours and datasets with the same arrays, each in a process of its own."""
     from pairwright.config import TokensConfig
-    from pairwright.tokens.stage import encode_source
+    from pairwright.tokens.stage.stage import encode_source
 
     with tempfile.TemporaryDirectory() as folder:
         pairs = [
@@ -239,7 +239,7 @@ READ_OURS = (
     _TIMED
     + """
 from pathlib import Path
-from pairwright.tokens.cache import read_pairs
+from pairwright.tokens.stage.cache import read_pairs
 pairs = read_pairs(Path(sys.argv[1]) / "tokens")
 timed(lambda number: int(pairs[number].chosen.ids[-1]) + int(pairs[number].rejected.mask[-1]))
 """

@@ -68,9 +68,9 @@ def make_model(folder: Path) -> None:
 
 def measure_ours(model: Path, pairs: list[dict[str, list[int]]], batch: int, work: Path) -> dict[str, Any]:
     from pairwright.config import Config
-    from pairwright.messages import Message
-    from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
-    from pairwright.records import EID, Pair
+    from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+    from pairwright.records.experience import EID, Pair
+    from pairwright.records.messages import Message
     from pairwright.train import train
 
     def made(number: int, pair: dict[str, list[int]]) -> Pair:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines.ray_cluster import cluster, ray_engine, two_nodes
-from places.s3_server import bucket, s3, s3_server
+from paths.s3_server import bucket, s3, s3_server
 
 __all__ = ["bucket", "cluster", "ray_engine", "s3", "s3_server", "two_nodes"]
 

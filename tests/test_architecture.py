@@ -1,7 +1,9 @@
-"""The shape of the code: import order, sizes of files and functions, names, the annotated tree, the documentation."""
+"""The shape of the code: import order, sizes of folders, files and functions, names, the annotated tree, the docs."""
 
 import ast
 import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,41 +14,143 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # Folder order is data order: a module imports what stands before it here, or its own package.
 ORDER = [
-    "errors", "places", "jsontext", "arrays", "checks", "messages", "canonical", "records", "grouping", "gather", "config",
-    "engines", "sources", "store", "generate", "collect", "pairs", "tokens", "ledger", "losses", "train", "evaluate", "backends", "service",
-    "serve", "report", "flow", "cli",
-]  # fmt: skip
-MAX_FILE_LINES = 400
+    "errors",
+    "paths",
+    "records",
+    "config",
+    "engines",
+    "sources",
+    "store",
+    "generate",
+    "collect",
+    "pairs",
+    "export",
+    "tokens",
+    "ledger",
+    "losses",
+    "train",
+    "evaluate",
+    "jobs",
+    "service",
+    "serve",
+    "report",
+    "flow",
+    "cli",
+]
+# The same inside a package: a sub-package imports those of its siblings that stand before it.
+SUB_ORDER = {
+    "sources": ["shapes", "datasets", "rollouts", "agents", "tracing"],
+    "collect": ["proxy"],
+    "pairs": ["candidates", "strategies"],
+    "tokens": ["template", "spans", "batch", "stage"],
+    "train": ["model", "channels"],
+    "jobs": ["doctor"],
+    "service": ["rows", "run", "hub", "page", "api"],
+    "cli": ["commands"],
+}
+MAX_FILES_IN_A_FOLDER = 16
+MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
 FORBIDDEN_NAMES = {"utils.py", "helpers.py", "common.py", "base.py", "misc.py"}
 
 
-def place(path: Path) -> str:
-    parts = path.relative_to(SOURCE).with_suffix("").parts
-    return parts[0]
+def module_name(path: Path) -> str:
+    """`pairwright.pairs.build` for its file, and `pairwright.pairs` for the file of the package."""
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
+def import_nodes(nodes: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Imports that run when a module is loaded: not those inside functions, not those for type checkers."""
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If) and not (isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield from import_nodes(node.body + node.orelse)
+        elif isinstance(node, ast.Try):
+            yield from import_nodes(node.body + node.orelse + node.finalbody)
+
+
+def imported_modules(node: ast.Import | ast.ImportFrom) -> set[str]:
+    """The modules of pairwright that an import loads."""
+    if isinstance(node, ast.Import):
+        names = {alias.name for alias in node.names}
+    else:
+        full = {f"{node.module}.{alias.name}" for alias in node.names}
+        names = {name if name in MODULES else str(node.module) for name in full}
+    return {name for name in names if name in MODULES}
 
 
 def imports_of(path: Path) -> set[str]:
-    """The parts of pairwright that a file imports, wherever in the file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("pairwright."):
-            found.add(node.module.split(".")[1])
-        elif isinstance(node, ast.ImportFrom) and node.module == "pairwright":
-            found |= {alias.name for alias in node.names if alias.name in ORDER}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("pairwright.")}
-    return found
+    """All modules of pairwright that a file imports, wherever in the file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    found = [imported_modules(node) for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return set().union(*found) - {"pairwright"}
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if path.name != "__init__.py" or path.parent != SOURCE], ids=str
-)
+@pytest.mark.parametrize("path", [path for path in FILES if path != SOURCE / "__init__.py"], ids=str)
 def test_a_module_imports_only_what_lies_upstream(path):
-    here = place(path)
-    assert here in ORDER, f"{here} has no place in the order"
-    downstream = {name for name in imports_of(path) if ORDER.index(name) > ORDER.index(here)}
+    own = module_name(path).split(".")[1]
+    assert own in ORDER, f"{own} has no place in the order"
+    packages = {name.split(".")[1] for name in imports_of(path)}
+    downstream = {name for name in packages if ORDER.index(name) > ORDER.index(own)}
     assert not downstream, f"{path.relative_to(ROOT)} imports downstream {sorted(downstream)}"
+
+
+@pytest.mark.parametrize("package", sorted(SUB_ORDER))
+def test_a_sub_package_imports_only_siblings_before_it(package):
+    order = SUB_ORDER[package]
+    folders = {path.parent.name for path in (SOURCE / package).glob("*/__init__.py")}
+    assert folders == set(order), f"{package} has the sub-packages {sorted(folders)}"
+    for path in (SOURCE / package).glob("*/*.py"):
+        for name in imports_of(path):
+            parts = name.split(".")[1:]
+            if parts[0] == package and len(parts) > 1 and parts[1] in order:
+                assert order.index(parts[1]) <= order.index(path.parent.name), (
+                    f"{path.relative_to(ROOT)} imports {name}"
+                )
+
+
+def test_every_sub_package_has_its_place_in_the_order():
+    nested = {path.parent.parent.name for path in SOURCE.glob("*/*/__init__.py")}
+    assert nested == set(SUB_ORDER)
+    assert not list(SOURCE.glob("*/*/*/*.py")), "two levels of folders are enough"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {
+        name: set().union(
+            *(imported_modules(node) for node in import_nodes(ast.parse(path.read_text(encoding="utf-8")).body))
+        )
+        for name, path in MODULES.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for other in graph[name]:
+                visit(other, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_folders_stay_small():
+    per_folder = Counter(path.parent.relative_to(SOURCE.parent) for path in FILES if path.name != "__init__.py")
+    assert {str(folder): number for folder, number in per_folder.items() if number > MAX_FILES_IN_A_FOLDER} == {}
+
+
+def test_a_file_name_stands_once_in_the_tree():
+    """So that a file can be opened by its name alone."""
+    folders = defaultdict(list)
+    for path in FILES:
+        if path.name not in ("__init__.py", "__main__.py"):
+            folders[path.name].append(str(path.parent.relative_to(SOURCE)))
+    assert {name: where for name, where in folders.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -74,18 +178,25 @@ def test_nothing_runs_code_from_data():
                     assert path.name == "safe_pickle.py", path
 
 
-def test_only_places_knows_addresses_and_how_to_write_a_file_whole():
+def test_only_paths_knows_addresses_and_how_to_write_a_file_whole():
     """Others take a `Place`, and write with `write_atomic` and its kin."""
-    writers = {"places", "backends/runner.py"}  # the runner of a job is a script that imports nothing of ours
+    writers = {"paths", "jobs/job_runner.py"}  # the runner of a job is a script that imports nothing of ours
     for path in FILES:
         name = path.relative_to(SOURCE).as_posix()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
                 is_writer = not writers.isdisjoint((name, name.split("/")[0]))
                 assert is_writer or node.attr not in ("fsync", "replace", "rename"), f"{name}:{node.lineno}"
-            if isinstance(node, ast.ImportFrom) and name.split("/")[0] != "places":
+            if isinstance(node, ast.ImportFrom) and name.split("/")[0] != "paths":
                 assert "Remote" not in [alias.name for alias in node.names], f"{name}:{node.lineno}"
-                assert node.module != "pairwright.places.address", f"{name}:{node.lineno}"
+                assert node.module != "pairwright.paths.addresses", f"{name}:{node.lineno}"
+
+
+def test_the_store_knows_no_format():
+    """Formats are read in sources/; the store imports its registry and what all formats share."""
+    for path in (SOURCE / "store").glob("*.py"):
+        formats = {name for name in imports_of(path) if name.split(".")[1] == "sources" and len(name.split(".")) > 3}
+        assert formats <= {"pairwright.sources.datasets.pairwright_rows"}, f"{path.name} imports {sorted(formats)}"
 
 
 def test_the_annotated_tree_of_the_readme_is_true():

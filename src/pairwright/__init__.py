@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pairwright import losses as losses
-    from pairwright.canonical import prompt_hash
     from pairwright.collect.collecting import collect
     from pairwright.config import Config, load_config
     from pairwright.errors import (
@@ -31,61 +30,65 @@ if TYPE_CHECKING:
         TableError,
     )
     from pairwright.evaluate.evaluating import evaluate
-    from pairwright.gather import (
+    from pairwright.export import ExportSummary, export_pairs
+    from pairwright.pairs.container import Pairs, make_pairs
+    from pairwright.records.canonical import prompt_hash
+    from pairwright.records.experience import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
+    from pairwright.records.grouping import (
         gather_action_masks,
         gather_attention_masks,
         gather_custom_fields,
         gather_multi_modal_inputs,
         gather_response_attr,
         gather_token_ids,
+        group_by,
+        split_preference,
+        split_preferences,
     )
-    from pairwright.grouping import group_by, split_preference, split_preferences
-    from pairwright.messages import ErrorSite, Message, ToolCall
-    from pairwright.pairs.container import Pairs, make_pairs
-    from pairwright.records import EID, CustomField, Experience, Kind, Pair, Side, SideOf, Source
-    from pairwright.sources.chat import message_from_chat
-    from pairwright.sources.trinity_bytes import loads_trinity
+    from pairwright.records.messages import ErrorSite, Message, ToolCall
+    from pairwright.sources.rollouts.trinity import loads_trinity
+    from pairwright.sources.shapes.chat_messages import message_from_chat
     from pairwright.store.arrow import from_arrow, from_dataset, to_arrow, to_dataset
     from pairwright.store.codec import dumps, dumps_many, loads, loads_many
-    from pairwright.store.import_traces import import_traces
+    from pairwright.store.importing import import_traces
     from pairwright.store.table import Table
-    from pairwright.tokens.encoded import Encoded, encode
+    from pairwright.tokens.stage.stage import Encoded, encode
     from pairwright.train.training import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "canonical": ["prompt_hash"],
+    "records.canonical": ["prompt_hash"],
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
-    "gather": [
+    "records.grouping": [
         "gather_action_masks", "gather_attention_masks", "gather_custom_fields", "gather_multi_modal_inputs",
-        "gather_response_attr", "gather_token_ids",
+        "gather_response_attr", "gather_token_ids", "group_by", "split_preference", "split_preferences",
     ],
-    "grouping": ["group_by", "split_preference", "split_preferences"],
-    "messages": ["ErrorSite", "Message", "ToolCall"],
+    "records.messages": ["ErrorSite", "Message", "ToolCall"],
+    "export": ["ExportSummary", "export_pairs"],
     "pairs.container": ["Pairs", "make_pairs"],
-    "records": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],
-    "sources.chat": ["message_from_chat"],
-    "sources.trinity_bytes": ["loads_trinity"],
+    "records.experience": ["EID", "CustomField", "Experience", "Kind", "Pair", "Side", "SideOf", "Source"],
+    "sources.shapes.chat_messages": ["message_from_chat"],
+    "sources.rollouts.trinity": ["loads_trinity"],
     "store.arrow": ["from_arrow", "from_dataset", "to_arrow", "to_dataset"],
     "store.codec": ["dumps", "dumps_many", "loads", "loads_many"],
-    "store.import_traces": ["import_traces"],
+    "store.importing": ["import_traces"],
     "store.table": ["Table"],
-    "tokens.encoded": ["Encoded", "encode"],
+    "tokens.stage.stage": ["Encoded", "encode"],
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 # Packages of the flow that are used as they are: `losses.dpo(...)`; the others can be called, too: `train(...)`.
 _PACKAGES = ("collect", "evaluate", "losses", "train")
 
 __all__ = [
-    "EID", "CodecError", "Config", "ConfigError", "CustomField", "Encoded", "ErrorSite", "Experience", "Kind",
-    "Message", "Pair", "Pairs", "PairwrightError", "RecordError", "Side", "SideOf", "Source", "SourceError", "Table",
-    "TableError", "ToolCall", "collect", "dumps", "dumps_many", "encode", "evaluate", "from_arrow", "from_dataset",
-    "gather_action_masks", "gather_attention_masks", "gather_custom_fields", "gather_multi_modal_inputs",
-    "gather_response_attr", "gather_token_ids", "group_by", "import_traces", "load_config", "loads", "loads_many",
-    "loads_trinity", "losses", "make_pairs", "message_from_chat", "prompt_hash", "split_preference",
-    "split_preferences", "to_arrow", "to_dataset", "train",
+    "EID", "CodecError", "Config", "ConfigError", "CustomField", "Encoded", "ErrorSite", "Experience", "ExportSummary",
+    "Kind", "Message", "Pair", "Pairs", "PairwrightError", "RecordError", "Side", "SideOf", "Source", "SourceError",
+    "Table", "TableError", "ToolCall", "collect", "dumps", "dumps_many", "encode", "evaluate", "export_pairs",
+    "from_arrow", "from_dataset", "gather_action_masks", "gather_attention_masks", "gather_custom_fields",
+    "gather_multi_modal_inputs", "gather_response_attr", "gather_token_ids", "group_by", "import_traces",
+    "load_config", "loads", "loads_many", "loads_trinity", "losses", "make_pairs", "message_from_chat", "prompt_hash",
+    "split_preference", "split_preferences", "to_arrow", "to_dataset", "train",
 ]  # fmt: skip
 
 

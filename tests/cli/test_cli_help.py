@@ -8,8 +8,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from pairwright.cli import app, main
-from pairwright.config.train import PREFERENCE_LOSS_NAMES
-from pairwright.pairs.exporters import EXPORTERS
+from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
+from pairwright.export import EXPORTERS
 from pairwright.pairs.options import STRATEGY_NAMES
 from pairwright.sources import READERS
 

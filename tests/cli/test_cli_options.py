@@ -8,8 +8,8 @@ import typer
 from typer.main import get_command
 
 from pairwright.cli.main import app
-from pairwright.cli.options import set_flags, with_options
-from pairwright.config.keys import field_of
+from pairwright.cli.overrides import set_flags, with_options
+from pairwright.config.config_file import field_of
 
 
 def options_of(*path):

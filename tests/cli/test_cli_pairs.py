@@ -8,7 +8,7 @@ import typer
 from typer.exceptions import TyperException
 
 from pairwright import EID, Experience, Message, Table
-from pairwright.cli import pairs as pairs_command
+from pairwright.cli.commands import pairs as pairs_command
 from pairwright.errors import PairwrightError
 from pairwright.pairs import STRATEGIES
 from pairwright.pairs.options import STRATEGY_NAMES, PairOptions

@@ -11,12 +11,12 @@ import pytest
 from typer.main import get_command
 
 from flow.test_flow import written
-from pairwright.cli.failures import describe_os_error
+from pairwright.cli.cli_errors import describe_os_error
 from pairwright.cli.main import app, main
-from pairwright.config.tokens import TokensConfig
+from pairwright.config.sections import TokensConfig
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.store.table import Table
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage.stage import encode_source
 from train.made_runs import make_model, make_runs
 
 # Every command, with what it writes as OUT and what it reads as IN; a word of the fixture's stands for a good input.

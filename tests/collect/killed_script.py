@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pairwright.collect import Completion, collect
 from pairwright.config import Config
-from pairwright.messages import Message
+from pairwright.records.messages import Message
 
 
 class SlowPolicy:

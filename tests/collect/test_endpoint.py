@@ -8,12 +8,10 @@ import pytest
 from collect.failing_endpoint import FailingEndpoint
 from pairwright import Table
 from pairwright.collect import Ask, PolicyError, collect
-from pairwright.collect.answers import completions_of_chat
-from pairwright.collect.endpoint import EndpointPolicy
-from pairwright.collect.limits import RateLimit, backoff, retry_after
+from pairwright.collect.endpoint import EndpointPolicy, RateLimit, backoff, completions_of_chat, retry_after
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.messages import Message
+from pairwright.records.messages import Message
 
 
 async def one_step(task, policy, recorder):
@@ -167,8 +165,8 @@ def test_a_rate_limit_spaces_requests_and_waits_for_tokens_that_were_spent(monke
         slept.append(round(seconds, 6))
         now[0] += seconds
 
-    monkeypatch.setattr("pairwright.collect.limits.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("pairwright.collect.limits.asyncio.sleep", sleep)
+    monkeypatch.setattr("pairwright.collect.endpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("pairwright.collect.endpoint.asyncio.sleep", sleep)
     requests, tokens = RateLimit(requests_per_minute=30), RateLimit(tokens_per_minute=60)
     for _ in range(3):
         asyncio.run(requests.wait())

@@ -10,10 +10,10 @@ from generate.tiny_models import byte_tokenizer, llama, save_model
 from pairwright import Table
 from pairwright.cli import main
 from pairwright.collect import Ask, PolicyError, collect
-from pairwright.collect.local import LocalPolicy
+from pairwright.collect.policies import LocalPolicy
 from pairwright.config import Config
 from pairwright.generate import Engine
-from pairwright.messages import Message
+from pairwright.records.messages import Message
 from serve.served_models import served
 
 WORKFLOW = """

@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from collect.upstream import Upstream, serving
 from pairwright import Message, Table
-from pairwright.collect.exchange import Exchanges, NotRecorded, Place, decoded
-from pairwright.collect.proxy import Proxy
+from pairwright.collect.proxy.exchange import Exchanges, NotRecorded, Place, decoded
+from pairwright.collect.proxy.proxy import Proxy
 from pairwright.errors import TableError
 
 

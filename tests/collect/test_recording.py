@@ -6,7 +6,7 @@ import pytest
 
 from pairwright.collect import Completion, Recorder, Task
 from pairwright.errors import RecordError
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 
 TASK = Task("t", {"q": 1}, batch=2, run=3, seed=9)
 

@@ -15,10 +15,10 @@ import pytest
 from collect.killed_script import SlowPolicy, play
 from pairwright import Table
 from pairwright.collect import CollectError, Completion, collect, current_recorder, step
-from pairwright.collect.ledger import Ledger
+from pairwright.collect.finished_runs import Ledger
 from pairwright.config import Config
 from pairwright.errors import ConfigError
-from pairwright.messages import Message
+from pairwright.records.messages import Message
 
 SCRIPT = Path(__file__).with_name("killed_script.py")
 

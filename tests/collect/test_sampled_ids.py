@@ -12,11 +12,11 @@ from generate.tiny_models import byte_tokenizer, llama
 from pairwright import Table
 from pairwright.cli import main
 from pairwright.collect import Ask, Completion, Recorder, Task, collect
-from pairwright.collect.local import LocalPolicy
-from pairwright.collect.proxy import Proxy
+from pairwright.collect.policies import LocalPolicy
+from pairwright.collect.proxy.proxy import Proxy
 from pairwright.config import Config
 from pairwright.generate import Engine
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 from serve.served_models import served
 
 TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}]

@@ -15,7 +15,7 @@ from pairwright.collect.judge import Judge
 from pairwright.collect.scoring import as_score, make_scorer
 from pairwright.config import ScorerConfig
 from pairwright.errors import ConfigError
-from pairwright.messages import Message
+from pairwright.records.messages import Message
 
 TASK = Task("t", {"answer": "blue"}, seed=3)
 

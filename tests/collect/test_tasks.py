@@ -5,8 +5,8 @@ import json
 import polars as pl
 import pytest
 
-from pairwright.collect.loading import WORKFLOWS, load_function
 from pairwright.collect.tasks import load_tasks, run_seed
+from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import CollectConfig
 from pairwright.errors import ConfigError, SourceError
 

@@ -8,14 +8,14 @@ import pytest
 from collect.failing_endpoint import FailingEndpoint
 from generate.tiny_models import save_model
 from pairwright import Table
-from pairwright.canonical import prompt_hash
 from pairwright.cli import main
 from pairwright.collect import CollectError
 from pairwright.collect.teaching import read_states, teach
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.messages import Message, ToolCall
-from pairwright.records import EID, Experience, Side
+from pairwright.records.canonical import prompt_hash
+from pairwright.records.experience import EID, Experience, Side
+from pairwright.records.messages import Message, ToolCall
 from serve.served_models import served, tiny_engine
 
 TOOLS = ({"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},)

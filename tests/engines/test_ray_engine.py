@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import pairwright.engines.ray as engine_module
+import pairwright.engines.ray_engine as engine_module
 from engines.mapped import Dying, always_dies, badly_pickled, broken, doubled, folder_of, process_of, refused
 from pairwright.config import Config, EngineConfig, load_config
 from pairwright.engines import EngineError, RayEngine, open_ray
@@ -21,7 +21,7 @@ def test_without_ray_the_message_says_how_to_get_it(monkeypatch):
 
 
 def test_nothing_loads_ray_until_it_is_asked_for():
-    code = "import sys, pairwright.engines, pairwright.pairs.build, pairwright.tokens.stage, pairwright.cli.main; print('ray' in sys.modules)"
+    code = "import sys, pairwright.engines, pairwright.pairs.build, pairwright.tokens.stage.stage, pairwright.cli.main; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

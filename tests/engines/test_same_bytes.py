@@ -14,8 +14,8 @@ from pairwright.engines import Pool
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.options import Threshold
 from pairwright.store.importing import import_files
-from pairwright.tokens import stage
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage import stage
+from pairwright.tokens.stage.stage import encode_source
 from train.made_runs import make_tokenizer
 
 OPTIONS = {

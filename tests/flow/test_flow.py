@@ -15,13 +15,13 @@ from pairwright.cli.main import app
 from pairwright.config import load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.flow import Flow, GateClosed, View
-from pairwright.flow.plan import plan_rows
+from pairwright.flow.run_flow import plan_rows
 from pairwright.flow.stages import tokens_stage
 from pairwright.generate import Engine, Request, Sampling
 from pairwright.ledger import build_ledger, train_folders
-from pairwright.messages import Message, ToolCall
-from pairwright.pairs.table import pair_id, pairs_to_batch, read_pairs, write_pairs
-from pairwright.records import EID, Pair
+from pairwright.pairs.pair_table import pair_id, pairs_to_batch, read_pairs, write_pairs
+from pairwright.records.experience import EID, Pair
+from pairwright.records.messages import Message, ToolCall
 from pairwright.store.table import Table
 from serve.served_models import served
 from train.made_runs import make_model

@@ -7,9 +7,9 @@ from transformers import AutoTokenizer
 
 from generate.tiny_models import byte_tokenizer
 from pairwright.generate import GenerateError
-from pairwright.generate.chat import ChatEncoder
-from pairwright.messages import Message, ToolCall
-from pairwright.tokens.adapt import adapted_chat
+from pairwright.generate.requests import ChatEncoder
+from pairwright.records.messages import Message, ToolCall
+from pairwright.tokens.message_dialect import adapted_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"

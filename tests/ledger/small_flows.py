@@ -7,11 +7,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from pairwright.config import Config
-from pairwright.messages import ErrorSite, Message
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.table import read_pairs
-from pairwright.records import EID, Experience
+from pairwright.pairs.pair_table import read_pairs
+from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
 from pairwright.train import train
 from tokens.token_families import FAMILIES, small_backend, special_tokens

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from pairwright import EID, Message, Pair, ToolCall
-from pairwright.pairs.table import pair_id
+from pairwright.pairs.pair_table import pair_id
 from strategies import eids, messages, strict_dicts
 
 WEATHER = {

@@ -2,7 +2,7 @@
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.pairs.table import read_pairs
+from pairwright.pairs.pair_table import read_pairs
 
 QUESTION = (Message("user", "Which way?"),)
 

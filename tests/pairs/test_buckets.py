@@ -11,11 +11,13 @@ from made_tables import candidate, made, several
 
 from pairwright import Message, Table
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs import PairOptions, buckets, build, build_pairs, plan, rows, texts
-from pairwright.pairs.buckets import bucket_of, num_buckets
+from pairwright.pairs import PairOptions, build, build_pairs, texts
+from pairwright.pairs import build_plan as plan
+from pairwright.pairs import spill as buckets
+from pairwright.pairs.candidates import candidates as rows
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.spill import Spill
-from pairwright.places import build_folder
+from pairwright.pairs.spill import Spill, bucket_of, num_buckets
+from pairwright.paths import build_folder
 from pairwright.store import table as parquet
 
 FILES = ("pairs.parquet", "funnel.json", "outcomes.parquet")

@@ -5,11 +5,11 @@ import pytest
 from made_tables import built, candidate, dropped, made
 
 from pairwright import EID, Experience, Message, Table, ToolCall
-from pairwright.canonical import prompt_hash
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.outcomes import explain
-from pairwright.pairs.table import read_pairs
+from pairwright.pairs.pair_table import read_pairs
+from pairwright.records.canonical import prompt_hash
 
 TOOLS = ({"type": "function", "function": {"name": "search", "parameters": {}}},)
 PROMPT = (Message("system", "You book."), Message("user", "A flight to Oslo"))

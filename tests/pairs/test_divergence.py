@@ -5,7 +5,7 @@ from made_tables import built, dropped, rewards_of
 from pairwright import EID, Experience, Message, ToolCall
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.table import pair_id, read_pairs
+from pairwright.pairs.pair_table import pair_id, read_pairs
 
 SYSTEM, ASK = Message("system", "You rent boats."), Message("user", "A boat, please.")
 

@@ -13,11 +13,12 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from pairwright import ConfigError, Experience, Message, PairwrightError
-from pairwright.canonical import canonical_messages
-from pairwright.cli.export import export_pairs
-from pairwright.pairs.exporters import EXPORTERS, trl
-from pairwright.pairs.exporters.stream import ExportOptions, jsonl_exporter
-from pairwright.pairs.table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
+from pairwright.cli.commands.export import export_pairs
+from pairwright.export import EXPORTERS
+from pairwright.export import trl_export as trl
+from pairwright.export.exporter import ExportOptions, jsonl_exporter
+from pairwright.pairs.pair_table import PAIR_SCHEMA, pairs_to_batch, read_pairs, write_pairs
+from pairwright.records.canonical import canonical_messages
 from pairwright.sources.format import Options
 from pairwright.sources.reading import detect, read_file
 
@@ -433,7 +434,7 @@ def test_an_export_that_fails_leaves_the_file_before_it(tmp_path):
 
 
 def test_memory_is_bounded_by_a_row_group(tmp_path, monkeypatch, peak_memory):
-    monkeypatch.setattr("pairwright.pairs.row_groups.BYTES_PER_GROUP", 2**18)
+    monkeypatch.setattr("pairwright.pairs.pair_table.BYTES_PER_GROUP", 2**18)
     many = pairs_to_batch([CASES["plain"]] * 8)
     chats = [json.dumps([{"role": "user", "content": chr(97 + number) * 2**14}]) for number in range(8)]
     many = many.set_column(many.schema.get_field_index("prompt"), "prompt", pa.array(chats, "large_string"))

@@ -6,8 +6,8 @@ from made_tables import built, candidate, dropped, rewards_of, several
 
 from pairwright import Message
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.near import near_duplicates, signature
-from pairwright.pairs.stats import pair_statistics
+from pairwright.pairs.pair_stats import pair_statistics
+from pairwright.pairs.selection import near_duplicates, signature
 
 
 def twice(first, second):

@@ -7,9 +7,9 @@ from pairwright import EID, Message
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.funnel import Funnel, Reason, funnel_rows, read_funnel
 from pairwright.pairs.outcomes import explain
-from pairwright.pairs.stats import lint_pairs, pair_statistics
-from pairwright.pairs.table import pairs_to_batch, read_pairs, write_pairs
-from pairwright.records import Pair
+from pairwright.pairs.pair_stats import lint_pairs, pair_statistics
+from pairwright.pairs.pair_table import pairs_to_batch, read_pairs, write_pairs
+from pairwright.records.experience import Pair
 
 
 def test_a_stage_that_does_not_add_up_is_a_mistake_of_ours():

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from made_tables import built, candidate, dropped, made, rewards_of, several
 
 from pairwright import EID, Experience, Message, Side, Table, ToolCall
-from pairwright.canonical import canonical_messages, prompt_hash
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.table import pair_id, read_pairs
+from pairwright.pairs.pair_table import pair_id, read_pairs
+from pairwright.records.canonical import canonical_messages, prompt_hash
 
 
 def test_the_guides_example_gives_three_pairs_or_one(tmp_path):

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from pairwright import Table
-from pairwright.pairs import EXPORTERS, PairOptions, build_pairs
-from pairwright.pairs.exporters import ExportOptions
+from pairwright.export import EXPORTERS, ExportOptions
+from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason, funnel_rows, read_funnel
-from pairwright.pairs.stats import pair_statistics
-from pairwright.pairs.table import read_pairs
+from pairwright.pairs.pair_stats import pair_statistics
+from pairwright.pairs.pair_table import read_pairs
 from pairwright.store.importing import import_files
 
 # What is asked for, and how many pairs come of it. The runs of tau-bench part where the simulated user words a request

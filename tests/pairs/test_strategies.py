@@ -11,12 +11,13 @@ from made_tables import built, candidate, dropped, rewards_of, several
 
 from pairwright import Message
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.pairs import PairOptions, pairing
-from pairwright.pairs.candidates import Candidates
+from pairwright.pairs import PairOptions
+from pairwright.pairs.candidates.candidates import Candidates
+from pairwright.pairs.candidates.gaps import decimal_gap
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import decimal_gap
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.pairing import count_gaps, group_pairs
+from pairwright.pairs.strategies import pairing
+from pairwright.pairs.strategies.pairing import count_gaps, group_pairs
 
 
 def group_of(rows):

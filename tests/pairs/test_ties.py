@@ -12,14 +12,15 @@ from test_strategies import group_of
 
 from pairwright import EID, Experience, Message
 from pairwright.errors import ConfigError
-from pairwright.pairs import PairOptions, build_pairs, pairing
+from pairwright.pairs import PairOptions, build_pairs
+from pairwright.pairs.candidates.gaps import TIE_FLOOR, decimal_gap, is_tied, tied_rewards
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import TIE_FLOOR, decimal_gap, is_tied, tied_rewards
 from pairwright.pairs.options import Threshold
-from pairwright.pairs.pairing import count_gaps, group_pairs
-from pairwright.pairs.stats import lint_pairs
-from pairwright.pairs.table import pairs_to_batch, read_pairs, write_pairs
-from pairwright.records import Side
+from pairwright.pairs.pair_stats import lint_pairs
+from pairwright.pairs.pair_table import pairs_to_batch, read_pairs, write_pairs
+from pairwright.pairs.strategies import pairing
+from pairwright.pairs.strategies.pairing import count_gaps, group_pairs
+from pairwright.records.experience import Side
 
 NOISE = 0.9999999999999998
 ANY = st.floats(-1e9, 1e9) | st.sampled_from([1.0, NOISE, 1.0 - 1e-9, 0.0, 5e-17, -1.0, 1e300, -1e300])

@@ -4,12 +4,12 @@ import pytest
 from made_tables import built, candidate, dropped, made, rewards_of
 
 from pairwright import Message
-from pairwright.engines.pool import Pool
+from pairwright.engines.engine import Pool
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.table import read_pairs
-from pairwright.records import Source
+from pairwright.pairs.pair_table import read_pairs
+from pairwright.records.experience import Source
 
 
 def three_runs(num_candidates=3, source=None):

@@ -11,7 +11,7 @@ from pairwright import EID, Experience, Message, Table
 from pairwright.config import TokensConfig
 from pairwright.evaluate import Gate, Metric, evaluate, scores_of, write_evaluation
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage.stage import encode_source
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

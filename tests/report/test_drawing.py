@@ -5,8 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pairwright.report.markup import Markup, counted, escape, join, shown, tag
-from pairwright.report.plots import Plot, file_name, write_plots
+from pairwright.report.plots import Markup, Plot, counted, escape, file_name, join, shown, tag, write_plots
 from pairwright.report.svg import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
 
 SPACE = "{http://www.w3.org/2000/svg}"

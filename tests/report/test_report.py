@@ -15,7 +15,7 @@ from pairwright.errors import PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.report import make_report, write_report
 from pairwright.report.curves import MAX_POINTS
-from pairwright.report.pairs_shown import MAX_CHARACTERS, MAX_PAIRS, _common, _num_same
+from pairwright.report.pairs_section import MAX_CHARACTERS, MAX_PAIRS, _common, _num_same
 
 HOSTILE = "\"'><script>document.title='owned'</script><img src=x onerror=alert(1)></style></pre>\u202e{{7*7}}javascript:alert(1)&lt;"
 ALL = ["outcome", "funnel", "pairs", "tokens", "training", "settings"]

@@ -11,7 +11,7 @@ import uvicorn
 
 from generate.tiny_models import byte_tokenizer, llama
 from pairwright.generate import Engine
-from pairwright.serve.app import ModelServer, model_app
+from pairwright.serve.model_app import ModelServer, model_app
 
 # Hermes: what Qwen2.5 and Qwen3 write, in a few lines.
 HERMES_TEMPLATE = (

@@ -172,7 +172,7 @@ def test_tool_choice_none_leaves_the_tools_out(client, place):
 
 
 def _message(text):
-    from pairwright.messages import Message
+    from pairwright.records.messages import Message
 
     return Message("user", text)
 

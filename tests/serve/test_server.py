@@ -14,7 +14,7 @@ import pytest
 
 from generate.tiny_models import save_model
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.serve.server import check_address, vllm_command
+from pairwright.serve.model_server import check_address, vllm_command
 
 COMMAND = [sys.executable, "-c", "from pairwright.cli import main; main()", "serve", "model"]
 

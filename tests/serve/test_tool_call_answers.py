@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pairwright.generate.tool_calls import HERMES, LLAMA, MISTRAL, CallStream, format_of, split_calls
-from pairwright.messages import ToolCall
+from pairwright.records.messages import ToolCall
 from serve.served_models import HERMES_TEMPLATE, served, taught_engine
 
 CLOCK = ToolCall("clock", '{"zone": "UTC"}')

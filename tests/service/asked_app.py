@@ -9,12 +9,12 @@ from fastapi.testclient import TestClient
 from service_process import CONFIG, plain_model
 
 from pairwright.service import Settings
-from pairwright.service.app import create_app
-from pairwright.service.blobs import Blobs
-from pairwright.service.context import Context
-from pairwright.service.database import Database
-from pairwright.service.running import tidy
-from pairwright.service.targets import add_target
+from pairwright.service.api.app import create_app
+from pairwright.service.rows.database import Database
+from pairwright.service.rows.repositories import Blobs
+from pairwright.service.run.base_models import add_target
+from pairwright.service.service_server import tidy
+from pairwright.service.settings import Context
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from pairwright.backends import process
+from pairwright.jobs import process
 
 HERE = Path(__file__).parent
 CONFIG = "meta/llama-3.2-1b-instruct@v1.0.0+A100"
@@ -104,8 +104,8 @@ class Service:
         return until(reached)
 
     def add_target(self, folder: Path, name: str = CONFIG) -> None:
-        from pairwright.service.database import Database
-        from pairwright.service.targets import add_target
+        from pairwright.service.rows.database import Database
+        from pairwright.service.run.base_models import add_target
 
         database = Database(self._options.get("database_url") or f"sqlite:///{self.data / 'state.sqlite3'}")
         with database.writing() as connection:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from pairwright.errors import PairwrightError
-from pairwright.service.worker import prepare
+from pairwright.service.run.worker import prepare
 
 CRASH, HANG, FAIL, STUBBORN = 1, 2, 3, 4
 

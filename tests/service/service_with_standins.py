@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pairwright.service import Settings
-from pairwright.service.running import serve
+from pairwright.service.service_server import serve
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from service_process import Service, job_body
 
 from pairwright.errors import ConfigError
 from pairwright.service.access import check_binding
-from pairwright.service.tokens import create_token, list_tokens, revoke_token
+from pairwright.service.rows.api_tokens import create_token, list_tokens, revoke_token
 
 
 @pytest.fixture

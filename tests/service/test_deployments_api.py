@@ -5,10 +5,10 @@ import sqlalchemy as sa
 from asked_app import application, with_dataset
 from service_process import job_body
 
-from pairwright.backends.job import JobState
-from pairwright.service import jobs
-from pairwright.service.schema import deployments
-from pairwright.service.tokens import create_token
+from pairwright.jobs.job import JobState
+from pairwright.service.rows import job_rows as jobs
+from pairwright.service.rows.api_tokens import create_token
+from pairwright.service.rows.schema import deployments
 
 
 @pytest.fixture

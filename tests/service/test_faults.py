@@ -15,7 +15,7 @@ import pytest
 from service_process import Service, kill_process, process_of, until, worker_of
 from service_trainer import CRASH, FAIL, HANG, STUBBORN
 
-from pairwright.backends.process import is_alive
+from pairwright.jobs.process import is_alive
 
 
 @pytest.fixture

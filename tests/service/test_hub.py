@@ -9,9 +9,9 @@ from asked_app import HEADER, application, commit, file_line, with_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pairwright.service.blobs import Blobs
-from pairwright.service.commit_body import Change, read_change
-from pairwright.service.refusals import Refusal
+from pairwright.service.api_errors import Refusal
+from pairwright.service.hub.commit_body import Change, read_change
+from pairwright.service.rows.repositories import Blobs
 
 FILES = "/v1/hf/datasets/default/pairs/resolve"
 API = "/v1/hf/api/datasets/default/pairs"

@@ -4,8 +4,8 @@ import pytest
 from asked_app import HEADER, application, commit, file_line, with_dataset
 from service_process import CONFIG, job_body
 
-from pairwright.backends.job import TRANSITIONS, JobState, states_before
-from pairwright.service import jobs
+from pairwright.jobs.job import TRANSITIONS, JobState, states_before
+from pairwright.service.rows import job_rows as jobs
 
 
 @pytest.fixture

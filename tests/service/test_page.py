@@ -92,8 +92,8 @@ def test_a_job_is_cancelled_from_the_page_and_a_token_is_asked_for(tmp_path, bro
         page.goto(f"{service.url}/#/jobs/{job}")
         page.get_by_role("button", name="Cancel job").click()
         page.locator(".state.cancelled").wait_for(timeout=60_000)
-        from pairwright.service.database import Database
-        from pairwright.service.tokens import create_token
+        from pairwright.service.rows.api_tokens import create_token
+        from pairwright.service.rows.database import Database
 
         database = Database(f"sqlite:///{service.data / 'state.sqlite3'}")
         token = create_token(database, "ada", ["*"])

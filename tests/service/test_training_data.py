@@ -5,8 +5,8 @@ import json
 import pytest
 
 from pairwright.errors import PairwrightError, SourceError
-from pairwright.pairs.table import read_pairs
-from pairwright.service.training_data import DataFile, write_training_data
+from pairwright.pairs.pair_table import read_pairs
+from pairwright.service.run.training_data import DataFile, write_training_data
 from pairwright.store.table import Table
 
 ROW = {"prompt": "q", "chosen_response": "good", "rejected_response": "bad"}

@@ -9,8 +9,8 @@ import pytest
 from mutations import broken, survives
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import atif
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected

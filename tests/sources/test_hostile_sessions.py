@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pairwright.errors import RecordError
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
 from pairwright.sources import claude_code, codex, inspect_log, openhands, openhands_rows, swe_agent
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected

@@ -10,10 +10,11 @@ import pytest
 import zstandard
 
 from pairwright.errors import SourceError
-from pairwright.sources import inspect_eval, inspect_log
+from pairwright.sources import inspect_log
+from pairwright.sources.agents import inspect_log as inspect_eval
+from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.inspect_eval import read_eval
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "inspect_log"
 HEADER = {"task": "clocks", "model": "lab/tick"}

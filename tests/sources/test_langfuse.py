@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from mutations import survives
 
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import langfuse
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
-from pairwright.sources.message_shapes import conversation
+from pairwright.sources.shapes.any_messages import conversation
 
 FIXTURE = Path(__file__).parent / "fixtures" / "langfuse.json"
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.message_shapes import answers, conversation, is_torn
+from pairwright.sources.shapes.any_messages import answers, conversation, is_torn
 
 CALL = ToolCall("find", '{"q":1}', "c1")
 EXPECTED = [

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from mutations import survives
 
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import nat
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import Kind
+from pairwright.records.experience import Kind
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.nemo_gym import FORMAT
+from pairwright.sources.rollouts.nemo_gym import FORMAT
 
 DEFAULTS = Options()
 FIXTURE = Path(__file__).parent / "fixtures" / "nemo_gym.jsonl"

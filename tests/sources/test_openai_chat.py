@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import Message, ToolCall
-from pairwright.records import Kind
+from pairwright.records.experience import Kind
+from pairwright.records.messages import Message, ToolCall
+from pairwright.sources.datasets.openai_chat import FORMAT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.openai_chat import FORMAT
 
 DEFAULTS = Options()
 FIXTURE = Path(__file__).parent / "fixtures" / "openai_chat.jsonl"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import EID, Experience, Kind
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import openhands, openhands_rows
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected

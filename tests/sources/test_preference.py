@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import Message, ToolCall
-from pairwright.records import Kind
+from pairwright.records.experience import Kind
+from pairwright.records.messages import Message, ToolCall
 from pairwright.sources import (
     customizer,
     nemo_rl_preference,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.responses import messages_from_items
+from pairwright.sources.shapes.responses import messages_from_items
 
 REASONING = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Look it up."}]}
 TEXT = {

@@ -3,7 +3,7 @@
 import pytest
 
 from pairwright import ConfigError, Experience, SourceError
-from pairwright.records import EID
+from pairwright.records.experience import EID
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import chosen_reward, parse_reward, read_scores
 

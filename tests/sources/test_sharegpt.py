@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pairwright.messages import Message, ToolCall
-from pairwright.records import Kind
+from pairwright.records.experience import Kind
+from pairwright.records.messages import Message, ToolCall
+from pairwright.sources.datasets.sharegpt import FORMAT
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.sharegpt import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "sharegpt.jsonl"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "sharegpt_llamafactory"

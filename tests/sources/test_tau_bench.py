@@ -7,9 +7,9 @@ import pytest
 from mutations import survives
 
 from pairwright import ErrorSite, Kind, Message, ToolCall
+from pairwright.sources.agents.tau_bench import FORMAT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.tau_bench import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "tau_bench.json"
 

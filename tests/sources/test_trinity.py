@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import Message, ToolCall
-from pairwright.records import EID, Kind
+from pairwright.records.experience import EID, Kind
+from pairwright.records.messages import Message, ToolCall
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.trinity import FORMAT
+from pairwright.sources.rollouts.trinity import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trinity.jsonl"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "trinity"

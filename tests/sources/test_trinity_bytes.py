@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save
 
 from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes, UnsafeBytes
-from pairwright.messages import Message
-from pairwright.records import EID, CustomField, Kind
-from pairwright.sources.trinity_bytes import loads_trinity
+from pairwright.records.experience import EID, CustomField, Kind
+from pairwright.records.messages import Message
+from pairwright.sources.rollouts.trinity import loads_trinity
 from pairwright.store.importing import import_files
 from pairwright.store.table import Table
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pairwright.messages import Message, ToolCall
-from pairwright.records import Kind
+from pairwright.records.experience import Kind
+from pairwright.records.messages import Message, ToolCall
+from pairwright.sources.datasets.trl_preference import FORMAT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
 from pairwright.sources.reading import detect, read_file
-from pairwright.sources.trl_preference import FORMAT
 
 FIXTURE = Path(__file__).parent / "fixtures" / "trl_preference.jsonl"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "trl_preference"

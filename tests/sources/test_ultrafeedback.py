@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pairwright.messages import Message
+from pairwright.records.messages import Message
+from pairwright.sources.datasets.ultrafeedback import FORMAT
 from pairwright.sources.format import Options, Origin
-from pairwright.sources.ultrafeedback import FORMAT
 
 DEFAULTS = Options()
 FIXTURE = Path(__file__).parent / "fixtures" / "ultrafeedback.jsonl"

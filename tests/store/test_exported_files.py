@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pairwright import EID, Experience, Message, Table
-from pairwright.jsontext import encode
-from pairwright.sources.pairwright_rows import experience_from_json, experience_to_json
-from pairwright.store.export import EXPORTERS
+from pairwright.records.json_text import encode
+from pairwright.sources.datasets.pairwright_rows import experience_from_json, experience_to_json
+from pairwright.store.exporting import EXPORTERS
 from pairwright.store.importing import import_files
 from strategies import experiences
 

@@ -3,7 +3,7 @@
 import pytest
 from token_families import SHARED, small_tokenizer
 
-from pairwright.tokens.check import check_template
+from pairwright.tokens.stage.check import check_template
 
 
 def names(name: str) -> set[str]:

@@ -7,16 +7,22 @@ from hypothesis import strategies as st
 from token_families import small_tokenizer
 
 from pairwright.errors import ConfigError
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.records import EID, Experience, Pair
-from pairwright.tokens.batches import as_torch, buckets, packing
-from pairwright.tokens.collate import collate_policy, collate_preference, collate_trees, pack
-from pairwright.tokens.combine import Collator, CombinedBatch, CombineOptions, Trace
+from pairwright.records.experience import EID, Experience, Pair
+from pairwright.records.messages import ErrorSite, Message, ToolCall
+from pairwright.tokens.batch.collate import (
+    as_torch,
+    buckets,
+    collate_policy,
+    collate_preference,
+    collate_trees,
+    pack,
+    packing,
+)
+from pairwright.tokens.batch.combine import Collator, CombinedBatch, CombineOptions, Trace
+from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.hints import Hint, HintCounts
-from pairwright.tokens.pairs import EncodedPair, encode_pair
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.truncate import truncate
+from pairwright.tokens.sequence import Sequence, truncate
 
 
 def sequence(ids: list[int], mask: list[int], turns: list[int] | None = None, **more: object) -> Sequence:

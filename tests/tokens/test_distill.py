@@ -4,12 +4,17 @@ import numpy as np
 import pytest
 from token_families import SHARED, real_tokenizer, small_tokenizer
 
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.tokens.distill import Distillation, encode_distillation, encode_distillations, truncate_distillation
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.tokens.hints import hints_for
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.render import plain_chat
+from pairwright.tokens.teacher_sequences import (
+    Distillation,
+    encode_distillation,
+    encode_distillations,
+    truncate_distillation,
+)
+from pairwright.tokens.template.render import plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 
@@ -67,7 +72,7 @@ def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -
 
 
 def _prompt(tokenizer: ChatTokenizer, messages: tuple[Message, ...]) -> list:
-    from pairwright.tokens.adapt import adapted_chat
+    from pairwright.tokens.message_dialect import adapted_chat
 
     return plain_chat(adapted_chat(tokenizer, messages, None))
 

@@ -9,21 +9,21 @@ from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import CHATML, SHARED, real_tokenizer, small_backend, small_tokenizer
 
 from pairwright import EID, Experience, Message, Pair, Side, Table, ToolCall
-from pairwright.config.tokens import TokensConfig
-from pairwright.messages import ErrorSite
-from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
+from pairwright.config.sections import TokensConfig
+from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+from pairwright.records.messages import ErrorSite
 from pairwright.tokens import Collator, CombineOptions, Trace
-from pairwright.tokens.cache import list_refusals
-from pairwright.tokens.distill import encode_distillations
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_pairs import encode_pair
+from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import hints_for
-from pairwright.tokens.pairs import encode_pair
-from pairwright.tokens.preview import preview
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage.cache import list_refusals
+from pairwright.tokens.stage.preview import preview
+from pairwright.tokens.stage.stage import encode_source
+from pairwright.tokens.teacher_sequences import encode_distillations
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.tokens.turns import encode_turns
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import CHATML, FAMILIES, SHARED, small_backend, small_tokenizer
 
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.render import Piece, Rendered, Template
 from pairwright.tokens.sequence import Paint, Sequence
+from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer
 
 

@@ -13,17 +13,15 @@ from token_families import FAMILIES, small_tokenizer
 import pairwright.sources
 from collect.upstream import serving
 from pairwright.config import load_config
-from pairwright.config.train import DistillConfig
+from pairwright.config.train_config import DistillConfig
 from pairwright.errors import PairwrightError
-from pairwright.messages import ERROR_KINDS, ErrorSite, Message, ToolCall
-from pairwright.sources.errors_seen import error_sites
-from pairwright.sources.result_text import result_error_kind
-from pairwright.tokens.distill import Distillation, encode_distillation
-from pairwright.tokens.hinting import Hinter
-from pairwright.tokens.hints import HINTS, HintCounts, find_sites, hints_for
+from pairwright.records.messages import ERROR_KINDS, ErrorSite, Message, ToolCall
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_sites, hints_for
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
+from pairwright.tokens.teacher_sequences import Distillation, encode_distillation
 
 CALL = ToolCall("look", '{"word": "zebra"}', "call00000")
 CHAT = (

@@ -8,9 +8,8 @@ from token_cases import CASES
 from token_families import REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pairwright.tokens.offsets import TokenBytes
 from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, TokenBytes
 
 
 def check(tokenizer: ChatTokenizer, text: str) -> bool:

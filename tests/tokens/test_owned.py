@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairwright.tokens.owned import TEMPLATE, Owned, join, join_with, owned, replace, runs_of
+from pairwright.tokens.template.tracked_str import TEMPLATE, Owned, join, join_with, owned, replace, runs_of
 
 TEXT = st.text(alphabet=" \t\nabABßé<>,x你😀", max_size=12)
 MIXED = st.lists(st.tuples(TEXT, st.integers(-1, 3)), min_size=1, max_size=4)

@@ -7,9 +7,9 @@ import pytest
 from token_cases import TOOLS, assistant, call, system, tool, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
-from pairwright.messages import Message, ToolCall
+from pairwright.records.messages import Message, ToolCall
 from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.pairs import PairMessages, encode_pair, encode_pairs, truncate_pair
+from pairwright.tokens.encode_pairs import PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.tokenizer import ChatTokenizer
 

@@ -5,8 +5,8 @@ import pytest
 from token_cases import assistant, user
 from token_families import small_tokenizer
 
-from pairwright.messages import Message
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Message
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from token_families import small_tokenizer
 
-from pairwright.messages import Message
-from pairwright.records import EID, Experience, Side
-from pairwright.tokens.pairs import EncodedPair, encode_pair
+from pairwright.records.experience import EID, Experience, Side
+from pairwright.records.messages import Message
+from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.tokenizer import ChatTokenizer
 

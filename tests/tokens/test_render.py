@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from pairwright.tokens.refusals import TemplateError, TemplateLimit
-from pairwright.tokens.render import Piece, Template, plain_chat
+from pairwright.tokens.template.render import Piece, Template, plain_chat
 
 USER = [{"role": "user", "content": "Zebra"}]
 

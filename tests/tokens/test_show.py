@@ -9,7 +9,7 @@ from token_cases import TOOLS, assistant, call, tool, user
 from token_families import small_tokenizer
 
 from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.show import html_page, legend, painted_text, token_texts
+from pairwright.tokens.stage.preview import html_page, legend, painted_text, token_texts
 
 CHAT = [user("hi <b>&"), assistant("", calls=[call()]), tool("sun 你好😀"), assistant("so <script>alert(1)</script> é")]
 

@@ -11,11 +11,11 @@ from token_families import small_backend
 from pairwright import EID, Experience, Message, Pair, Side, Table, TableError
 from pairwright.config import TokensConfig
 from pairwright.pairs.build import build_pairs
-from pairwright.pairs.table import pairs_to_batch, write_pairs
-from pairwright.tokens import stage
-from pairwright.tokens.cache import read_pairs, read_sequences
-from pairwright.tokens.pairs import encode_pair
-from pairwright.tokens.stage import encode_source, folder_hash
+from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
+from pairwright.tokens.encode_pairs import encode_pair
+from pairwright.tokens.stage import stage
+from pairwright.tokens.stage.cache import read_pairs, read_sequences
+from pairwright.tokens.stage.stage import encode_source, folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 TEMPLATE = (

@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pairwright import EID, Experience, Message, Side
-from pairwright.messages import ErrorSite
+from pairwright.records.messages import ErrorSite
 from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_experience, encode_pair, encode_turns
-from pairwright.tokens.distill import encode_distillations
 from pairwright.tokens.hints import Hint
 from pairwright.tokens.sequence import Paint
+from pairwright.tokens.teacher_sequences import encode_distillations
 from pairwright.tokens.tokenizer import chat_tokenizer
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

@@ -5,10 +5,10 @@ import pytest
 from token_cases import CASES, assistant, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
+from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.render import plain_chat
+from pairwright.tokens.template.render import plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.tokens.turns import encode_turns
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
 

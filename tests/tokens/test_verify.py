@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from token_cases import CASES, assistant, call, tool, user
 from token_families import CHATML, FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_backend, small_tokenizer
 
-from pairwright.tokens.check import check_template
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.regions import is_regular
 from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.spans.regions import is_regular
+from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")

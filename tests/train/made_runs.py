@@ -18,9 +18,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from pairwright.messages import ErrorSite, Message
-from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
-from pairwright.records import EID, Experience, Pair
+from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+from pairwright.records.experience import EID, Experience, Pair
+from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
 
 WORDS = [

@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 
 from pairwright import EID, Experience, Message, Table
 from pairwright.config import Config
-from pairwright.config.tokens import TokensConfig
+from pairwright.config.sections import TokensConfig
 from pairwright.errors import TableError
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.pairs.table import pair_batches, pairs_to_batch, read_pairs, write_pairs
-from pairwright.service.progress import summary
-from pairwright.tokens.stage import encode_source
+from pairwright.pairs.pair_table import pair_batches, pairs_to_batch, read_pairs, write_pairs
+from pairwright.service.rows.job_rows import summary
+from pairwright.tokens.stage.stage import encode_source
 from pairwright.train import read_status, train
+from pairwright.train.batch_schedule import Order
 from pairwright.train.data import DataError
-from pairwright.train.order import Order
 from train.made_runs import made_pair
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from pairwright.config import Config, TokensConfig
-from pairwright.messages import ErrorSite, Message
-from pairwright.records import EID, Experience
+from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import ErrorSite, Message
 from pairwright.store.table import Table
-from pairwright.tokens.combine import Collator, Trace
+from pairwright.tokens.batch.combine import Collator, Trace
 from pairwright.tokens.tokenizer import ChatTokenizer
 from pairwright.train import train
 from pairwright.train.data import DataError, load_distill_data

@@ -10,8 +10,8 @@ from flow.test_flow import write_gym_rollouts
 from pairwright.cli.main import app
 from pairwright.config import Config
 from pairwright.errors import ConfigError, TableError
-from pairwright.pairs.table import pairs_to_batch, write_pairs
-from pairwright.tokens import stage
+from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
+from pairwright.tokens.stage import stage
 from pairwright.train import train
 from train.made_runs import made_pair, make_failed_runs, make_model, make_runs
 

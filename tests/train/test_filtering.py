@@ -69,7 +69,7 @@ def test_the_command_takes_a_condition_with_quotes(model, tmp_path):
 
 @pytest.mark.parametrize("name", ["trl", "nemo-rl"])
 def test_trainers_of_other_people_refuse_it(name):
-    from pairwright.backends.translation import refuse_untranslatable
+    from pairwright.jobs.translation import refuse_untranslatable
 
     with pytest.raises(ConfigError, match=r"train\.where"):
         refuse_untranslatable(config("dpo", "gap > 0").train, trainer=name, losses=("sigmoid",), more={})

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.pairs.table import pairs_to_batch, write_pairs
+from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
 from pairwright.train import BadLoss, Policy, read_batch, read_status, train
 from pairwright.train.checkpoint import CheckpointError
-from pairwright.train.folder import RunError
-from pairwright.train.model import ModelError, read_weights
+from pairwright.train.model.load_model import ModelError, read_weights
+from pairwright.train.run_dir import RunError
 from train.made_runs import made_pair, make_model, make_pairs, make_runs
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from pairwright.config import Config
-from pairwright.messages import Message
-from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
-from pairwright.records import EID, Pair
+from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+from pairwright.records.experience import EID, Pair
+from pairwright.records.messages import Message
 from pairwright.train import train
 
 pytestmark = pytest.mark.slow

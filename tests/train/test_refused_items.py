@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pairwright.config import Config
-from pairwright.messages import ErrorSite, Message, ToolCall
-from pairwright.pairs.table import pair_id, pairs_to_batch, write_pairs
-from pairwright.records import EID, Experience, Pair
+from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+from pairwright.records.experience import EID, Experience, Pair
+from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.store.table import Table
 from pairwright.train import train
 from pairwright.train.data import DataError

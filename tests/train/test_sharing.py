@@ -16,10 +16,10 @@ from transformers import (
     Qwen3Config,
 )
 
-from pairwright.tokens.collate import Tree, collate_trees, tree_of
-from pairwright.train.attention import CannotShare, Plan, tree_attention
-from pairwright.train.model import read_weights
-from pairwright.train.policy import Policy
+from pairwright.tokens.batch.collate import Tree, collate_trees, tree_of
+from pairwright.train.model.attention import CannotShare, Plan, tree_attention
+from pairwright.train.model.load_model import read_weights
+from pairwright.train.model.policy_model import Policy
 from train.made_runs import make_model
 
 SHAPE = {
@@ -47,9 +47,9 @@ def made_trees(vocabulary: int, seed: int = 0) -> list[Tree]:
 def group_size(request, monkeypatch):
     """Both ways of attending to a row, on the same trees."""
     if request.param == "each tree by itself":
-        monkeypatch.setattr("pairwright.train.attention.SMALL_TREE", 0)
+        monkeypatch.setattr("pairwright.train.model.attention.SMALL_TREE", 0)
     else:
-        monkeypatch.setattr("pairwright.train.attention.GROUP_TOKENS", 40)
+        monkeypatch.setattr("pairwright.train.model.attention.GROUP_TOKENS", 40)
 
 
 def gradients(policy: Policy, trees: list[Tree]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

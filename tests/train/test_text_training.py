@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from pairwright.cli.main import app
 from pairwright.config import Config, TokensConfig
+from pairwright.export import EXPORTERS, ExportOptions
 from pairwright.pairs.build import build_pairs
-from pairwright.pairs.exporters import EXPORTERS, ExportOptions
 from pairwright.pairs.options import PairOptions
 from pairwright.store.importing import import_files
 from pairwright.store.table import Table
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage.stage import encode_source
 from pairwright.train import read_batch, train
 from train.made_runs import make_model
 

@@ -8,11 +8,11 @@ import torch
 
 from pairwright.config import Config
 from pairwright.ledger.run_status import read_status
-from pairwright.messages import Message
-from pairwright.records import EID, Experience
+from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import Message
 from pairwright.store.table import Table
 from pairwright.train import train
-from pairwright.train.model import load_model
+from pairwright.train.model.load_model import load_model
 from train.made_runs import make_model
 
 PROMPT, ANSWER = [1, 30, 31, 5, 4], [40, 41, 42, 5]

@@ -4,7 +4,9 @@ Exit codes: 0 fine, 1 runtime error, 2 a verdict of "no" (lint, gate), 3 bad con
 """
 
 import os
+import re
 import sys
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Annotated
 
 import typer
@@ -12,14 +14,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
-from pairwright.cli import config, evaluate, experience, jobs, pairs, serve, tokens
-from pairwright.cli.collect import collect_runs
-from pairwright.cli.demo import run_demo
-from pairwright.cli.doctor import doctor
-from pairwright.cli.explain import explain_run
-from pairwright.cli.export import export_pairs
-from pairwright.cli.extras import extras_with
-from pairwright.cli.failures import (
+from pairwright.cli.cli_errors import (
     Interrupted,
     describe_os_error,
     describe_stop,
@@ -27,18 +22,43 @@ from pairwright.cli.failures import (
     first_os_error,
     with_way_out,
 )
-from pairwright.cli.groups import GroupInOrder
-from pairwright.cli.import_files import import_files
-from pairwright.cli.options import with_options
-from pairwright.cli.overrides import ConfigCommand
-from pairwright.cli.places import refuse_addresses
-from pairwright.cli.record import record
-from pairwright.cli.report import report
-from pairwright.cli.run import run_flow
-from pairwright.cli.teach import ask_teachers
-from pairwright.cli.train import TRAIN_KEYS, train_model
-from pairwright.cli.type_names import name_types_plainly
+from pairwright.cli.commands import config, evaluate, jobs, pairs, serve, tokens
+from pairwright.cli.commands import experience_table as experience
+from pairwright.cli.commands.collect import collect_runs, record
+from pairwright.cli.commands.doctor import doctor
+from pairwright.cli.commands.export import export_pairs
+from pairwright.cli.commands.import_files import import_files
+from pairwright.cli.commands.report import explain_run, report
+from pairwright.cli.commands.run import run_demo, run_flow
+from pairwright.cli.commands.teach import ask_teachers
+from pairwright.cli.commands.train import TRAIN_KEYS, train_model
+from pairwright.cli.help_format import GroupInOrder, name_types_plainly
+from pairwright.cli.overrides import ConfigCommand, with_options
+from pairwright.cli.path_arguments import refuse_addresses
 from pairwright.errors import PairwrightError
+
+# Which extra brings a package that is not installed, as the installed pairwright itself says.
+
+_REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
+_NOT_FOR_USERS = ("all", "dev")
+
+
+def extras_with(package: str) -> list[str]:
+    """The extras that list a package, by its name in `import`; none if it is not one of ours.
+
+    >>> extras_with("httpx")
+    ['collect', 'customizer', 'serve']
+    """
+    try:
+        lines = requires("pairwright") or []
+    except PackageNotFoundError:  # run from a folder, without being installed
+        return []
+    found = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
+    wanted = package.partition(".")[0].replace("-", "_").lower()
+    return [extra for name, extra in found if name.replace("-", "_").lower() == wanted and extra not in _NOT_FOR_USERS]
+
+
+# The `pairwright` command: its groups, and the one place where errors become exit codes.
 
 _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
 

@@ -2,12 +2,11 @@
 
 import pairwright
 from pairwright.collect.collecting import collect
-from pairwright.collect.completion import Ask, Completion, Policy
-from pairwright.collect.failures import CollectError, PolicyError, ScorerError
+from pairwright.collect.completion import Ask, CollectError, Completion, Policy, PolicyError, ScorerError
+from pairwright.collect.counters import Status
 from pairwright.collect.recording import Candidate, Recorder, Step, current_recorder, recording, step
 from pairwright.collect.runner import Collected
 from pairwright.collect.scoring import FinishedRun
-from pairwright.collect.tally import Status
 from pairwright.collect.tasks import Task
 
 __all__ = [

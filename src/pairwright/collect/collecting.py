@@ -8,11 +8,11 @@ from typing import Any
 
 from pairwright.collect import runner
 from pairwright.collect.completion import Policy
+from pairwright.collect.counters import Status
 from pairwright.collect.runner import Collected, Watch, Workflow
-from pairwright.collect.tally import Status
 from pairwright.config import Config
-from pairwright.config.adjust import adjust_config
-from pairwright.messages import Json
+from pairwright.config.config_file import adjust_config
+from pairwright.records.messages import Json
 
 PathLike = str | os.PathLike[str]
 

@@ -1,15 +1,15 @@
 """What is asked of a policy and what it answers; prompts and answers in the forms that people have them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from pairwright.canonical import content_hash
-from pairwright.errors import RecordError
-from pairwright.messages import Json, Message
-from pairwright.sources.chat import message_from_chat
+from pairwright.errors import PairwrightError, RecordError
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord
+from pairwright.sources.shapes.chat_messages import message_from_chat
 
 Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any]]
 
@@ -86,3 +86,33 @@ def _message(value: Any, where: str) -> Message:
         return message_from_chat(dict(value), where)
     except BadRecord as error:
         raise RecordError(where, value, str(error)) from None
+
+
+# Why a run failed: one short kind for counting, one message for reading.
+
+FailureKind = Literal[
+    "timeout", "connection", "rate_limited", "server_error", "refused", "bad_response", "scorer", "record", "workflow"
+]
+
+
+class CollectError(PairwrightError):
+    """A collection that cannot start or go on."""
+
+
+class PolicyError(CollectError):
+    """The policy gave no answer, after the retries that make sense for the kind of failure."""
+
+    def __init__(self, kind: FailureKind, message: str) -> None:
+        self.kind: FailureKind = kind
+        super().__init__(message)
+
+
+class ScorerError(CollectError):
+    """The scorer gave no score."""
+
+
+def one_line(error: BaseException, limit: int = 500) -> str:
+    """An exception in one line, for ledgers and tables."""
+    text = " ".join(str(error).split())
+    shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return shown if len(shown) <= limit else f"{shown[:limit]}…"

@@ -7,16 +7,217 @@ and appears in no message and no record.
 
 import asyncio
 import contextlib
-from typing import Any
+import email.utils
+import os
+import random
+import resource
+import ssl
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pairwright.collect.answers import completions_of_chat
-from pairwright.collect.clients import ClientPool
-from pairwright.collect.completion import Ask, Completion
-from pairwright.collect.failures import FailureKind, PolicyError, one_line
-from pairwright.collect.limits import RateLimit, backoff, retry_after
+from pairwright.collect.completion import Ask, Completion, FailureKind, PolicyError, one_line
 from pairwright.config import PolicyConfig
-from pairwright.errors import ConfigError
-from pairwright.messages import Json, to_chat_message
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.records.messages import Json, to_chat_message
+from pairwright.sources.shapes.chat_messages import message_from_chat
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+# SDK clients for one endpoint: a new one for every few dozen requests in flight.
+
+_NO_KEY = "none"  # the SDK wants one; local servers ignore it
+_REQUESTS_PER_CLIENT = 32
+
+
+@dataclass
+class _Slot:
+    client: "AsyncOpenAI"
+    in_flight: int = 0
+
+
+class ClientPool:
+    """`async with pool.one() as client` for one request. All clients share the key, the address and the settings."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        try:
+            import openai  # noqa: F401
+        except ImportError:
+            raise ConfigError(
+                "policy: an endpoint needs the openai package: pip install 'pairwright[collect]'"
+            ) from None
+        self._config = config
+        self._key = _NO_KEY
+        if config.api_key_env is not None:
+            self._key = os.environ.get(config.api_key_env, "")
+            if not self._key:
+                raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
+        _allow_many_connections()
+        self._tls = ssl.create_default_context()
+        self._slots: list[_Slot] = []
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator["AsyncOpenAI"]:
+        slot = next((slot for slot in self._slots if slot.in_flight < _REQUESTS_PER_CLIENT), None)
+        if slot is None:
+            slot = _Slot(self._client())
+            self._slots.append(slot)
+        slot.in_flight += 1
+        try:
+            yield slot.client
+        finally:
+            slot.in_flight -= 1
+
+    async def close(self) -> None:
+        for slot in self._slots:
+            await slot.client.close()
+
+    def _client(self) -> "AsyncOpenAI":
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        config = self._config
+        return AsyncOpenAI(
+            base_url=config.base_url,
+            api_key=self._key,
+            max_retries=0,
+            timeout=config.timeout_seconds,
+            http_client=DefaultAsyncHttpxClient(verify=self._tls, timeout=config.timeout_seconds),
+        )
+
+
+def _allow_many_connections() -> None:
+    """As many open files as this process may have: a connection is one, and the usual limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
+        wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+# Rate limits and waits between retries, for all requests of one endpoint together.
+
+
+class RateLimit:
+    """`wait` before a request, `spend` its tokens after it. None: no limit."""
+
+    def __init__(self, requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> None:
+        self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
+        self._seconds_per_token = 60 / tokens_per_minute if tokens_per_minute else 0.0
+        self._next = 0.0
+        self._paid_until = 0.0
+
+    async def wait(self) -> None:
+        if not self._interval and not self._seconds_per_token:
+            return
+        now = time.monotonic()
+        start = max(now, self._next, self._paid_until - 60)  # a minute's worth of tokens may be spent at once
+        self._next = start + self._interval
+        if start > now:
+            await asyncio.sleep(start - now)
+
+    def spend(self, num_tokens: int) -> None:
+        """Tokens are known only when the answer is there: later requests wait for what was spent."""
+        self._paid_until = max(self._paid_until, time.monotonic()) + num_tokens * self._seconds_per_token
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """The seconds that an endpoint asks to wait: retry-after-ms, or retry-after as seconds or as a date."""
+    for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            return max(0.0, float(headers[name]) * scale)
+        except (KeyError, ValueError):
+            continue
+    try:
+        when = email.utils.parsedate_to_datetime(headers["retry-after"])
+    except (KeyError, ValueError, TypeError):
+        return None
+    return max(0.0, when.timestamp() - time.time())
+
+
+def backoff(attempt: int, *, first: float, longest: float, asked: float | None) -> float:
+    """Seconds before the next try: doubling, with jitter, never shorter than what the endpoint asks for."""
+    own: float = min(longest, first * 2**attempt) * random.uniform(0.5, 1.0)
+    return own if asked is None else max(own, asked * random.uniform(1.0, 1.1))
+
+
+# Chat completions, as an endpoint gives them, to completions: messages, finish reasons, token ids, log-probabilities.
+
+_ID_PREFIX = "token_id:"
+
+
+def completions_of_chat(response: Any) -> list[Completion]:
+    """The choices of a decoded response, in order; PolicyError where there is none."""
+    choices = response.get("choices") if isinstance(response, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise PolicyError("bad_response", f"the endpoint's answer has no choices: {str(response)[:200]}")
+    return [_completion(response, choice, f"choices[{number}]") for number, choice in enumerate(choices)]
+
+
+def _completion(response: Json, choice: Any, where: str) -> Completion:
+    if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
+        raise PolicyError("bad_response", f"{where} of the endpoint's answer has no message")
+    given = {key: item for key, item in choice["message"].items() if item is not None and item != []}
+    try:
+        message = message_from_chat({"role": "assistant", **given}, f"{where}.message")
+    except PairwrightError as error:
+        raise PolicyError("bad_response", f"the endpoint's answer cannot be read: {error}") from None
+    texts, logprobs = token_logprobs(choice.get("logprobs"))
+    token_ids = ids_of(choice.get("token_ids")) or _ids_of_texts(texts)
+    usage = response.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    choices = response["choices"]
+    num_tokens = len(token_ids or logprobs or ()) or _share(usage.get("completion_tokens"), len(choices))
+    return Completion(
+        message=message,
+        finish_reason=_text(choice.get("finish_reason")),
+        model=_text(response.get("model")),
+        response_id=_text(response.get("id")),
+        prompt_ids=ids_of(choice.get("prompt_token_ids")) or ids_of(response.get("prompt_token_ids")),
+        token_ids=token_ids,
+        logprobs=logprobs,
+        token_texts=None if token_ids is not None and len(token_ids) == len(texts or ()) else texts,
+        num_prompt_tokens=_share(usage.get("prompt_tokens"), 1),
+        num_tokens=num_tokens,
+    )
+
+
+def token_logprobs(value: Any) -> tuple[list[str] | None, list[float] | None]:
+    """Texts and log-probabilities of `logprobs.content`; None where there are none, or not one for each token."""
+    content = value.get("content") if isinstance(value, dict) else None
+    if not isinstance(content, list) or not content:
+        return None, None
+    texts, logprobs = [], []
+    for item in content:
+        logprob = item.get("logprob") if isinstance(item, dict) else None
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or not isinstance(item.get("token"), str):
+            return None, None
+        texts.append(item["token"])
+        logprobs.append(float(logprob))
+    return texts, logprobs
+
+
+def ids_of(value: Any) -> list[int] | None:
+    good = isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value)
+    return value if good else None
+
+
+def _ids_of_texts(texts: list[str] | None) -> list[int] | None:
+    if not texts or not all(text.startswith(_ID_PREFIX) and text[len(_ID_PREFIX) :].isdecimal() for text in texts):
+        return None
+    return ids_of([int(text[len(_ID_PREFIX) :]) for text in texts])
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _share(value: Any, count: int) -> int:
+    return value // count if type(value) is int and value > 0 else 0
+
+
+# A policy at an OpenAI-compatible endpoint, through the `openai` SDK, with retries that make sense.
 
 
 class EndpointPolicy:

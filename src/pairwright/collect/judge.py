@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pairwright.canonical import canonical_messages, content_hash
-from pairwright.collect.completion import Ask, Policy
-from pairwright.collect.failures import PolicyError, ScorerError
+from pairwright.collect.completion import Ask, Policy, PolicyError, ScorerError
 from pairwright.collect.recording import Candidate, Step
 from pairwright.collect.tasks import Task
 from pairwright.config import ScorerConfig
-from pairwright.messages import Json, Message
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.messages import Json, Message
 
 _TRIES = 3
 _OBJECT = re.compile(r"\{[^{}]*\}")

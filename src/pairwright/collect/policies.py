@@ -4,17 +4,72 @@ A run's questions are numbered by their content: the n-th time that a run asks t
 seed give the seed of the answer, and find the answer again when a run that was cut short is played once more.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from pairwright.canonical import content_hash
-from pairwright.collect.calls import CallLog
-from pairwright.collect.completion import Ask, Completion, Policy, Prompt, as_messages
+from pairwright.collect.completion import Ask, Completion, Policy, PolicyError, Prompt, as_messages
 from pairwright.collect.tasks import Task
 from pairwright.config import PolicyConfig
-from pairwright.messages import Json
+from pairwright.errors import ConfigError
+from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
+from pairwright.generate.tool_calls import format_of, split_calls
+from pairwright.paths import write_bytes
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json, Message, ToolCall
+
+# The answers of runs that are not finished, so that a run that was cut short is never asked for again.
+
+_Line = tuple[int | str, int, str, int, list[Completion]]
+_encode = msgspec.json.Encoder().encode
+_decoder = msgspec.json.Decoder(_Line)
+Known = dict[tuple[str, int], list[Completion]]
+
+
+class CallLog:
+    """An open log. `is_done(task, run)` says which lines need not be kept."""
+
+    def __init__(self, path: Path, *, is_done: Callable[[int | str, int], bool]) -> None:
+        self.path = path
+        self._known: dict[tuple[int | str, int], Known] = {}
+        kept = []
+        for line in _whole_lines(path):
+            task, run, key, number, answers = _decoder.decode(line)
+            if not is_done(task, run):
+                self._known.setdefault((task, run), {})[key, number] = answers
+                kept.append(line)
+        write_bytes(path, b"".join(kept))
+        self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+
+    def take(self, task: Task) -> Known:
+        """The answers that a run had before it was cut short."""
+        return self._known.pop((task.id, task.run), {})
+
+    def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
+        line = memoryview(_encode((task.id, task.run, key, number, answers)) + b"\n")
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def close(self, *, all_done: bool) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if all_done:
+            self.path.unlink(missing_ok=True)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file; what a crash cut short at its end is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+
+
+# Which policy a configuration means, and the policy as one run sees it.
 
 
 def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
@@ -23,7 +78,6 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
         from pairwright.collect.endpoint import EndpointPolicy
 
         return EndpointPolicy(config)
-    from pairwright.collect.local import LocalPolicy, local_folder
 
     folder = local_folder(config)
     if base is not None and not folder.exists() and (base / folder).exists():
@@ -101,3 +155,73 @@ class RunPolicy:
         if self._on_answer is not None:
             self._on_answer(answers)
         return answers
+
+
+# A policy in this process: a checkpoint loaded once, and the questions of all tasks answered in batches.
+
+
+class LocalPolicy:
+    """Answers from an engine. Token ids and log-probabilities are recorded exactly as they were drawn."""
+
+    def __init__(self, engine: Engine, *, name: str | int | None = None) -> None:
+        self.name: str | int = engine.name if name is None else name
+        self.engine = engine
+        self._batcher = Batcher(engine)
+        self._call_format = format_of(engine.tokenizer.chat_template)
+
+    @classmethod
+    def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
+        engine = Engine.load(folder, device=config.device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
+        if config.num_threads is not None:
+            import torch
+
+            torch.set_num_threads(config.num_threads)
+        return cls(engine, name=config.model_version)
+
+    async def complete(self, ask: Ask) -> list[Completion]:
+        try:
+            prompt = self.engine.prompt_ids(ask.messages, ask.tools)
+            sampling = Sampling(
+                temperature=ask.temperature,
+                top_p=ask.top_p,
+                max_tokens=ask.max_tokens,
+                n=ask.n,
+                seed=ask.seed,
+                stop=ask.stop,
+                skip_special_tokens=not ask.tools,
+            )
+            result = await self._batcher.submit(Request(prompt, sampling))
+        except GenerateError as error:
+            raise PolicyError("refused", str(error)) from error
+        prompt_ids = prompt.tolist()
+        return [
+            Completion(
+                message=self._message(choice.text, ask),
+                finish_reason=choice.finish_reason,
+                model=self.engine.name,
+                prompt_ids=prompt_ids,
+                token_ids=choice.tokens.tolist(),
+                logprobs=choice.logprobs.tolist(),
+                num_prompt_tokens=len(prompt_ids),
+                num_tokens=len(choice.tokens),
+            )
+            for choice in result.choices
+        ]
+
+    async def close(self) -> None:
+        await self._batcher.close()
+
+    def _message(self, text: str, ask: Ask) -> Message:
+        if not ask.tools or self._call_format is None:
+            return Message("assistant", text)
+        rest, calls = split_calls(self._call_format, text)
+        numbered = tuple(
+            ToolCall(call.name, call.arguments, f"call_{number}", call.type) for number, call in enumerate(calls)
+        )
+        return Message("assistant", rest or None if numbered else rest, tool_calls=numbered)
+
+
+def local_folder(config: PolicyConfig) -> Path:
+    if config.model is None:
+        raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
+    return Path(config.model)

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from pairwright.canonical import prompt_hash
 from pairwright.collect.completion import Completion, Prompt, as_messages
-from pairwright.collect.experience import experience_of
-from pairwright.collect.sampled import Sampled, SampledCalls
+from pairwright.collect.sampled_tokens import Sampled, SampledCalls, experience_of
 from pairwright.collect.tasks import Task
 from pairwright.errors import RecordError
-from pairwright.messages import Json, Message
-from pairwright.records import Experience
+from pairwright.records.canonical import prompt_hash
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
 
 Emit = Callable[[str, list[Experience]], None]  # the hash of the prompt, and candidates of it
 

@@ -12,6 +12,7 @@ had recorded is recognised by its id.
 import asyncio
 import inspect
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,26 +20,66 @@ from typing import Any
 
 import polars as pl
 
-from pairwright.collect.calls import CallLog
-from pairwright.collect.completion import Completion, Policy
-from pairwright.collect.event_loop import run_to_end
-from pairwright.collect.failures import CollectError
-from pairwright.collect.identity import begin_or_resume
-from pairwright.collect.ledger import Entry, Ledger
-from pairwright.collect.loading import WORKFLOWS, load_function
-from pairwright.collect.nat_files import History
-from pairwright.collect.playing import failed_entry
-from pairwright.collect.policies import RunPolicy, make_policy
+import pairwright
+from pairwright.collect.completion import (
+    CollectError,
+    Completion,
+    FailureKind,
+    Policy,
+    PolicyError,
+    ScorerError,
+    one_line,
+)
+from pairwright.collect.counters import PairCount, RunTally, Status, reasons_of
+from pairwright.collect.finished_runs import Entry, Ledger, Writer
+from pairwright.collect.nat_files import History, begin_or_resume
+from pairwright.collect.policies import CallLog, RunPolicy, make_policy
 from pairwright.collect.recording import Recorder, Step, recording
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
-from pairwright.collect.tally import PairCount, RunTally, Status, reasons_of
 from pairwright.collect.tasks import Task, load_tasks, run_seed
-from pairwright.collect.writer import Writer
+from pairwright.collect.user_code import WORKFLOWS, load_function
 from pairwright.config import Config
-from pairwright.errors import ConfigError
-from pairwright.messages import Json
-from pairwright.records import EID, Experience
+from pairwright.engines.event_loop import run_to_end
+from pairwright.errors import ConfigError, RecordError
+from pairwright.records.experience import EID, Experience
+from pairwright.records.messages import Json
 from pairwright.store.table import Table
+
+# How a run that raised ended: the kind of its failure, and a message with the place in the user's code.
+
+_OURS = str(Path(pairwright.__file__).parent)
+
+
+def failed_entry(task: Task, error: Exception, *, expired: float | None = None) -> Entry:
+    """The entry of a run that raised; `expired` is the run's time limit if that is what ended it."""
+    if expired is not None:
+        return _entry(task, "timeout", f"took longer than {expired:g} s")
+    cause = _first_cause(error)
+    if isinstance(cause, PolicyError):
+        return _entry(task, cause.kind, str(cause))
+    if isinstance(cause, ScorerError):
+        return _entry(task, "scorer", str(cause))
+    kind: FailureKind = "record" if isinstance(cause, RecordError) else "workflow"
+    return _entry(task, kind, f"{one_line(cause)}{_place(cause)}")
+
+
+def _entry(task: Task, kind: FailureKind, message: str) -> Entry:
+    return Entry(task=task.id, run=task.run, state="failed", kind=kind, message=" ".join(message.split())[:1000])
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What a group of exceptions, as asyncio.TaskGroup raises them, is about."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _place(error: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+# The runner: a workflow over all tasks and runs, bounded, timed, recorded, resumable.
 
 Watch = Callable[[Status], None]
 Workflow = Callable[..., Awaitable[Any]]

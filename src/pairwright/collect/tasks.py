@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pairwright.canonical import content_hash
 from pairwright.config import CollectConfig
 from pairwright.errors import ConfigError, SourceError
-from pairwright.messages import Json
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier
 from pairwright.sources.files import document, is_json_lines, line_units
 from pairwright.sources.format import Rejected

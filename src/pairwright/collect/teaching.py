@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pairwright.canonical import prompt_hash
-from pairwright.collect.failures import CollectError
+from pairwright.collect.completion import CollectError
 from pairwright.collect.runner import Collected, Watch, collect
 from pairwright.collect.tasks import Task
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
-from pairwright.messages import Json, Message
-from pairwright.records import EID, Experience, Kind
+from pairwright.records.canonical import prompt_hash
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import Json, Message
 from pairwright.store.table import Table
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

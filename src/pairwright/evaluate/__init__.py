@@ -1,10 +1,9 @@
 """Proof: two models on the same tasks with the same seeds, compared in pairs, and a gate before deployment."""
 
 import pairwright
-from pairwright.evaluate.comparison import CompareOptions, Comparison, Metric, TaskRow, compare
+from pairwright.evaluate.comparison import CompareOptions, Comparison, Gate, Metric, TaskRow, Verdict, compare, judge
 from pairwright.evaluate.evaluating import evaluate
 from pairwright.evaluate.evaluation import Evaluation, evaluation_json, read_evaluation, write_evaluation
-from pairwright.evaluate.gate import Gate, Verdict, judge
 from pairwright.evaluate.scores import Scores, read_scores, scores_of
 from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
 

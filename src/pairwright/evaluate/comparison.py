@@ -11,10 +11,12 @@ scored as asked, or left out and counted: a model that crashes on hard tasks mus
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from pairwright.config import EvaluateConfig
+from pairwright.config.sections import GateConfig as Gate
 from pairwright.errors import PairwrightError
 from pairwright.evaluate.scores import Key, Scores
 from pairwright.evaluate.statistics import Interval, Method, bootstrap_intervals, mcnemar_test, sign_test
@@ -208,3 +210,52 @@ def _notes(rows: list[TaskRow], counted: dict[str, int]) -> list[str]:
         notes.append("the difference is the same on every task, so its interval has no width")
     notes += [f"{count:,} runs: {reason.replace('_', ' ')}" for reason, count in counted.items()]
     return notes
+
+
+# The gate: whether the evidence is good enough to deploy. A verdict of no is exit code 2.
+
+__all__ = ["Gate", "Verdict", "judge"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate says, and why, for people."""
+
+    passed: bool
+    reason: str
+    metric: str
+    gate: Gate
+
+
+def judge(comparison: Comparison, gate: Gate) -> Verdict:
+    """The verdict on a comparison whose intervals were made with the gate's confidence."""
+    improvement = comparison.improvement
+    name = comparison.metric.name
+    if comparison.num_tasks < gate.min_tasks or improvement.low is None:
+        least = max(gate.min_tasks, 2)
+        reason = f"{comparison.num_tasks} tasks are too few to say: at least {least} are asked for"
+        return Verdict(False, reason, name, gate)
+    bounds = (
+        f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"
+    )
+    if improvement.low < gate.min_improvement:
+        reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"
+        return Verdict(False, reason, name, gate)
+    if gate.min_improvement >= 0 and improvement.low <= 0:
+        return Verdict(False, f"{name} improved by {bounds}; the interval does not exclude zero", name, gate)
+    return Verdict(True, f"{name} improved by {bounds}", name, gate)
+
+
+# The `evaluate` section of a configuration as what the functions take.
+
+
+def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:
+    """The keyword arguments of `evaluate`."""
+    return {
+        "metrics": tuple(Metric(metric.name, metric.better) for metric in section.metrics),
+        "options": CompareOptions(
+            confidence=section.confidence, num_resamples=section.num_resamples, method=section.method, seed=seed,
+            missing=section.missing, tie=section.tie, success=section.success,
+        ),
+        "gate": section.gate,
+    }  # fmt: skip

@@ -9,15 +9,13 @@ from typing import Any
 
 from pairwright.collect.runner import Watch, Workflow
 from pairwright.config import Config
-from pairwright.config.adjust import adjust_config
+from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
 from pairwright.evaluate import evaluation
-from pairwright.evaluate.comparison import CompareOptions, Metric
-from pairwright.evaluate.evaluation import Evaluation, write_evaluation
-from pairwright.evaluate.from_config import evaluate_settings
-from pairwright.evaluate.holdout import evaluate_models
+from pairwright.evaluate.comparison import CompareOptions, Metric, evaluate_settings
+from pairwright.evaluate.evaluation import Evaluation, evaluate_models, write_evaluation
 from pairwright.evaluate.scores import Scores, read_scores
-from pairwright.messages import Json
+from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
 PathLike = str | os.PathLike[str]

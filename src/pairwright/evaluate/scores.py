@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from pairwright.errors import ConfigError, SourceError
-from pairwright.jsontext import from_json
+from pairwright.records.json_text import from_json
 from pairwright.store.table import Table
 
 Reduce = Literal["refuse", "mean", "last", "sum", "max", "min"]

@@ -1,6 +1,6 @@
 """The whole flow from one configuration: rounds of stages, each done once, and the proof at the end."""
 
-from pairwright.flow.run import Flow, GateClosed
+from pairwright.flow.run_flow import Flow, GateClosed
 from pairwright.flow.stages import View
 
 __all__ = ["Flow", "GateClosed", "View"]

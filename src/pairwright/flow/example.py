@@ -13,10 +13,10 @@ import msgspec
 
 from pairwright.config import Config, load_config, shown_config
 from pairwright.errors import PairwrightError
-from pairwright.flow.run import Flow, write_config
+from pairwright.flow.run_flow import Flow, write_config
 from pairwright.flow.stages import View
-from pairwright.messages import Json
-from pairwright.places import write_atomic
+from pairwright.paths import write_atomic
+from pairwright.records.messages import Json
 
 
 def example_folder(name: str = "tic_tac_toe") -> Path:

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import PairwrightError
-from pairwright.messages import Json
-from pairwright.places import write_json
+from pairwright.paths import write_json
+from pairwright.records.messages import Json
 
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
 

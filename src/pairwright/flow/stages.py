@@ -11,7 +11,7 @@ from typing import Any
 from pairwright.config import Config
 from pairwright.engines import opened
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.messages import Json
+from pairwright.records.messages import Json
 
 _TOKEN_COUNTS = (
     "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
@@ -48,14 +48,14 @@ def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -
 
 def check_collection(config: Config, folder: Path) -> None:
     """Refuse a collection that was begun with another workflow, model or seed, as `collect_stage` would."""
-    from pairwright.collect.identity import check_resumable
+    from pairwright.collect.nat_files import check_resumable
 
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
 
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Read what `sources` names into an experience table."""
-    from pairwright.places import is_address
+    from pairwright.paths import is_address
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
@@ -94,8 +94,8 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
 
 def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: View) -> Json:
     """Encode the pairs with the tokenizer of the model."""
-    from pairwright.tokens.manifest import describe_losses
-    from pairwright.tokens.stage import encode_source
+    from pairwright.tokens.stage.cache import describe_losses
+    from pairwright.tokens.stage.stage import encode_source
 
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with opened(config.engine) as engine:
@@ -113,7 +113,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     """Train on this machine, or hand the job to a backend and follow it. `model` in the result is where it is."""
     if config.backend.name == "local":
-        from pairwright.backends.ray_training import train_on_ray
+        from pairwright.jobs.ray_training import train_on_ray
         from pairwright.train import train
 
         run = train_on_ray if config.engine.name == "ray" else train
@@ -146,7 +146,7 @@ def _account(folder: Path, view: View) -> Json:
 
 
 def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
-    from pairwright.backends import BACKENDS, JobRequest, is_submitted, read_job
+    from pairwright.jobs import BACKENDS, JobRequest, is_submitted, read_job
 
     backend = BACKENDS[config.backend.name]
     if not is_submitted(folder):
@@ -163,7 +163,7 @@ def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, P
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
     """Both models on the held-out tasks with the same seeds; the comparison is in evaluation.json."""
     from pairwright.evaluate import write_evaluation
-    from pairwright.evaluate.holdout import evaluate_models
+    from pairwright.evaluate.evaluation import evaluate_models
 
     compared, played = evaluate_models(
         config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting
@@ -180,7 +180,7 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
 
 def deploy_stage(config: Config, folder: Path, view: View) -> Json:
     """Deploy through the backend that trained."""
-    from pairwright.backends import BACKENDS, read_job
+    from pairwright.jobs import BACKENDS, read_job
 
     backend = BACKENDS[config.backend.name]
     if not (folder / "job.json").exists():

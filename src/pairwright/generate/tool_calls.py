@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pairwright.messages import ToolCall
+from pairwright.records.messages import ToolCall
 
 
 @dataclass(frozen=True)

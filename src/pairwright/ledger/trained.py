@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pairwright.arrays import Array
-from pairwright.places import write_atomic
+from pairwright.paths import write_atomic
+from pairwright.records.arrays import Array
 
 FILE_NAME = "trained.parquet"
 TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"

@@ -18,15 +18,18 @@ from pairwright.losses.logps import TokenStats, length_weights, masked_logps, ma
 from pairwright.losses.policy import PolicyLoss, PolicyOptions, PolicyTokens, policy_loss
 from pairwright.losses.preference import (
     PREFERENCE_LOSSES,
+    ExampleLosses,
     PairLogps,
     PairLosses,
     PreferenceLoss,
     PreferenceOptions,
     check_preference,
+    kto_loss,
+    mismatch_sums,
     preference_loss,
+    reference_point,
     sft_loss,
 )
-from pairwright.losses.unpaired import ExampleLosses, kto_loss, mismatch_sums, reference_point
 
 __all__ = [
     "PREFERENCE_LOSSES", "Advantages", "DistillLosses", "DistillOptions", "ExampleLosses", "PairLogps", "PairLosses",

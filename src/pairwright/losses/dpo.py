@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pairwright.errors import ConfigError
 from pairwright.losses.preference import PairLogps, PreferenceOptions, check_preference, preference_loss
-from pairwright.tokens.batches import as_torch
+from pairwright.tokens.batch.collate import as_torch
 
 
 def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid", **options: Any) -> Tensor:

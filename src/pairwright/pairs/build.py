@@ -20,24 +20,21 @@ import polars as pl
 
 from pairwright.engines import Engine
 from pairwright.errors import PairwrightError
-from pairwright.pairs.balance import length_effect
-from pairwright.pairs.candidates import count_reasons
-from pairwright.pairs.curriculum import shares
+from pairwright.pairs.build_plan import Plan, plan_pairs
+from pairwright.pairs.candidates.candidates import count_reasons
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
-from pairwright.pairs.hints import hint_for
-from pairwright.pairs.lineage import FILE_NAME as LINEAGE
-from pairwright.pairs.lineage import table_references
-from pairwright.pairs.memory import plain_memory
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import outcomes, write_outcomes
-from pairwright.pairs.pieces import PIECE_MEGABYTES, Progress, spread_rows
-from pairwright.pairs.plan import Plan, plan_pairs
-from pairwright.pairs.selection import REASONS
-from pairwright.pairs.strategies import IN_GROUPS
-from pairwright.pairs.table import write_pairs
+from pairwright.pairs.outcomes import FILE_NAME as LINEAGE
+from pairwright.pairs.outcomes import outcomes, table_references, write_outcomes
+from pairwright.pairs.pair_table import write_pairs
+from pairwright.pairs.partition_state import pair_examples
+from pairwright.pairs.selection import REASONS, length_effect, shares
+from pairwright.pairs.spill import plain_memory
+from pairwright.pairs.strategies.strategies import IN_GROUPS
 from pairwright.pairs.texts import PairTexts, num_slices
-from pairwright.pairs.work import pair_examples
-from pairwright.places import Place, build_folder, write_json
+from pairwright.pairs.why_empty import hint_for
+from pairwright.pairs.workers import PIECE_MEGABYTES, Progress, spread_rows
+from pairwright.paths import Place, build_folder, write_json
 from pairwright.store.table import Table
 
 

@@ -10,29 +10,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from pairwright.config.adjust import adjust_config
-from pairwright.engines.progress_lines import Progress, progress_of
+from pairwright.config.config_file import adjust_config
+from pairwright.engines.engine import Progress, progress_of
 from pairwright.errors import ConfigError, TableError
-from pairwright.messages import Json
 from pairwright.pairs.build import build_pairs
-from pairwright.pairs.exporters import EXPORTERS, ExportOptions, ExportSummary
 from pairwright.pairs.funnel import read_funnel
-from pairwright.pairs.lineage import FILE_NAME as LINEAGE
-from pairwright.pairs.lineage import source_tables, table_references
 from pairwright.pairs.options import pair_options
-from pairwright.pairs.stats import Finding, lint_pairs, pair_statistics
-from pairwright.pairs.table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
-from pairwright.places import Place, place, write_json
-from pairwright.records import Pair
+from pairwright.pairs.outcomes import FILE_NAME as LINEAGE
+from pairwright.pairs.outcomes import source_tables, table_references
+from pairwright.pairs.pair_stats import Finding, lint_pairs, pair_statistics
+from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
+from pairwright.paths import Place, place, write_json
+from pairwright.records.experience import Pair
+from pairwright.records.messages import Json
 from pairwright.store.arrow import import_datasets
+from pairwright.store.columns import parse_where
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.table import Table
-from pairwright.store.where import parse_where
 
 if TYPE_CHECKING:
     import datasets
 
-    from pairwright import Encoded
+    from pairwright import Encoded, ExportSummary
 
 AnyTable = Table | str | os.PathLike[str]
 
@@ -107,7 +106,7 @@ class Pairs(RowAccess[Pair]):
         """What speaks against training on these pairs; empty where nothing does."""
         return lint_pairs(self.on_disk(), max_length_effect=max_length_effect, max_near=max_near)
 
-    def export(self, target: str, output: str | os.PathLike[str], **options: Any) -> ExportSummary:
+    def export(self, target: str, output: str | os.PathLike[str], **options: Any) -> "ExportSummary":
         """Write the pairs for another tool.
 
         Args:
@@ -115,15 +114,9 @@ class Pairs(RowAccess[Pair]):
             output: The file (for "hf": the folder) to write.
             **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
         """
-        if target not in EXPORTERS:
-            raise ConfigError(f"export: got {target!r}, expected one of {', '.join(EXPORTERS)}")
-        try:
-            asked = ExportOptions(**options)
-        except TypeError:
-            raise ConfigError(
-                f"export: got {', '.join(options)}, expected among {', '.join(ExportOptions.__struct_fields__)}"
-            ) from None
-        return EXPORTERS[target](self.on_disk(), place(output), asked)
+        import pairwright  # export/ lies downstream of pairs/; the package loads it when it is asked for
+
+        return pairwright.export_pairs(self, target, output, **options)
 
     def encode(
         self, tokenizer: str | os.PathLike[str], output: str | os.PathLike[str] | None = None, **options: Any

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import TableError
-from pairwright.places import Place
+from pairwright.paths import Place
 
 FILE_NAME = "funnel.json"
 NUM_EXAMPLES = 5

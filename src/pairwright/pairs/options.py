@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationError
 
 from pairwright.config import Config, PairsConfig
-from pairwright.config.pairs import STRATEGY_NAMES, Threshold
-from pairwright.config.problems import describe_problems
+from pairwright.config.config_file import describe_problems
+from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
 from pairwright.errors import ConfigError
-from pairwright.places import place
-from pairwright.store.where import parse_where
+from pairwright.paths import place
+from pairwright.store.columns import parse_where
 
 __all__ = ["STRATEGY_NAMES", "PairOptions", "Threshold", "pair_options"]
 

@@ -5,24 +5,219 @@ Drafts are numbered through all partitions in their order. Each step looks at th
 decides by gap, then key, then number, so that the result does not depend on how they were parted.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import xxhash
 
-from pairwright.errors import PairwrightError
-from pairwright.pairs.balance import balance_weights, one_sided
-from pairwright.pairs.candidates import Flags, Indices
-from pairwright.pairs.curriculum import stages, task_ranks
-from pairwright.pairs.funnel import Reason
-from pairwright.pairs.gaps import Floats
-from pairwright.pairs.identity import seeded, words_of
-from pairwright.pairs.near import near_drafts
+from pairwright.errors import PairwrightError, TableError
+from pairwright.pairs.candidates.candidates import Flags, Indices
+from pairwright.pairs.candidates.gaps import Floats
+from pairwright.pairs.candidates.pair_ids import seeded, splits, words_of
+from pairwright.pairs.candidates.trajectories import conversations
+from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.split import splits
+from pairwright.records.messages import Message
 from pairwright.store.table import Table
+
+# Length balance: how much the chosen sides are longer than the rejected ones, and how to bring that under a bound.
+
+
+def length_effect(differences: Floats, weights: Floats | None = None) -> float:
+    """Mean over standard deviation of (chosen - rejected) characters; 0 for no pairs, inf where all differ alike."""
+    weights = np.ones(len(differences)) if weights is None else weights
+    total = weights.sum()
+    if not total:
+        return 0.0
+    mean = float((weights * differences).sum() / total)
+    deviation = float(np.sqrt((weights * (differences - mean) ** 2).sum() / total))
+    if deviation == 0:
+        return 0.0 if mean == 0 else float(np.copysign(np.inf, mean))
+    return mean / deviation
+
+
+def one_sided(differences: Floats, bound: float) -> Flags:
+    """The fewest of the most one-sided pairs without which the effect is within the bound."""
+    towards = np.sign(differences.mean()) or 1.0
+    order = np.lexsort([np.arange(len(differences)), -towards * differences])
+    left = differences[order][::-1]  # the last so many of `order`, summed from its end
+    counts = np.arange(1, len(left) + 1)
+    means = np.cumsum(left) / counts
+    variances = np.maximum(np.cumsum(left**2) / counts - means**2, 0.0)
+    fine = np.abs(means) <= bound * np.sqrt(variances) + 1e-12
+    num_left = int(counts[fine].max()) if fine.any() else 0
+    bad = np.zeros(len(differences), np.bool_)
+    bad[order[: len(differences) - num_left]] = True
+    return bad
+
+
+def balance_weights(differences: Floats, bound: float) -> Floats:
+    """Weights that bring the effect within the bound: pairs of the prevailing direction count for less."""
+    weights = np.ones(len(differences))
+    if not len(differences) or abs(length_effect(differences)) <= bound:
+        return weights
+    direction = np.sign(differences.mean())
+    prevailing = np.sign(differences) == direction
+    low, high = 0.0, 1.0
+    for _ in range(60):  # the effect falls with the weight of the prevailing pairs
+        middle = (low + high) / 2
+        effect = length_effect(differences, np.where(prevailing, middle, 1.0)) * direction
+        low, high = (middle, high) if effect <= bound else (low, middle)
+    return np.where(prevailing, low, 1.0)
+
+
+# The curriculum: tasks from easy to hard (or hard to easy), by their mean reward, and in stages that grow.
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """How a trainer takes the pairs of a table: in the table's order, or by the stage of each pair (`stages`)."""
+
+    name: str
+    stages: Indices | None = None
+    interval: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        stages = None if self.stages is None else self.stages.tolist()
+        return {"name": self.name, "stages": stages, "interval": self.interval}
+
+
+def read_curriculum(pairs: Path, column: pl.Series) -> Curriculum | None:
+    """The curriculum that a pairs table was built with, as funnel.json beside it says; None where it has none.
+
+    `column` is `curriculum_stage` of the pairs. Stages without a funnel.json are refused: nothing says when they begin.
+    """
+    folder = pairs if pairs.is_dir() else pairs.parent
+    funnel = read_funnel(folder) if (folder / FILE_NAME).is_file() else {}
+    options = funnel.get("options") or {}
+    name, interval = options.get("curriculum", "none"), options.get("curriculum_interval")
+    if column.null_count() == len(column):
+        return None if name == "none" else Curriculum(name)
+    if type(interval) is not int or interval < 1:
+        raise TableError(
+            f"{folder / FILE_NAME}: {'no curriculum_interval in it' if funnel else 'no such file'}, but the pairs have "
+            f"curriculum stages: it says when each begins. Build them again with: pairwright pairs EXPERIENCE "
+            f"-o {folder} --curriculum easy-first --curriculum-start 0.3"
+        )
+    numbers = column.fill_null(0).to_numpy().astype(np.int64)
+    if len(numbers) and numbers.min() < 0:
+        raise TableError(f"{folder}: curriculum_stage: got {numbers.min()}, expected a stage of at least 0")
+    return Curriculum(name, numbers, interval)
+
+
+def stage_of_epoch(epoch: int, interval: int) -> int:
+    """The largest stage that is trained in an epoch; epochs count from 0.
+
+    >>> [stage_of_epoch(epoch, 2) for epoch in range(5)]
+    [0, 0, 1, 1, 2]
+    """
+    return epoch // interval
+
+
+def task_ranks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
+    """The tasks that have candidates, by their mean reward: easy (high) first, or hard first; ties by id."""
+    sums = tasks.sort("tid", "reward").group_by("tid", maintain_order=True).agg(pl.col("reward").mean())
+    order = sums.sort("reward", "tid", descending=[options.curriculum == "easy-first", False])
+    return order.select("tid").with_row_index("rank")
+
+
+def stages(ranks: Indices, options: PairOptions) -> Indices:
+    """The stage of each rank among tasks that are numbered from 0."""
+    assert options.curriculum_start is not None
+    distinct, places = np.unique(ranks, return_inverse=True)
+    bounds = [max(1, math.ceil(share * len(distinct))) for share in shares(options)]
+    return np.searchsorted(np.array(bounds), places, side="right").astype(np.int64)
+
+
+def shares(options: PairOptions) -> list[Decimal]:
+    """What part of the tasks is in each stage, as decimals: 0.1 + 0.2 is 0.3.
+
+    >>> shares(PairOptions(curriculum="easy-first", curriculum_start=0.3, curriculum_increment=0.4))
+    [Decimal('0.3'), Decimal('0.7'), Decimal('1')]
+    """
+    found = [Decimal(repr(options.curriculum_start))]
+    while found[-1] < 1:
+        found.append(min(Decimal(1), found[-1] + Decimal(repr(options.curriculum_increment))))
+    return found
+
+
+# Near-duplicates, on request: pairs whose text is nearly that of another, found by MinHash.
+
+NUM_HASHES, ROWS_PER_BAND, WORDS = 64, 4, 5
+Signature = npt.NDArray[np.uint64]
+_RANDOM = np.random.Generator(np.random.PCG64(20))
+_FACTORS = _RANDOM.integers(1, 2**63, NUM_HASHES, dtype=np.uint64) | np.uint64(1)
+_SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
+
+
+def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
+    """Which drafts are nearly the same as one before them; a side is a conversation, up to `at` where it ends there."""
+    wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
+    ends: dict[str, set[int | None]] = defaultdict(set)
+    for uid, at in (*wanted[0], *wanted[1]):
+        ends[uid].add(at)
+    signatures = {
+        (uid, at): signature(_text((*prompt, *completion)[: None if at is None else at + 1]))
+        for uid, prompt, _, completion in conversations(tables, pl.Series(list(ends), dtype=pl.String))
+        for at in ends[uid]
+    }
+    sides = [[signatures.get(side) for side in row] for row in wanted]
+    both = [
+        None if one is None or other is None else np.concatenate([one, other])
+        for one, other in zip(*sides, strict=True)
+    ]
+    return near_duplicates(both, least)
+
+
+def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDArray[np.bool_]:
+    """Which of them are at least that similar to one before them that was kept."""
+    again = np.zeros(len(signatures), np.bool_)
+    bands: dict[bytes, list[int]] = defaultdict(list)
+    for place, own in enumerate(signatures):
+        if own is None:
+            continue
+        names = [
+            band.to_bytes(2, "little") + own[band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].tobytes()
+            for band in range(len(own) // ROWS_PER_BAND)
+        ]
+        others = {other for name in names for other in bands[name][:50]}
+        again[place] = any(float((own == signatures[other]).mean()) >= least for other in others)
+        if not again[place]:
+            for name in names:
+                bands[name].append(place)
+    return again
+
+
+def signature(text: str) -> Signature:
+    """64 minimum hashes of a text's shingles."""
+    words = text.split()
+    digest = xxhash.xxh3_64_intdigest
+    shingles = {digest(" ".join(words[at : at + WORDS]).encode()) for at in range(max(1, len(words) - WORDS + 1))}
+    hashes = np.fromiter(shingles, np.uint64, len(shingles))
+    least = np.full(NUM_HASHES, np.iinfo(np.uint64).max, np.uint64)
+    for start in range(0, len(hashes), 4096):
+        mixed = hashes[start : start + 4096, None] * _FACTORS + _SHIFTS
+        np.minimum(least, (mixed ^ (mixed >> np.uint64(29))).min(axis=0), out=least)
+    return least
+
+
+def _text(messages: tuple[Message, ...]) -> str:
+    return " ".join(
+        part
+        for message in messages
+        for part in (message.text, *(f"{call.name} {call.arguments}" for call in message.tool_calls))
+    )
+
+
+# What only all drafts together can decide: curriculum, the cap of a task, the sample, near-duplicates, length balance,
 
 REASONS = (Reason.CURRICULUM, Reason.TASK_CAP, Reason.SAMPLED, Reason.NEAR_DUPLICATE, Reason.LENGTH)
 

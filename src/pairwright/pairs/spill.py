@@ -3,13 +3,24 @@
 Where the folder is at an address, files are written in scratch, and go there when they are closed for others to read.
 """
 
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.places import Place, at_once, deliver, opened, workspace_of
+from pairwright.pairs.candidates.candidates import no_rows, read_rows, row_batches
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.strategies.strategies import IN_GROUPS
+from pairwright.paths import Place, arrow_input, at_once, deliver, is_address, opened, staged, workspace_of
+from pairwright.store.table import Table
 
 Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -93,3 +104,143 @@ class Spill(Generic[Rows]):
     def _path(self, number: int) -> Path:
         assert self._folder is not None
         return self._folder / f"{self._name}.{number}.arrow"
+
+
+# Where Arrow takes its memory from while pairs are built and written.
+
+
+@contextmanager
+def plain_memory() -> Iterator[None]:
+    """Arrow's memory from the C library meanwhile: its own allocators clear huge pages again and again, for batches
+    that are small and short-lived, and keep more than they give back."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+
+
+# Rows put aside in one file under several numbers, for whoever takes up one number out of many such files.
+
+_SHUFFLE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A file of record batches, and the number of each."""
+
+    path: Place
+    numbers: tuple[int, ...]
+
+
+def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) -> Aside | None:
+    """Put rows aside under a name of their own, so that the same work done twice does not meet; None without rows."""
+    path = folder / f"{name}.{os.urandom(6).hex()}.arrow"
+    numbers: list[int] = []
+    writer = None
+    with staged(path) as written, pa.OSFile(str(written), "wb") as file:
+        for number, table in rows:
+            if writer is None:
+                writer = pa.ipc.new_file(file, table.schema, options=_SHUFFLE_OPTIONS)
+            for batch in table.combine_chunks().to_batches():
+                writer.write_batch(batch)
+                numbers.append(number)
+        if writer is not None:
+            writer.close()
+    return Aside(path, tuple(numbers)) if numbers else None
+
+
+def read_aside(files: Sequence[Aside], number: int) -> pa.Table | None:
+    """All rows with this number, file by file and in the order in which they were put aside."""
+    wanted = [(aside.path, [place for place, own in enumerate(aside.numbers) if own == number]) for aside in files]
+    wanted = [(path, places) for path, places in wanted if places]
+    waits = any(is_address(path) for path, _ in wanted)
+    batches = [batch for found in at_once(_batches, wanted, waits=waits) for batch in found]
+    return pa.Table.from_batches(batches) if batches else None
+
+
+def _batches(task: tuple[Place, list[int]]) -> list[pa.RecordBatch]:
+    path, wanted = task
+    with arrow_input(path) as file, pa.ipc.open_file(file) as reader:
+        return [reader.get_batch(place) for place in wanted]
+
+
+# Rows parted by their prompts, so that what does not fit in memory is planned piece by piece.
+
+BYTES_PER_ROW = 2_000  # of a row while its bucket is planned, with everything that is made of it on the way
+BYTES_PER_PAIR = 1_200  # of a pair while it is planned
+MAX_BUCKETS = 1024
+_PREFIX_DIGITS = 4
+
+
+def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
+    """How many buckets keep planning within the memory that is allowed; strategies that look further need one."""
+    if not is_parted(options):
+        return 1
+    num_rows = sum(table.count() for table in tables)
+    return min(MAX_BUCKETS, max(1, -(-num_rows * BYTES_PER_ROW // (options.memory_megabytes * 2**20))))
+
+
+class Buckets:
+    """The rows of tables in buckets, in the order of their prompts; they may be gone through more than once.
+
+    `number` says into how many rows are parted at first; `fits` whether they are one piece after all.
+    """
+
+    def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Place | None) -> None:
+        self._options = options
+        self._number = number
+        self._spill = Spill(None if number == 1 else folder, "rows", kind=pl.DataFrame)
+        where, runs = options.where, options.within_run
+        is_whole = number == 1
+        self._only = (
+            read_rows(tables, where=where, with_runs=runs) if is_whole else no_rows(where=where, with_runs=runs)
+        )
+        for batch in () if is_whole else row_batches(tables, where=where, with_runs=runs):
+            for (bucket,), rows in batch.group_by(bucket_of(number), maintain_order=True):
+                self._spill.add(int(bucket), rows)
+        self.fits = number == 1 and len(_bounds(self._only, options)) == 0
+
+    def __iter__(self) -> Iterator[pl.DataFrame]:
+        for bucket in range(self._number):
+            found = self._spill.read(bucket) if self._number > 1 else None
+            yield from parted(self._only if found is None else found, self._options)
+
+
+def bucket_of(number: int) -> pl.Expr:
+    """The bucket of a row, by the first digits of its prompt hash."""
+    prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
+    bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
+    return bucket.alias("bucket")
+
+
+def is_parted(options: PairOptions) -> bool:
+    return options.strategy in IN_GROUPS and not options.across_groups and options.votes is None
+
+
+def parted(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
+    """Rows in pieces whose pairs fit in memory, at the prompts in `_bounds`."""
+    bounds = [None, *_bounds(rows, options), None]
+    for first, last in pairwise(bounds):
+        piece = rows if first is None else rows.filter(pl.col("prompt_hash") >= first)
+        yield piece if last is None else piece.filter(pl.col("prompt_hash") < last)
+
+
+def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
+    """The prompts at which rows have to be parted, so that no more pairs are planned at once than memory holds."""
+    most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
+    if not is_parted(options) or rows.height**2 // 2 <= most:
+        return []
+    largest = 1 if options.strategy == "best-worst" else options.max_pairs_per_group
+    per_row = None if largest is None else math.ceil(largest * (1 + math.log(largest)))
+    if per_row is not None and rows.height * per_row <= most:
+        return []
+    sizes = rows.group_by("prompt_hash").len().sort("prompt_hash")
+    counts = sizes["len"].cast(pl.Int64).to_numpy()
+    pairs = counts * (counts - 1) // 2
+    if per_row is not None:
+        pairs = np.minimum(pairs, per_row * counts)
+    totals = np.cumsum(pairs)
+    starts = np.flatnonzero(np.diff(totals // most, prepend=0))
+    return sizes["prompt_hash"].gather(starts[starts > 0]).to_list()

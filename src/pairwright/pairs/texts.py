@@ -6,22 +6,250 @@ what a run of pairs needs, and pairs are written slice by slice.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import TableError
-from pairwright.pairs.candidates import Indices, distinct
-from pairwright.pairs.pair_rows import SIDES, slice_rows
-from pairwright.pairs.rewriting import with_messages
-from pairwright.pairs.row_groups import Filling, int64_array
-from pairwright.pairs.rows import PLACE_BITS
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, distinct
+from pairwright.pairs.candidates.pair_ids import hex_digits, pair_key, pair_keys, words_of
+from pairwright.pairs.candidates.trajectories import messages_of
+from pairwright.pairs.pair_table import PAIR_SCHEMA, ROWS_PER_GROUP, Filling, first_uses, index_array, int64_array
 from pairwright.pairs.spill import Spill
-from pairwright.places import Place
-from pairwright.places.parquet import footers_of
+from pairwright.pairs.strategies.imported import side_messages
+from pairwright.paths import Place
+from pairwright.paths.parquet import footers_of
+from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.records.json_text import encode
+from pairwright.records.messages import TEXT, Message, completion_of_text, text_prompt
 from pairwright.store.table import Table
+
+# Texts of pairs that are not copied: plain text as a message, trajectories that are cut, given preferences.
+
+_LONG = pa.large_string()
+_OF_TEXT = ("prompt_text", "response_text")
+REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft that has one of them is not a mere copy
+_MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
+
+
+def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows with plain text as one message; `prompt_hash` and `completion_hash` are there where that was so.
+
+    A prompt that is text becomes a message of role text, and so does the completion that follows it.
+    """
+    columns = {name: rows.column(name) for name in rows.schema.names if name not in _OF_TEXT}
+    for name, text in (("prompt", "prompt_text"), ("completion", "response_text")):
+        hashes: list[str | None] = []
+        if rows.column(text).null_count < len(rows) and columns[name].null_count:
+            values = columns[name].to_pylist()
+            for row, messages in enumerate(_messages_of_text(rows, name, text)):
+                is_text = bool(messages) and values[row] is None
+                values[row] = encode(messages).decode() if is_text else values[row]
+                hashes.append(_hash(name, messages, columns["tools"][row].as_py()) if is_text else None)
+            columns[name] = pa.array(values, _LONG)
+        columns[f"{name}_hash"] = pa.array(hashes, pa.string()) if hashes else pa.nulls(len(rows), pa.string())
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def rewritten(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """Trajectories that are cut, and given preferences: messages are read and written again."""
+    names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
+    places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
+    rows = texts.select(names).take(places).to_pylist()
+    columns: list[list[str | None]] = [[] for _ in _MADE]
+    for (cut, given, *at), one, two in zip(drafts.select(REWRITTEN).iter_rows(), *np.split(which, 2), strict=True):
+        if cut is None and given is None:
+            values = _compared(rows[one], rows[two], *at)
+        else:
+            values = _made(rows[one], rows[two], cut)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    made = {name: pa.array(values, _LONG) for name, values in zip(_MADE, columns, strict=True)}
+    return made | {name: made[name].cast(pa.string()) for name in ("id", "prompt_hash")}
+
+
+def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tuple[Message, ...]]:
+    """The plain text of each row as messages."""
+    texts = rows.column(text).to_pylist()
+    if name == "prompt":
+        return map(text_prompt, texts)
+    sizes = rows.column("num_prompt_messages").to_pylist()
+    return (completion_of_text(value, prompt_is_text=size == 0) for value, size in zip(texts, sizes, strict=True))
+
+
+def _made(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
+    prompt = messages_of(row["prompt"] or "[]")
+    if cut is None:
+        prompt_is_text = not prompt or prompt[0].role == TEXT
+        chosen, rejected = (side_messages(row[side], prompt_is_text=prompt_is_text) for side in ("chosen", "rejected"))
+    else:
+        whole = prompt + messages_of(row["completion"] or "[]")
+        prompt, chosen = whole[:cut], whole[cut:]
+        rejected = (messages_of(opposite["prompt"] or "[]") + messages_of(opposite["completion"] or "[]"))[cut:]
+    digest = prompt_hash(prompt, _schemas(row["tools"]))
+    key = pair_key(digest, *(content_hash(canonical_messages(side)) for side in (chosen, rejected)))
+    texts = [encode(messages).decode() for messages in (prompt, chosen, rejected)]
+    return key, digest, texts[0], row["tools"], *texts[1:]
+
+
+def _compared(
+    row: dict[str, Any], opposite: dict[str, Any], chosen_at: int | None, rejected_at: int | None
+) -> tuple[str | None, ...]:
+    """One action against one action: the prompt is the state of a message that is cut out, the rejected one first."""
+    chosen, rejected = row["completion"] or "[]", opposite["completion"] or "[]"
+    prompt, tools = row["prompt"] or "[]", row["tools"]
+    if chosen_at is not None:
+        prompt, chosen = _cut_out(row, chosen_at)
+    if rejected_at is not None:
+        (prompt, rejected), tools = _cut_out(opposite, rejected_at), opposite["tools"]
+    digest = prompt_hash(messages_of(prompt), _schemas(tools))
+    key = pair_key(digest, *(content_hash(canonical_messages(messages_of(side))) for side in (chosen, rejected)))
+    return key, digest, prompt, tools, chosen, rejected
+
+
+def _cut_out(row: dict[str, Any], at: int) -> tuple[str, str]:
+    """A message of a conversation, and all before it."""
+    whole = messages_of(row["prompt"] or "[]") + messages_of(row["completion"] or "[]")
+    return encode(whole[:at]).decode(), encode(whole[at : at + 1]).decode()
+
+
+def _hash(name: str, messages: Sequence[Message], tools: str | None) -> str:
+    return prompt_hash(messages, _schemas(tools)) if name == "prompt" else content_hash(canonical_messages(messages))
+
+
+def _schemas(tools: str | None) -> list[Any]:
+    return list(msgspec.json.decode(tools)) if tools else []
+
+
+# Rows of the pairs table, from drafts and the texts of their rows.
+
+SIDES = ("chosen", "rejected")
+_SHARED = ("prompt", "tools", "completion")
+_CUT_SIDE = '"truncate_status":"response_truncated"'  # in the JSON of a side; texts have their quotes escaped
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """The texts of one column. `codes` says which rows have equal ones, -1 for none; `firsts` the first row of each
+    code, and `lengths` how many bytes it has, with 0 for none at the end."""
+
+    texts: pl.Series
+    codes: Indices
+    firsts: Indices
+    lengths: npt.NDArray[np.int64]
+
+    def of(self, rows: Indices) -> pa.DictionaryArray:
+        """The texts of some rows, equal ones once."""
+        used, places = first_uses(self.codes[rows], len(self.firsts))
+        return pa.DictionaryArray.from_arrays(index_array(places), self.texts.gather(self.firsts[used]).to_arrow())
+
+    def sizes(self, rows: Indices) -> npt.NDArray[np.int64]:
+        return self.lengths[self.codes[rows]]
+
+
+def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Iterator[pa.RecordBatch]:
+    """The rows of drafts whose texts are all there; `filling` knows how full the row group is that they go to."""
+    drafts = drafts if drafts["place"].is_sorted() else drafts.sort("place")
+    copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
+    shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
+    known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
+    chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)
+    for side, found in (("chosen", chosen), ("rejected", rejected)):
+        expected = drafts["row_uid" if drafts["row_uid"].null_count() == 0 else f"{side}_uid"]
+        if not uids.gather(found).equals(expected):
+            raise TableError("the experience table has changed while pairs were built: build them again")
+    for start, stop in _pieces(drafts, shared, chosen, rejected, filling):
+        some, one, other = drafts.slice(start, stop - start), chosen[start:stop], rejected[start:stop]
+        if copies:
+            made = {name: shared[name].of(one) for name in ("prompt", "tools")}
+            made |= {"chosen": shared["completion"].of(one), "rejected": shared["completion"].of(other)}
+            made |= _identities(some, texts, one, other)
+        else:
+            made = rewritten(some, texts, one, other)
+        made |= _token_facts(some, texts, one, other)
+        columns = [made[name] if name in made else some[name].to_arrow() for name in PAIR_SCHEMA.names]
+        yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
+
+
+def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short.
+
+    A run is cut at its end: a side that is one message of it is cut only if that is the last one.
+    """
+    recorded = pc.is_valid(texts["num_tokens"])
+    is_cut = pc.equal(texts["truncate_status"], "response_truncated").fill_null(False)
+    facts: dict[str, pa.Array] = {}
+    for side, rows in zip(SIDES, (chosen, rejected), strict=True):
+        own = is_cut
+        if side in texts.column_names:  # preferences, whose sides have a status of their own
+            own = pc.or_(is_cut, pc.match_substring(texts[side], _CUT_SIDE).fill_null(False))
+        facts[f"{side}_recorded"] = recorded.take(int64_array(rows)).combine_chunks()
+        facts[f"{side}_cut"] = own.take(int64_array(rows)).combine_chunks()
+        if drafts[f"{side}_at"].null_count() < drafts.height:
+            last = pc.subtract(pc.add(texts["num_prompt_messages"], texts["num_completion_messages"]), 1)
+            is_last = pc.equal(drafts[f"{side}_at"].to_arrow(), last.take(int64_array(rows)).combine_chunks())
+            facts[f"{side}_cut"] = pc.and_(facts[f"{side}_cut"], is_last.fill_null(True))
+    return facts
+
+
+def _pieces(
+    drafts: pl.DataFrame, shared: dict[str, _Shared], chosen: Indices, rejected: Indices, filling: Filling
+) -> Iterator[tuple[int, int]]:
+    """From where to where drafts are one batch."""
+    if not shared:
+        yield from (
+            (start, min(start + ROWS_PER_GROUP, drafts.height)) for start in range(0, drafts.height, ROWS_PER_GROUP)
+        )
+        return
+    sizes = drafts["info"].str.len_bytes().fill_null(0).cast(pl.Int64).to_numpy()
+    sizes = shared["completion"].sizes(rejected) + sizes
+    for name in _SHARED:
+        sizes = sizes + shared[name].sizes(chosen)
+    yield from ((start, stop) for start, stop, _ in filling.cut(sizes) if stop > start)
+
+
+def _shared(texts: pl.Series) -> _Shared:
+    codes, firsts = _encoded(texts)
+    lengths = texts.str.len_bytes().gather(firsts).fill_null(0).cast(pl.Int64).to_numpy()
+    return _Shared(texts, codes, firsts, np.append(lengths, 0))
+
+
+def _encoded(texts: pl.Series) -> tuple[Indices, Indices]:
+    """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
+    if texts.null_count() == len(texts):
+        return np.full(len(texts), -1), np.zeros(0, np.int64)
+    _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
+    again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
+    if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
+        found = pl.DataFrame({"text": texts}).with_row_index("row").group_by("text", maintain_order=True).agg("row")
+        firsts = found["row"].list.first().to_numpy()
+        codes = np.empty(len(texts), np.int64)
+        codes[found["row"].list.explode().to_numpy()] = np.repeat(np.arange(found.height), found["row"].list.len())
+    return np.where(texts.is_null().to_numpy(), -1, codes), firsts
+
+
+def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """The ids of pairs, and the hashes of their prompts."""
+    keys, prompts = drafts["key"], drafts["prompt_hash"]
+    if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
+        # plain text is written as a message, whose hash is another
+        sides = (("prompt", prompts, chosen), ("completion", drafts["chosen_hash"], chosen),
+                 ("completion", drafts["rejected_hash"], rejected))  # fmt: skip
+        hashes = [
+            pl.select(pl.coalesce(pl.Series(texts[f"{name}_hash"].take(int64_array(rows))), hashes)).to_series()
+            for name, hashes, rows in sides
+        ]
+        keys, prompts = hex_digits(pair_keys(*map(words_of, hashes))), hashes[0]
+    return {"id": keys.to_arrow(), "prompt_hash": prompts.to_arrow()}
+
+
+# The text of pairs, fetched once: drafts wait for it here, and become rows of the pairs table (pair_rows.py).
 
 MAX_SLICES = 1024
 _CONTENT = (

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pairwright.ledger.run_status import Status, read_status
-from pairwright.report.markup import Markup, join, shown, tag
-from pairwright.report.plots import Plot
+from pairwright.report.plots import Markup, Plot, Section, join, shown, tag
 from pairwright.report.run_folder import RunFolder, read_rows
-from pairwright.report.section import Section
 from pairwright.report.svg import Line, line_chart
 
 MAX_POINTS = 240

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
-from pairwright.report.markup import Markup, counted, join, shown, tag
-from pairwright.report.plots import Plot
+from pairwright.report.plots import Markup, Plot, Section, counted, join, shown, tag
 from pairwright.report.run_folder import RunFolder
-from pairwright.report.section import Section
 from pairwright.report.svg import Line, Span, interval_chart, line_chart
 
 MAX_REGRESSIONS = 20

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import PairwrightError
-from pairwright.jsontext import from_json
+from pairwright.records.json_text import from_json
 
 MAX_JSON_BYTES = 64 * 2**20
 MAX_TEXT_CHARACTERS = 40_000

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairwright.report.markup import Markup, join, shown, tag
+from pairwright.report.plots import Markup, join, shown, tag
 
 WIDTH = 360
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 30

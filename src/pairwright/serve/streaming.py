@@ -11,11 +11,16 @@ import msgspec
 
 from pairwright.generate import Batcher, Piece, Request, Result
 from pairwright.generate.tool_calls import CallFormat, CallStream
-from pairwright.messages import Json
-from pairwright.serve.answers import call_json, chat_logprob, completion_logprobs_of, finish_reason, usage
-from pairwright.serve.refusals import broken
-from pairwright.serve.schema import ChatAsked, CompletionAsked
-from pairwright.serve.token_text import TokenTexts
+from pairwright.records.messages import Json
+from pairwright.serve.openai_answers import (
+    TokenTexts,
+    call_json,
+    chat_logprob,
+    completion_logprobs_of,
+    finish_reason,
+    usage,
+)
+from pairwright.serve.openai_schema import ChatAsked, CompletionAsked, broken
 
 _DONE = b"data: [DONE]\n\n"
 

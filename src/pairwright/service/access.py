@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 from fastapi import Depends, Request
 
 from pairwright.errors import ConfigError
-from pairwright.service.context import Context, context_of
-from pairwright.service.refusals import Refusal
-from pairwright.service.tokens import EVERYBODY, Caller, caller_of, count_tokens
+from pairwright.service.api_errors import Refusal
+from pairwright.service.rows.api_tokens import EVERYBODY, Caller, caller_of, count_tokens
+from pairwright.service.settings import Context, context_of
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 

@@ -6,8 +6,14 @@ DATA/incoming/         uploads on their way in                    DATA/service.l
 """
 
 import sys
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from fastapi import Request
+
+from pairwright.service.rows.database import Database
+from pairwright.service.rows.repositories import Blobs
 
 MEGABYTE = 2**20
 WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folder
@@ -29,7 +35,7 @@ class Settings:
     stop_seconds: float = 30.0
     start_seconds: float = 600.0
     tick_seconds: float = 0.5
-    worker_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.service.worker")
+    worker_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.service.run.worker")
     model_command: tuple[str, ...] = (sys.executable, "-m", "pairwright.cli", "serve", "model")
 
     @property
@@ -60,3 +66,21 @@ class Settings:
 
     def deployment_folder(self, identity: str) -> Path:
         return self.deployments / identity
+
+
+# What every route needs: the settings, the rows, the files, and whom to wake when there is work.
+
+
+@dataclass(frozen=True)
+class Context:
+    settings: Settings
+    database: Database
+    blobs: Blobs
+    needs_token: bool = False
+    wake: threading.Event = field(default_factory=threading.Event)
+
+
+def context_of(request: Request) -> Context:
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context

@@ -2,35 +2,25 @@
 
 `READERS` lists them by the name that `--format` takes, most specific first: the first that matches a file reads it. A
 format with more than one layout has several variants. `BINARY_READERS` are told by first bytes; so are our own bytes
-and Parquet files, which store/exported_files.py reads.
+and Parquet files, which store/import_task.py reads.
 """
 
-from pairwright.sources import (
-    atif,
-    claude_code,
-    codex,
-    customizer,
-    inspect_log,
-    langfuse,
-    langsmith,
-    nat,
-    nemo_gym,
+from pairwright.sources.agents import atif, claude_code, codex, inspect_log, openhands, swe_agent, tau_bench
+from pairwright.sources.agents import openhands_events as openhands_rows
+from pairwright.sources.binary import BINARY_READERS
+from pairwright.sources.datasets import customizer_rows as customizer
+from pairwright.sources.datasets import (
     nemo_rl_preference,
     openai_chat,
     openai_preference,
-    openhands,
-    openhands_rows,
-    otel,
     pairwright_rows,
     sharegpt,
-    swe_agent,
-    tau_bench,
-    trinity,
     trl_preference,
     ultrafeedback,
 )
-from pairwright.sources.binary import BINARY_READERS
 from pairwright.sources.format import Format
+from pairwright.sources.rollouts import nemo_gym, trinity
+from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
+from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Rejected
-from pairwright.sources.inspect_eval import read_eval
-from pairwright.sources.trinity_bytes import read_payload
+from pairwright.sources.rollouts.trinity import read_payload
 
 MAX_PAYLOAD_BYTES = 2 * 2**30
 
@@ -21,7 +21,7 @@ def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
         yield item if isinstance(item, Experience) else Rejected(str(path), None, item.reason, "trinity")
 
 
-# Files that store/exported_files.py reads: pairwright bytes, and Parquet with the columns of the table.
+# Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.
 OWN_PREFIXES = (b"PWXP", b"PAR1")
 # By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
 BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {

@@ -7,9 +7,11 @@ sends the record to quarantine with the reason. `where` is the path inside the r
 import math
 from typing import Any
 
+import msgspec
+
 from pairwright.errors import PairwrightError
-from pairwright.jsontext import encode
-from pairwright.messages import Json
+from pairwright.records.json_text import encode
+from pairwright.records.messages import Json
 
 
 class BadRecord(PairwrightError, ValueError):
@@ -94,3 +96,49 @@ def kind_of(value: Any) -> str:
         return "null"
     names = {dict: "an object", list: "a list", str: "text", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), type(value).__name__)
+
+
+# JSON inside JSON: fields that some files hold as text, so that a table can store them.
+
+
+def json_value(value: Any, where: str) -> Any:
+    """The value of a field that may be JSON text; empty text is None."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise BadRecord(f"{where}: text that is no JSON ({error})") from None
+
+
+# What a row says beyond the fields that its reader knows: kept in `info` as long as it is small.
+
+_NUMBERS = (float, int, bool)
+_SMALL_BYTES = 2_000
+
+
+def small_fields(row: Json, known: frozenset[str]) -> Json:
+    """The fields that are not `known`, null or large; the names of the large ones are under "not_read"."""
+    info: Json = {}
+    not_read: list[str] = []
+    for key, value in row.items():
+        if key in known or value is None:
+            continue
+        if type(value) in _NUMBERS or _is_small(value):
+            info[key] = value
+        else:
+            not_read.append(key)
+    if not_read:
+        info["not_read"] = not_read
+    return info
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= _SMALL_BYTES
+    try:
+        return len(encode(value)) <= _SMALL_BYTES
+    except (RecursionError, TypeError, ValueError):
+        return False

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 import zstandard
 
-from pairwright.arrays import Array
 from pairwright.errors import SourceError
-from pairwright.places import Place, opened, place, size_of
-from pairwright.places.finding import named_files
+from pairwright.paths import Place, opened, place, size_of
+from pairwright.paths.paths import named_files
+from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 
 MAX_LINE_BYTES = 128 * 2**20

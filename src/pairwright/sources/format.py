@@ -13,10 +13,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from pairwright.canonical import canonical_messages, content_hash
-from pairwright.jsontext import encode
-from pairwright.messages import ErrorSite, Json, Message
-from pairwright.records import EID, Experience, Kind, Side, Source
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.experience import EID, Experience, Kind, Side, Source
+from pairwright.records.json_text import encode
+from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord
 
 T = TypeVar("T")
@@ -172,3 +172,20 @@ def _written(write: Callable[..., T], *values: Any) -> T:
         return write(*values)
     except (RecursionError, TypeError, ValueError) as error:  # nested too deep, or not valid Unicode
         raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
+
+
+# The guard around a reader: whatever JSON value goes in, what comes out is experiences, Rejected or BadRecord.
+
+
+def guarded(read: Read) -> Read:
+    def guarded_read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+        try:
+            yield from read(value, origin, options)
+        except RecursionError:
+            raise BadRecord("nested too deep to read") from None
+        except UnicodeError as error:
+            raise BadRecord(f"text that is not valid Unicode: {error}") from None
+        except (OverflowError, msgspec.MsgspecError) as error:
+            raise BadRecord(f"a value that JSON cannot hold: {error}") from None
+
+    return guarded_read

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
-from pairwright.jsontext import encode
-from pairwright.places import Place, local_copy
-from pairwright.records import Experience
+from pairwright.paths import Place, local_copy
+from pairwright.records.experience import Experience
+from pairwright.records.json_text import encode
 from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.binary import OWN_PREFIXES
+from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
-from pairwright.sources.pairwright_rows import NAME as PAIRWRIGHT
 
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000

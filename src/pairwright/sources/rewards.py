@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pairwright.errors import ConfigError, SourceError
-from pairwright.records import Experience
+from pairwright.records.experience import Experience
 from pairwright.sources.fields import identifier, index, score
 
 _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {

@@ -25,9 +25,8 @@ import xxhash
 import zstandard
 
 from pairwright.errors import CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
-from pairwright.records import Experience
-from pairwright.store.block import Block, block_of, experiences_of
-from pairwright.store.packing import Buffer, pack
+from pairwright.records.experience import Experience
+from pairwright.store.block import Block, Buffer, block_of, experiences_of, pack
 
 MAGIC = b"PWXP"
 VERSION = 1

@@ -7,18 +7,21 @@ Arrow never unifies shapes across rows. Arrays are native lists where the column
 dimensions, multi-modal inputs, the arrays of a preference's sides.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
-from pairwright.canonical import canonical_messages, content_hash, prompt_hash
-from pairwright.jsontext import to_json
-from pairwright.messages import Message
-from pairwright.records import Experience
+from pairwright.errors import ConfigError
+from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
+from pairwright.records.experience import Experience
+from pairwright.records.json_text import to_json
+from pairwright.records.messages import Message
 from pairwright.store.block import side_meta
 
 encode = msgspec.json.encode
@@ -192,3 +195,57 @@ SCHEMA = pa.schema(
 NARROW_NAMES = tuple(column.name for column in NARROW)
 # Repeated values that a dictionary shrinks; large texts are left to the compressor.
 DICTIONARY_NAMES = ("tid", "batch", "task", "kind", "model_version", "prompt_hash", "source_format", "source", "dtypes")
+
+
+# `--where`: which rows of a table are meant, as a SQL condition on its columns: `reward > 0.5 AND task != 'x'`.
+
+# Nodes of a Polars expression whose value depends on other rows.
+_BEYOND_A_ROW = frozenset({
+    "Agg", "AnonymousFunction", "Eval", "Explode", "Filter", "Gather", "Len", "Over", "Range", "Rank", "Rolling",
+    "Shift", "Slice", "Sort", "SortBy", "SubPlan",
+})  # fmt: skip
+
+
+def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where") -> pl.Expr:
+    """The condition as an expression that is true, or false, for each row; ConfigError for anything else.
+
+    >>> parse_where("reward > 0.5 AND kind = 'multi_turn'").meta.root_names()
+    ['reward', 'kind']
+    """
+    try:
+        expression = pl.sql_expr(text)
+        columns = expression.meta.root_names()
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"{option} {text!r}: {str(error).splitlines()[0]}") from None
+    unknown = [name for name in columns if name not in schema.names]
+    if unknown:
+        raise ConfigError(f"{option} {text!r}: no column {unknown[0]!r}; the table has {', '.join(schema.names)}")
+    if not columns or not _BEYOND_A_ROW.isdisjoint(_nodes(expression)):
+        raise ConfigError(
+            f"{option} {text!r}: expected a condition on one row's columns, without aggregates, windows or subqueries"
+        )
+    empty = pl.DataFrame(pa.Table.from_batches([], schema=schema))
+    try:
+        kind = empty.lazy().select(expression.alias("condition")).collect_schema()["condition"]
+        empty.filter(expression)
+    except pl.exceptions.PolarsError as error:
+        raise ConfigError(f"{option} {text!r}: {str(error).splitlines()[0]}") from None
+    if kind != pl.Boolean:
+        raise ConfigError(f"{option} {text!r}: a value of type {kind}, expected a condition such as 'reward > 0.5'")
+    return expression.fill_null(False)
+
+
+def _nodes(expression: pl.Expr) -> set[str]:
+    """The names of all nodes of an expression."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the form is not stable across versions of Polars; a test looks at it
+        return set(_names(msgspec.json.decode(expression.meta.serialize(format="json"))))
+
+
+def _names(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        inner = [name for key, value in node.items() if key != "Literal" for name in _names(value)]
+        return [name for name in node if name != "Column"] + inner if "Column" not in node else []
+    if isinstance(node, list):
+        return [name for item in node for name in _names(item)]
+    return [node] if isinstance(node, str) else []

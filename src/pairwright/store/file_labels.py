@@ -18,8 +18,8 @@ from typing import NamedTuple
 import msgspec
 
 from pairwright.errors import TableError
-from pairwright.places import Place, is_address
-from pairwright.store.marker import read_marker, write_marker
+from pairwright.paths import Place, is_address
+from pairwright.store.segments import read_marker, write_marker
 from pairwright.store.table import Table
 
 _FIELD = "files"  # of the marker

@@ -4,6 +4,7 @@ Runs in a worker process or in the command's own, with the same result. It loads
 """
 
 import gc
+import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,19 +17,86 @@ import pyarrow as pa
 from msgspec.structs import replace
 from xxhash import xxh3_128_digest
 
-from pairwright.jsontext import encode
-from pairwright.places import Place, deliver, local_workspace
-from pairwright.records import ARRAYS, SIDE_ARRAYS, Experience, Kind
+from pairwright.errors import CodecError, PairwrightError, TableError
+from pairwright.paths import Place, deliver, local_copy, local_workspace
+from pairwright.paths.parquet import parquet_file
+from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
+from pairwright.records.json_text import encode
+from pairwright.sources.datasets.pairwright_rows import NAME
+from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, line_units
 from pairwright.sources.format import Options, Rejected
-from pairwright.sources.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, named_reward, reward_names
-from pairwright.store.arrow import to_batch
-from pairwright.store.column_arrays import numbers_of
-from pairwright.store.exported_files import exported_units
-from pairwright.store.parts import hidden_part, write_hidden_part
+from pairwright.store.arrow import from_arrow, numbers_of, to_batch
+from pairwright.store.codec import MAGIC, loads_many, payload_size
+from pairwright.store.segments import hidden_part, write_hidden_part
+
+# Files of experiences that we wrote ourselves, read back: pairwright bytes, and Parquet with the table's columns.
+
+_ROWS_AT_ONCE = 1024
+_NEEDED = ("uid", "kind")
+
+
+def exported_units(path: Place) -> Iterator[Experience | Rejected]:
+    """The experiences of a file; what cannot be read comes as Rejected, with its place and the reason."""
+    with local_copy(path) as local:
+        try:
+            with open(local, "rb") as file:
+                is_payload = file.read(len(MAGIC)) == MAGIC
+            yield from _from_payloads(local, str(path)) if is_payload else _from_parquet(local, str(path))
+        except (PairwrightError, pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).replace(str(local), str(path))
+            yield Rejected(str(path), None, f"cannot be read: {reason}", NAME)
+
+
+def _from_payloads(local: Path, name: str) -> Iterator[Experience | Rejected]:
+    """Payloads one after another. After one with damaged content the next is read, since its length is known."""
+    with open(local, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        view = memoryview(mapped)
+        start = 0
+        try:
+            while start < len(view):
+                size = payload_size(view[start:])
+                payload = bytes(view[start : start + size])
+                try:
+                    yield from loads_many(payload)
+                except CodecError as error:
+                    yield Rejected(name, None, f"payload at byte {start:,}: {error}", NAME)
+                start += size
+        except CodecError as error:
+            yield Rejected(name, None, f"payload at byte {start:,}: {error}", NAME)
+        finally:
+            view.release()
+
+
+def _from_parquet(local: Path, name: str) -> Iterator[Experience | Rejected]:
+    with parquet_file(local) as file:
+        columns = file.schema_arrow.names
+        missing = [column for column in _NEEDED if column not in columns]
+        if missing:
+            yield Rejected(name, None, f"a Parquet file that is no experience table: no column {missing[0]!r}", NAME)
+            return
+        first = 0
+        for batch in file.iter_batches(_ROWS_AT_ONCE, use_threads=False):
+            try:
+                yield from from_arrow(pa.Table.from_batches([batch]))
+            except PairwrightError:
+                yield from _row_by_row(batch, name, first)
+            first += batch.num_rows
+
+
+def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experience | Rejected]:
+    """The rows of a batch in which some row is bad."""
+    for number in range(batch.num_rows):
+        try:
+            yield from from_arrow(pa.Table.from_batches([batch.slice(number, 1)]))
+        except (TableError, PairwrightError) as error:
+            yield Rejected(name, None, f"row {first + number:,}: {error}", NAME)
+
+
+# One piece of an import: a file, or a range of its lines, read into a hidden part beside what could not be used.
 
 ROWS_PER_BATCH = 256
 _PREFERENCE = Kind.PREFERENCE

@@ -19,16 +19,23 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import pyarrow as pa
 
 from pairwright.errors import TableError
-from pairwright.places import Place, is_address, list_names, local_path, place, publish
-from pairwright.places.parquet import footers_of, parquet_batches, scan_parquet
-from pairwright.records import Experience
+from pairwright.paths import Place, is_address, list_names, local_path, place, publish
+from pairwright.paths.parquet import footers_of, parquet_batches, scan_parquet
+from pairwright.records.experience import Experience
 from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
-from pairwright.store.journal import SUFFIX, JournalWriter, new_segment_id, read_journal, try_lock
-from pairwright.store.marker import check_table
-from pairwright.store.parts import ROWS_PER_GROUP, put_hidden_part
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
+from pairwright.store.segments import (
+    ROWS_PER_GROUP,
+    SUFFIX,
+    JournalWriter,
+    check_table,
+    new_segment_id,
+    put_hidden_part,
+    read_journal,
+    try_lock,
+)
 
 if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of it
     import datasets
@@ -109,7 +116,7 @@ class Table(RowAccess[Experience]):
 
         Appending to it appends to the table.
         """
-        from pairwright.store.where import parse_where
+        from pairwright.store.columns import parse_where
 
         view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
         view._where = join_conditions(self._where, where)
@@ -172,7 +179,7 @@ class Table(RowAccess[Experience]):
         """A condition together with that of the view."""
         if self._where is None:
             return where
-        from pairwright.store.where import parse_where
+        from pairwright.store.columns import parse_where
 
         own = parse_where(self._where, option="filter")
         return own if where is None else own & where

@@ -11,35 +11,35 @@
 Where no exact mask exists, a Refusal names the turn and the reason.
 """
 
-from pairwright.tokens.batches import as_torch, buckets
-from pairwright.tokens.check import check_template
-from pairwright.tokens.collate import (
+from pairwright.tokens.batch.collate import (
     Tree,
     TreeBatch,
+    as_torch,
+    buckets,
     collate_distill,
     collate_policy,
     collate_preference,
     collate_trees,
     pack,
 )
-from pairwright.tokens.combine import Collator, CombineOptions, Trace
-from pairwright.tokens.distill import (
+from pairwright.tokens.batch.combine import Collator, CombineOptions, Trace
+from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
+from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.hints import HINTS, Hint, find_sites, hints_for
+from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
+from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
+from pairwright.tokens.sequence import Paint, Report, Sequence, truncate
+from pairwright.tokens.stage.check import check_template
+from pairwright.tokens.stage.preview import html_page, painted_text
+from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillation,
     encode_distillations,
     truncate_distillation,
 )
-from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.hints import HINTS, Hint, find_sites, hints_for
-from pairwright.tokens.pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
-from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
-from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
-from pairwright.tokens.render import Piece, Rendered, Template
-from pairwright.tokens.sequence import Paint, Report, Sequence
-from pairwright.tokens.show import html_page, painted_text
+from pairwright.tokens.template.render import Piece, Rendered, Template
 from pairwright.tokens.tokenizer import ChatTokenizer, FunctionRenderer, Renderer, chat_tokenizer
-from pairwright.tokens.truncate import truncate
-from pairwright.tokens.turns import encode_turns
 
 COLLATORS = {
     "preference": collate_preference,

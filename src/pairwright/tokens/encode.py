@@ -32,17 +32,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pairwright.messages import TEXT, Json, Message
-from pairwright.tokens.adapt import adapted_chat
-from pairwright.tokens.dropped import refuse_dropped, refuse_media
-from pairwright.tokens.marks import Chat, plain_chat
-from pairwright.tokens.owned import CALL, CALL_ID, REASONING
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.tokens.message_dialect import adapted_chat
+from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.regions import Located, Region, Verify, locate
-from pairwright.tokens.render import Rendered
 from pairwright.tokens.sequence import Paint, Report, Sequence
-from pairwright.tokens.spelling import Encoded, encode_text
-from pairwright.tokens.text import encode_raw_text, is_raw_text
+from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
+from pairwright.tokens.spans.regions import Located, Region, Verify, locate
+from pairwright.tokens.spans.spelling import Encoded, encode_text
+from pairwright.tokens.template.render import Rendered
+from pairwright.tokens.template.tracked_messages import Chat, plain_chat
+from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Boundaries = Literal["whole", "split"]

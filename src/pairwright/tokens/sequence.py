@@ -1,14 +1,15 @@
 """Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 from msgspec.structs import force_setattr
 
-from pairwright.arrays import Array, as_array, same_array
 from pairwright.errors import RecordError
+from pairwright.records.arrays import Array, as_array, same_array
+from pairwright.tokens.refusals import Refusal
 
 
 class Paint(IntEnum):
@@ -119,3 +120,61 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             logprobs=None if self.logprobs is None else self.logprobs[kept],
             report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(kept)),
         )
+
+
+# Sequences that are too long: cut between turns, never through one, and counted.
+
+Truncation = Literal["keep_start", "keep_end", "drop"]
+
+
+def truncate(
+    sequence: Sequence,
+    max_length: int,
+    truncation: Truncation = "keep_end",
+    *,
+    keep_first: int = 0,
+) -> Sequence:
+    """At most `max_length` tokens; `keep_first` tokens (a BOS token, the system prompt) stay in any case.
+
+    >>> long = Sequence(ids=[1, 2, 3, 4, 5, 6], mask=[0, 0, 1, 1, 0, 1], message_index=[0] * 6, paint=[0] * 6)
+    >>> truncate(long, 3).ids.tolist()  # the cut would run through the turn (3, 4)
+    [5, 6]
+    >>> truncate(long, 4, keep_first=1).ids.tolist()
+    [1, 5, 6]
+    >>> truncate(long, 5, "keep_start").ids.tolist()
+    [1, 2, 3, 4, 5]
+    """
+    length = len(sequence)
+    if length <= max_length:
+        return sequence
+    if truncation == "drop":
+        raise Refusal("too_long", f"{length} tokens of at most {max_length}")
+    if truncation == "keep_start":
+        stop = max_length
+        while stop > 0 and sequence.mask[stop - 1] and stop < length and _same_turn(sequence, stop):
+            stop -= 1
+        kept = np.arange(stop)
+    else:
+        start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
+        kept = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
+    cut = sequence.take(kept)
+    if not cut.mask.any():
+        raise Refusal("too_long", f"{length} tokens; no trained turn fits into {max_length}")
+    return cut
+
+
+def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
+    """Where to cut the beginning off: the position, or the end of the trained turn that a cut there would run through.
+    A turn right after the cut goes, too, unless something is kept before it: nothing would predict its first token."""
+    while 0 < position < len(sequence) and (
+        _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
+    ):
+        position += 1
+    return position
+
+
+def _same_turn(sequence: Sequence, position: int) -> bool:
+    """Is a cut before `position` inside a trained turn?"""
+    return bool(sequence.mask[position - 1] and sequence.mask[position]) and bool(
+        sequence.message_index[position - 1] == sequence.message_index[position]
+    )

@@ -7,12 +7,11 @@ CHANNELS         dpo, sft, grpo, sdpo
 
 import pairwright
 from pairwright.ledger.run_status import Status, read_status
-from pairwright.tokens.collate import Tree
-from pairwright.train.channels import CHANNELS
-from pairwright.train.folder import read_batch
-from pairwright.train.loop import BadLoss, TrainResult
-from pairwright.train.policy import Policy
-from pairwright.train.stopping import Stopped
+from pairwright.tokens.batch.collate import Tree
+from pairwright.train.channels.channels import CHANNELS
+from pairwright.train.loop import BadLoss, Stopped, TrainResult
+from pairwright.train.model.policy_model import Policy
+from pairwright.train.run_dir import read_batch
 from pairwright.train.training import train
 
 __all__ = [

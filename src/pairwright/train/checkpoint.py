@@ -18,10 +18,10 @@ import torch
 import xxhash
 from safetensors import safe_open
 
-from pairwright.config.train import TrainConfig
+from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
-from pairwright.places import write_atomic
-from pairwright.train.shards import like, put, write_tensors
+from pairwright.paths import write_atomic
+from pairwright.train.model.sharding import like, put, write_tensors
 
 
 class CheckpointError(PairwrightError):

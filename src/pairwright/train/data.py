@@ -12,27 +12,88 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 
-from pairwright.arrays import Array
-from pairwright.canonical import content_hash
-from pairwright.config.tokens import TokensConfig
-from pairwright.config.train import DistillConfig
+from pairwright.config.sections import TokensConfig
+from pairwright.config.train_config import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
-from pairwright.pairs.curriculum import Curriculum, read_curriculum
-from pairwright.pairs.table import FILE_NAME, PAIR_SCHEMA
+from pairwright.losses.advantages import token_advantages
+from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
+from pairwright.pairs.selection import Curriculum, read_curriculum
+from pairwright.records.arrays import Array
+from pairwright.records.canonical import content_hash
+from pairwright.store.columns import parse_where
 from pairwright.store.table import Table
-from pairwright.store.where import parse_where
-from pairwright.tokens.cache import CachedPairs, read_pairs, read_refusals, read_sequences
-from pairwright.tokens.collate import Tree, as_tree
-from pairwright.tokens.distill import Distillation, distill_experience, truncate_distillation
-from pairwright.tokens.encoded import read_encoded
-from pairwright.tokens.hinting import Hinter
+from pairwright.tokens.batch.collate import Tree, as_tree
+from pairwright.tokens.hints import Hinter
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence
-from pairwright.tokens.stage import encode_source
+from pairwright.tokens.stage.cache import CachedPairs, read_pairs, read_refusals, read_sequences
+from pairwright.tokens.stage.stage import encode_source, read_encoded
+from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
-from pairwright.train.token_signals import TokenSignals, read_token_signals
+
+# What was recorded for single tokens of runs: advantages, and rewards of tokens or steps.
+
+
+@dataclass(frozen=True)
+class TokenSignals:
+    """By id of the run: a value for each token of its sequence."""
+
+    advantages: dict[str, Array] = field(default_factory=dict)
+    rewards: dict[str, Array] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def has(self, uid: str) -> bool:
+        return uid in self.advantages or uid in self.rewards
+
+    @property
+    def fingerprint(self) -> str:
+        found = (self.advantages, self.rewards)
+        return content_hash([[uid, array.tobytes()] for arrays in found for uid, array in sorted(arrays.items())])
+
+    def by_token(self, ids: list[str], groups: Array, *, kind: str) -> dict[int, Array]:
+        """The advantages of the tokens of runs that have some of their own, by position among `ids`.
+
+        Recorded advantages are taken as they are. Rewards count where every run of the group has some: the runs of a
+        group are compared with one another, and only like with like.
+        """
+        found = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
+        without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in found}
+        places = [place for place in range(len(ids)) if int(groups[place]) not in without]
+        if places:
+            rewards = [torch.from_numpy(self.rewards[ids[place]]) for place in places]
+            made = token_advantages(rewards, torch.from_numpy(groups[places]), kind=kind)
+            found |= {place: values.numpy() for place, values in zip(places, made, strict=True)}
+        return found
+
+
+def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSignals:
+    """The signals of the runs of a table, for the sequences that are trained of them."""
+    found = TokenSignals()
+    counts: Counter[str] = Counter()
+    for run in table.records(where=pl.col("num_tokens").is_not_null()) if sequences else ():
+        recorded = run.advantages if run.advantages is not None else run.token_level_reward
+        sequence = sequences.get(run.eid.uid)
+        if recorded is None or sequence is None or run.tokens is None:
+            continue
+        if not np.array_equal(sequence.ids, run.tokens):
+            counts["token_rewards_unused"] += 1
+            continue
+        values = np.zeros(len(sequence), np.float32)
+        values[run.prompt_length :] = recorded
+        is_finite = np.isfinite(values)
+        if not is_finite[sequence.mask].all():
+            counts["token_rewards_not_finite"] += 1
+            continue
+        kept = found.rewards if run.advantages is None else found.advantages
+        kept[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
+    found.counts.update(counts)
+    return found
+
+
+# What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs beside tokens.
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.errors import ConfigError
+from pairwright.train.batch_schedule import Order
 from pairwright.train.checkpoint import State
-from pairwright.train.folder import RunFolder
-from pairwright.train.order import Order
+from pairwright.train.run_dir import RunFolder
 
 Sums = dict[str, tuple[float, float]]
 Event = dict[str, Any]

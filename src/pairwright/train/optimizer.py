@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from pairwright.config.train import TrainConfig
-from pairwright.train.model import ModelError
-from pairwright.train.shards import whole
+from pairwright.config.train_config import TrainConfig
+from pairwright.train.model.load_model import ModelError
+from pairwright.train.model.sharding import whole
 
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
-from pairwright.config.adjust import adjust_config
+from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
 from pairwright.pairs.container import Pairs
-from pairwright.pairs.table import FILE_NAME
-from pairwright.places import local_folder, place
+from pairwright.pairs.pair_table import FILE_NAME
+from pairwright.paths import local_folder, place
 from pairwright.store.table import Table
-from pairwright.tokens.cache import ITEMS
-from pairwright.tokens.encoded import Encoded
+from pairwright.tokens.stage.cache import ITEMS
+from pairwright.tokens.stage.stage import Encoded
 from pairwright.train import loop
 from pairwright.train.loop import TrainResult
 from pairwright.train.metrics import Event, Progress

@@ -1,0 +1,138 @@
+"""`pairwright collect CONFIG -o RUN`."""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import CollectView, duration, print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.collect import Collected
+
+_MOST_ERRORS = 5
+
+
+def collect_runs(
+    config: Annotated[Path, typer.Argument(help="A configuration with a `collect` and a `policy` section.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on: what is done stays, what failed is retried.")
+    ] = False,
+    override: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Run a workflow over tasks, and record every candidate with its score."""
+    from pairwright.collect import collect
+    from pairwright.config import load_config
+
+    found = load_config(config, overrides=parse_overrides(override))
+    output = output or Path("runs") / found.name
+    with CollectView() as view:
+        collected = collect(found, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
+    _report(collected, output, config, as_json=as_json)
+
+
+def _report(collected: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
+    figures = _figures(collected)
+    if as_json:
+        print_json(figures)
+    else:
+        rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
+        print_table("collected", ("figure", "value"), rows)
+    for entry in collected.errors[:_MOST_ERRORS]:
+        say(f"failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
+    if len(collected.errors) > _MOST_ERRORS:
+        say(f"... and {len(collected.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
+    status = collected.status
+    if (reason := collected.why_empty()) is not None:
+        raise PairwrightError(reason)
+    for line in status.lines_without_ids():
+        say(line)
+    if status.num_silent:
+        say(f"{status.num_silent:,} of {status.num_done:,} runs that are done recorded nothing")
+    again = f"; pairwright collect {config} -o {output} --resume retries them" if collected.errors else ""
+    say(
+        f"{status.num_done:,} of {status.num_runs:,} runs done, {status.num_failed:,} failed{again}. "
+        f"{status.num_candidates:,} candidates in {collected.experience} after {duration(collected.seconds)}. "
+        f"Next: pairwright pairs {collected.experience} -o {output}/pairs"
+    )
+
+
+def _figures(collected: "Collected") -> dict[str, Any]:
+    status = collected.status
+    return {
+        "tasks": status.num_tasks,
+        "runs": status.num_runs,
+        "done": status.num_done,
+        "done_before": status.num_before,
+        "failed": status.num_failed,
+        "candidates": status.num_candidates,
+        "unscored": status.num_candidates - status.num_scored,
+        "silent_runs": status.num_silent,
+        "pairs": status.num_pairs,
+        "mean_reward": status.mean_reward,
+        "tokens": status.num_tokens,
+        "seconds": round(collected.seconds, 3),
+        "without_token_ids": dict(status.without_ids),
+        "failures": dict(status.failures),
+        "retries": dict(status.retries),
+    }
+
+
+# `pairwright record --upstream URL -o DIR`.
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def record(
+    upstream: Annotated[str, typer.Option(help="The endpoint that answers, e.g. https://api.openai.com/v1.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the experience table.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8002,
+    batch: Annotated[str, typer.Option(help="Name of this recording in the ids of its experiences.")] = "record",
+    timeout: Annotated[
+        float, typer.Option(help="Seconds without a byte after which the upstream is given up.")
+    ] = 600.0,
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Listen on an address that other machines reach; there are no keys.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the counts as JSON at the end.")] = False,
+) -> None:
+    """Pass requests of the OpenAI API through to an endpoint, and record them as experiences."""
+    if host not in _LOOPBACK and not allow_remote:
+        raise ConfigError(f"--host {host}: anybody who reaches it could use it; add --allow-remote if that is meant")
+    try:
+        from pairwright.collect.proxy.proxy import Proxy
+        from pairwright.engines.listening import listen, serve_app, url_of
+    except ImportError as error:
+        raise ConfigError(
+            f"recording needs starlette, httpx and uvicorn ({error}): pip install 'pairwright[collect]'"
+        ) from None
+    proxy = Proxy(upstream, output, batch=batch, timeout_seconds=timeout)
+    listener = listen(host, port)
+    say(f"recording {url_of(listener)}/v1 -> {proxy.upstream} into {output}; point base_url there, end with Ctrl-C")
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end: the server has shut down in order by then
+        serve_app(proxy.app(), listener, lifespan="on", date_header=False)
+    counts = proxy.counts
+    if as_json:
+        print_json(
+            {
+                "requests": counts.requests,
+                "experiences": counts.experiences,
+                "feedback": counts.feedback,
+                "upstream_errors": {str(code): count for code, count in counts.upstream_errors.items()},
+                "not_recorded": dict(counts.not_recorded),
+            }
+        )
+    for reason, count in counts.not_recorded.most_common(10):
+        say(f"not recorded: {count:,} × {reason}")
+    say(
+        f"{counts.experiences:,} experiences of {counts.requests:,} requests in {output}, {counts.feedback:,} rewards, "
+        f"{counts.upstream_errors.total():,} upstream errors. Next: pairwright experience stats {output}"
+    )

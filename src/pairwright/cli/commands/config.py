@@ -1,0 +1,102 @@
+"""`pairwright config schema|validate|show|from-nat`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.errors import ConfigError
+
+app = typer.Typer(
+    help="Look at a configuration: its schema, whether it is valid, what it resolves to.", no_args_is_help=True
+)
+File = Annotated[Path | None, typer.Argument(help="A YAML file; without it the defaults.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration (for editors and other tools)."""
+    from pairwright.config import config_schema
+
+    print_json(config_schema())
+
+
+@app.command(cls=ConfigCommand)
+def validate(file: File = None, override: Overrides = None) -> None:
+    """Check a configuration; exit code 3 and one line if it is not valid."""
+    from pairwright.config import load_config
+
+    load_config(file, overrides=parse_overrides(override))
+    say(f"{file or 'the defaults'}: valid")
+
+
+@app.command(cls=ConfigCommand)
+def show(file: File = None, override: Overrides = None, as_json: AsJson = False) -> None:
+    """Print the resolved configuration. Values from the environment stand as ${VAR}, never in clear."""
+    from pairwright.config import shown_config
+
+    resolved = shown_config(file, overrides=parse_overrides(override))
+    if as_json:
+        print_json(resolved)
+    else:
+        print(_as_yaml(resolved), end="")
+
+
+@app.command("from-nat")
+def from_nat(
+    file: Annotated[Path, typer.Argument(help="A NeMo Agent Toolkit configuration with finetuning.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="File to write; else stdout.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it is there.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 2 if a key could not be mapped.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Turn a NeMo Agent Toolkit finetuning configuration into ours; what has no counterpart is named on stderr."""
+    from dataclasses import asdict
+
+    from pairwright.config.from_nat import from_nat as converted
+    from pairwright.config.from_nat import read_nat
+
+    tree = read_nat(file)
+    try:
+        found = converted(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+    if output is not None:
+        _write(output, _as_yaml(found.tree), overwrite=overwrite)
+    if as_json:
+        print_json({"config": found.tree, "unmapped": [asdict(left) for left in found.unmapped], "set": found.to_set})
+    elif output is None:
+        print(_as_yaml(found.tree), end="")
+    for left in found.unmapped:
+        say(f"not mapped: {left.key}: {left.reason}")
+    where = "" if output is None else f"{output}: "
+    following = f"; set {', '.join(found.to_set)}" if found.to_set else ""
+    check = "" if output is None else f"; then: pairwright config validate {output}"
+    say(f"{where}{found.num_mapped} keys mapped, {len(found.unmapped)} not{following}{check}")
+    if strict and found.unmapped:
+        raise typer.Exit(2)
+
+
+def _write(path: Path, text: str, *, overwrite: bool) -> None:
+    try:
+        with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already: choose another name, or --overwrite") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _as_yaml(value: Any) -> str:
+    from io import StringIO
+
+    from ruamel.yaml import YAML
+
+    stream = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(value, stream)
+    return stream.getvalue()

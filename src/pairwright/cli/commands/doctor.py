@@ -1,0 +1,59 @@
+"""`pairwright doctor [CONFIG]`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+
+if TYPE_CHECKING:
+    from pairwright.config import Config
+
+
+def doctor(
+    file: Annotated[Path | None, typer.Argument(metavar="CONFIG", help="A YAML file; else the defaults.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="A pairs table to train on.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to train.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the run will go.")] = None,
+    override: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look at everything a run needs before it starts; exit code 2, with the way out, if something is wrong."""
+    from pairwright.config import load_config
+    from pairwright.jobs.doctor.diagnosis import diagnose
+    from pairwright.jobs.doctor.findings import Patient, Verdict
+
+    config = load_config(file, overrides=parse_overrides(override))
+    folder = Path("runs") / config.name
+    table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)
+    patient = Patient(
+        config=config, pairs=table, model=model or _local_model(config), output=output or folder,
+        base=None if file is None else file.parent,
+    )  # fmt: skip
+    found = diagnose(patient)
+    if as_json:
+        print_json([{"name": item.name, "verdict": item.verdict, "message": item.message, "way_out": item.way_out}
+                    for item in found])  # fmt: skip
+    else:
+        rows = [
+            (item.name, item.verdict, item.message + (f" → {item.way_out}" if item.way_out else "")) for item in found
+        ]
+        print_table(str(file or "doctor"), ("what", "verdict", "found"), rows)
+    failed = [item for item in found if item.verdict is Verdict.FAILED]
+    if failed:
+        say(f"{len(failed)} of {len(found)} checks failed: {'; '.join(item.name for item in failed)}")
+        raise typer.Exit(2)
+    untold = sum(item.verdict is Verdict.UNKNOWN for item in found)
+    warned = sum(item.verdict is Verdict.WARNING for item in found)
+    say(
+        f"{len(found)} checks, nothing wrong"
+        + (f", {warned} warnings" if warned else "")
+        + (f", {untold} could not be told" if untold else "")
+    )
+
+
+def _local_model(config: "Config") -> str | None:
+    """The model that is trained: the one that is named, else the one that answers here."""
+    return config.model or (config.policy.model if config.policy.base_url is None else None)

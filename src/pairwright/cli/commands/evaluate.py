@@ -1,0 +1,115 @@
+"""`pairwright evaluate BEFORE AFTER`: two models on the same tasks, and the gate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pairwright.cli.help_format import GroupWithCompare
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+
+if TYPE_CHECKING:
+    from pairwright.evaluate import Evaluation
+
+
+app = typer.Typer(
+    cls=GroupWithCompare, help="Prove that a new model is better on the same tasks.", no_args_is_help=True
+)
+
+
+COMPARE_KEYS = (
+    "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.min_tasks",
+    "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method",
+    "evaluate.num_resamples", "seed",
+)  # fmt: skip
+
+
+@app.command(cls=with_options(*COMPARE_KEYS, after="override"))
+def compare(
+    ctx: typer.Context,
+    before: Annotated[Path, typer.Argument(help="The old model's scores: a file or an experience table.")],
+    after: Annotated[Path, typer.Argument(help="The new model's scores on the same tasks.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Folder for evaluation.json.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Take the section `evaluate` of this file.")] = None,
+    override: Overrides = None,
+    where_before: Annotated[str | None, typer.Option(help="Only rows of BEFORE for which this SQL holds.")] = None,
+    where_after: Annotated[str | None, typer.Option(help="Only rows of AFTER for which this SQL holds.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare two models on the same tasks and runs; exit code 2 if the gate stays closed."""
+    from pairwright.cli.commands.experience_table import _condition
+    from pairwright.config import load_config
+    from pairwright.evaluate import evaluate, read_scores
+    from pairwright.evaluate.comparison import evaluate_settings
+
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    section = settings.evaluate
+    sides = [
+        read_scores(path, where=_condition(where), reduce=section.reduce)
+        for path, where in ((before, where_before), (after, where_after))
+    ]
+    found = evaluate(sides[0], sides[1], **evaluate_settings(section, seed=settings.seed))
+    show_evaluation(found, output, as_json=as_json)
+
+
+@app.command(cls=ConfigCommand)
+def run(
+    config: Annotated[Path, typer.Argument(help="A configuration with `evaluate` and `policy`.", show_default=False)],
+    before: Annotated[str, typer.Option(help="The old model: a folder, or a name at the endpoint.")],
+    after: Annotated[str, typer.Option(help="The new model.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with an evaluation that was cut short.")] = False,
+    override: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Let two models play the held-out tasks with the same seeds; exit code 2 if the gate stays closed."""
+    from pairwright.cli.output import CollectView
+    from pairwright.config import load_config
+    from pairwright.evaluate.evaluation import evaluate_models
+
+    loaded = load_config(config, overrides=parse_overrides(override))
+    folder = output or Path("runs") / loaded.name
+    with CollectView() as view:
+        found, played = evaluate_models(
+            loaded, before=before, after=after, output=folder, resume=resume, base=config.resolve().parent,
+            watch=view.show,
+        )  # fmt: skip
+    for side, collected in zip(("before", "after"), played, strict=True):
+        for entry in collected.errors[:3]:
+            say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
+    show_evaluation(found, folder, as_json=as_json)
+
+
+def show_evaluation(found: "Evaluation", output: Path | None, *, as_json: bool) -> None:
+    """Print an evaluation, write it where asked, and end with exit code 2 if the gate stays closed."""
+    from pairwright.evaluate import evaluation_json, write_evaluation
+
+    written = None if output is None else write_evaluation(output, found)
+    if as_json:
+        print_json(evaluation_json(found))
+    else:
+        columns = ("metric", "before", "after", "difference", "low", "high", "wins", "draws", "losses", "sign_test_p")
+        rows = [
+            (one.metric.name, one.before.mean, one.after.mean, one.difference.mean, one.difference.low,
+             one.difference.high, one.wins, one.draws, one.losses, one.sign_test)
+            for one in found.comparisons
+        ]  # fmt: skip
+        print_table("evaluation", columns, rows)
+    for one in found.comparisons:
+        for note in one.notes:
+            say(f"{one.metric.name}: {note}")
+        worse = one.regressions
+        if worse:
+            named = ", ".join(f"{row.task!r} ({row.difference:+.3g})" for row in worse[:3])
+            say(f"{one.metric.name}: worse on {len(worse):,} of {one.num_tasks:,} tasks: {named}"
+                + (", …" if len(worse) > 3 else ""))  # fmt: skip
+    place = "" if written is None else f" Written to {written}."
+    if found.verdict is not None and not found.verdict.passed:
+        say(f"the gate stays closed: {found.verdict.reason}.{place}")
+        raise typer.Exit(2)
+    verdict = "" if found.verdict is None else f"the gate opens: {found.verdict.reason}."
+    first = found.comparisons[0]
+    say(verdict + f" {first.num_tasks:,} tasks, {first.num_runs:,} runs compared.{place}")

@@ -1,0 +1,155 @@
+"""`pairwright experience stats|head|filter|export DIR`."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_json_line, print_table, say
+from pairwright.cli.path_arguments import PLACE
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from pairwright.paths import Place
+
+app = typer.Typer(help="Look at an experience table and write it elsewhere.", no_args_is_help=True)
+
+Dir = Annotated[str, typer.Argument(help="The folder of an experience table; also s3://...", show_default=False)]
+Where = Annotated[str | None, typer.Option(help="Only rows for which this SQL expression holds, e.g. 'reward > 0.5'.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Target(StrEnum):
+    jsonl = "jsonl"
+    parquet = "parquet"
+    hf = "hf"
+    bytes = "bytes"
+
+
+@app.command()
+def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
+    """Count what a table holds: kinds, tasks, rewards, lengths, sources."""
+    from pairwright.store.exporting import table_statistics
+    from pairwright.store.table import Table
+
+    table = Table(folder, create=False)
+    found = table_statistics(table, _condition(where))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict)]
+    for name, counts in found.items():
+        if isinstance(counts, dict):
+            rows += [(f"{name}: {key}", value) for key, value in counts.items()]
+    print_table(str(table.path), ("what", "value"), rows)
+    say(f"{found['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
+
+
+@app.command()
+def head(
+    folder: Dir,
+    num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 5,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the first experiences: their conversation and reward, or whole as JSON lines."""
+    from pairwright.records.grouping import conversation_of
+    from pairwright.sources.datasets.pairwright_rows import experience_to_json
+    from pairwright.store.table import Table
+
+    table = Table(folder, create=False)
+    found = table.head(num, _condition(where))
+    for exp in found:
+        if as_json:
+            print_json_line(experience_to_json(exp))
+            continue
+        print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
+        prompt, completion = conversation_of(exp)
+        for message in prompt:
+            _print_message("  given ", message)
+        for message in completion:
+            _print_message("  made  " if message.is_generated else "  seen  ", message)
+        for name in ("chosen", "rejected"):
+            side = getattr(exp, name)
+            for message in conversation_of(exp, side).completion if side else ():
+                _print_message(f"  {name:8} ", message)
+        print()
+    say(f"{len(found)} shown of {table.path}. Whole records: --json")
+
+
+@app.command("filter")
+def filter_rows(
+    folder: Dir,
+    where: Annotated[
+        str, typer.Option(help="SQL condition of the rows to keep, e.g. 'reward > 0.5'.", show_default=False)
+    ],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar=PLACE, help="Folder of the new table.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Write the rows for which a condition holds into a new table."""
+    from pairwright.paths import place
+    from pairwright.store.columns import parse_where
+    from pairwright.store.exporting import filter_table
+    from pairwright.store.table import Table
+
+    source, target = Table(folder, create=False), place(output)
+    num_rows, num_kept = filter_table(source, target, parse_where(where))
+    if as_json:
+        print_json({"rows": num_rows, "kept": num_kept, "left_out": num_rows - num_kept, "where": where})
+    say(
+        f"{num_kept:,} of {num_rows:,} experiences written to {target}, {num_rows - num_kept:,} left out by "
+        f"--where {where!r}. Next: pairwright pairs {target} -o DIR"
+    )
+
+
+@app.command()
+def export(
+    folder: Dir,
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.")
+    ],
+    to: Annotated[Target | None, typer.Option(help="Format; by default told by the file's ending.")] = None,
+    where: Where = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a table as JSON lines, one Parquet file, an HF dataset on disk, or pairwright bytes."""
+    from pairwright.paths import place
+    from pairwright.store.exporting import EXPORTERS
+    from pairwright.store.table import Table
+
+    table, file = Table(folder, create=False), place(output)
+    if file.exists() and not overwrite:
+        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
+    target = to or _target_of(file)
+    condition = _condition(where)
+    if not table.count(condition):
+        which = "" if where is None else f" for which {where!r} holds"
+        raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
+    num_rows = EXPORTERS[target.value](table, file, condition)
+    say(f"{num_rows:,} experiences written to {file} ({target.value})")
+
+
+def _target_of(output: "Place") -> Target:
+    endings = {".jsonl": Target.jsonl, ".parquet": Target.parquet, ".pwxp": Target.bytes, "": Target.hf}
+    if output.suffix not in endings:
+        raise ConfigError(f"{output}: unknown ending {output.suffix!r}; say --to {'|'.join(Target)}")
+    return endings[output.suffix]
+
+
+def _condition(where: str | None) -> "pl.Expr | None":
+    if where is None:
+        return None
+    from pairwright.store.columns import parse_where
+
+    return parse_where(where)
+
+
+def _print_message(label: str, message: Any) -> None:
+    text = " ".join(message.text.split())
+    print(f"{label}{message.role}: {text[:160]}{'…' if len(text) > 160 else ''}")
+    for call in message.tool_calls:
+        print(f"{' ' * len(label)}  calls {call.name}({call.arguments[:120]})")

@@ -1,0 +1,86 @@
+"""`pairwright export PAIRS --to FORMAT -o FILE`."""
+
+import difflib
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.path_arguments import PLACE
+from pairwright.cli.shell_completion import complete_target, complete_words
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.export import ExportSummary
+    from pairwright.paths import Place
+
+
+def export_pairs(
+    pairs: Annotated[
+        str,
+        typer.Argument(help="The folder of a pairs table, or its file; also s3://...", show_default=False),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            help="Target, such as trl. See docs/exports.md.",
+            show_default=False,
+            autocompletion=complete_target,
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.", show_default=False
+        ),
+    ],
+    split: Annotated[
+        str,
+        typer.Option(
+            help="Which pairs: train, validation or all.", autocompletion=complete_words("all", "train", "validation")
+        ),
+    ] = "all",
+    history: Annotated[
+        bool, typer.Option("--history", help="customizer: messages with the full history as prompt.")
+    ] = False,
+    arguments: Annotated[
+        str,
+        typer.Option(
+            help="Arguments of tool calls in chat messages: text (JSON text) or object.",
+            autocompletion=complete_words("text", "object"),
+        ),
+    ] = "text",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Write pairs for a trainer, and say what became of every pair."""
+    from pairwright.export import EXPORTERS, ExportOptions, NothingFits
+    from pairwright.paths import place
+
+    if to not in EXPORTERS:
+        near = difflib.get_close_matches(to, EXPORTERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
+        raise ConfigError(f"--to {to!r}: {hint}")
+    options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
+    file = place(output)
+    if file.exists() and not overwrite:
+        raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
+    try:
+        summary = EXPORTERS[to](place(pairs), file, options)
+    except NothingFits as error:
+        _report(error.summary, file, as_json=as_json)
+        raise
+    _report(summary, file, as_json=as_json)
+    say(f"{summary.written:,} of {summary.pairs:,} pairs written to {file} ({summary.target})")
+
+
+def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None:
+    if as_json:
+        print_json({name: getattr(summary, name) for name in summary.__struct_fields__} | {"output": str(output)})
+    else:
+        rows: list[tuple[str, int, str | None]] = [("pairs", summary.pairs, None), ("written", summary.written, None)]
+        rows.append(("rows", summary.rows, None))
+        for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
+            rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
+        print_table(f"exported to {summary.target}", ("what", "pairs", "example"), rows)

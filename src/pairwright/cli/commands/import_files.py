@@ -1,0 +1,134 @@
+"""`pairwright import PATH... -o DIR`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings
+from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.cli.shell_completion import complete_format
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.paths import Place
+    from pairwright.store.importing import ImportSummary
+
+_COLUMNS = (
+    "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
+)  # fmt: skip
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="A format's name; by default told by content. See docs/sources.md.",
+        autocompletion=complete_format,
+    ),
+]
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."
+    ),
+]
+
+
+def import_files(
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files, folders or globs; also s3://...", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
+    ] = None,
+    format_name: FormatName = None,
+    reward: Reward = None,
+    scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
+    step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
+    redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core where it pays.")] = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
+    override: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Read agent traces into an experience table, and say what happened to every record."""
+    from pairwright.engines.engine import without_blas_threads
+
+    with without_blas_threads():
+        from pairwright.paths import place
+        from pairwright.sources.format import Options
+        from pairwright.store.importing import import_files as run_import
+        from pairwright.store.importing import refuse_empty
+        from pairwright.store.table import Table
+
+    settings = load_settings(config, override)
+    paths = paths or list(settings.sources.paths)
+    if output is None and config is not None:
+        output = str(Path("runs") / settings.name / "experience")
+    if not paths or output is None:
+        raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
+    where, folder = engine_settings(settings.engine, engine, address, workers), place(output)
+    reward = reward or settings.sources.reward
+    with Progress("reading", "MB") as progress, opened_engine(where) as opened:
+        summary = run_import(
+            paths,
+            Table(folder),
+            format_name=format_name or settings.sources.format,
+            options=Options(reward=reward, step_name=step_name),
+            redact=redact or settings.sources.redact,
+            scores=scores,
+            update=update,
+            engine=opened,
+            progress=progress.show,
+        )
+    _report(summary, folder, as_json=as_json)
+    refuse_empty(summary)
+    _say_added(summary, folder, is_scored=reward is not None or scores is not None)
+    if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
+        raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
+
+
+def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_json(summary))
+    else:
+        rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
+        print_table("imported", ("format", *_COLUMNS), rows, short={"experiences": "read", "already_there": "again"})
+    for reason, count in list(summary.reasons.items())[:10]:
+        say(f"quarantined: {count:,} × {reason}")
+    if summary.secrets:
+        kinds = {str(secret["kind"]) for secret in summary.secrets}
+        say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
+    if summary.num_scores:
+        say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
+    if summary.total("tokens_dropped"):
+        say(f"token ids dropped: {summary.total('tokens_dropped'):,} records (not contiguous, see info.tokens_dropped)")
+    for file, other in list(summary.same_as.items())[:3]:
+        say(f"{file}: records were there already, from {other}; if both are runs of their own, import them together")
+    if summary.num_replaced:
+        say(f"replaced: {summary.num_replaced:,} records of an earlier import")
+
+
+def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
+    if is_scored and summary.total("already_there"):
+        say("records that were there already keep the rewards they had; import into a new table to change them")
+    added = summary.total("experiences") - summary.total("already_there")
+    aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
+    say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
+
+
+def _as_json(summary: "ImportSummary") -> dict[str, Any]:
+    return {
+        "formats": summary.formats,
+        "reasons": summary.reasons,
+        "secrets": summary.secrets,
+        "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
+        "replaced": summary.num_replaced,
+        "same_as": summary.same_as,
+        "added": summary.total("experiences") - summary.total("already_there"),
+    }

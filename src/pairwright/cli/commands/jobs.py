@@ -1,0 +1,291 @@
+"""`pairwright jobs submit|list|show|attach|logs|cancel|deploy`."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.cli_errors import Interrupted
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
+from pairwright.cli.shell_completion import complete_choices
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.config import Config
+    from pairwright.jobs import Job, Status
+
+app = typer.Typer(help="Training jobs: start one, find it again, follow it to its end.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="JOB", help="A run's folder, or a job's id.", show_default=False)]
+Root = Annotated[Path, typer.Option("--runs", help="Where runs are looked for.")]
+File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts, tokens, limits.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command(cls=ConfigCommand)
+def submit(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
+    model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
+    pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
+    experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, sdpo).")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            help="local, ray, nemo-customizer, nemo-rl or trl.", autocompletion=complete_choices("backend.name")
+        ),
+    ] = None,
+    config: File = None,
+    override: Overrides = None,
+    wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,
+    launch: Annotated[
+        bool | None, typer.Option("--launch/--no-launch", help="nemo-rl, trl: start it, or only write its files.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="local: go on from the newest checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Forget the job that the folder had.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a job where `backend.name` says, and follow it."""
+    from pairwright.jobs import BACKENDS, JobRequest, JobState
+
+    loaded = _load(config, override)
+    name = backend or loaded.backend.name
+    if name not in BACKENDS:
+        raise ConfigError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    _refuse_other_job(output, is_forgotten=overwrite or resume)
+    starts = launch if launch is not None else name in ("local", "nemo-customizer")
+    request = JobRequest(model=model, pairs=pairs, experience=experience, launch=starts, resume=resume)
+    job = BACKENDS[name].submit(output, request, loaded, say)
+    if job.state is JobState.PREPARED:
+        _told(job, output, as_json=as_json)
+        say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
+        return
+    waits = (
+        wait if wait is not None else name != "nemo-customizer" or loaded.backend.nemo_customizer.wait_for_completion
+    )
+    if waits:
+        _follow(output, loaded, as_json=as_json)
+    else:
+        _told(job, output, as_json=as_json)
+        say(f"{job.id} is {job.state}. Next: pairwright jobs attach {output}")
+
+
+@app.command("list")
+def list_jobs(
+    root: Annotated[Path, typer.Argument(help="Where runs are looked for.")] = Path("runs"), as_json: AsJson = False
+) -> None:
+    """List the jobs of all runs, as they were last seen."""
+    from pairwright.jobs import find_jobs, read_job
+
+    found = [(folder, read_job(folder)) for folder in find_jobs(root)]
+    if as_json:
+        print_json([_as_json(job, folder) for folder, job in found])
+    else:
+        rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in found]
+        print_table(str(root), ("id", "backend", "state", "folder", "seen"), rows)
+    say(f"{len(found)} jobs below {root}. Next: pairwright jobs show JOB")
+
+
+@app.command(cls=ConfigCommand)
+def show(
+    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Ask the backend where a job is now."""
+    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs.backend import followed
+
+    folder = job_folder(name, root)
+    job = read_job(folder)
+    status = BACKENDS[job.backend].status(folder, job, _load(config, override))
+    job = followed(folder, read_job(folder), status)
+    _told(job, folder, as_json=as_json, status=status)
+
+
+@app.command(cls=ConfigCommand)
+def attach(
+    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Follow a job to its end, from wherever it is; exit code 1 if it fails."""
+    from pairwright.jobs import job_folder
+
+    _follow(job_folder(name, root), _load(config, override), as_json=as_json)
+
+
+@app.command(cls=ConfigCommand)
+def logs(
+    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
+) -> None:  # fmt: skip
+    """Print a job's log."""
+    from pairwright.jobs import BACKENDS, job_folder, read_job
+
+    folder = job_folder(name, root)
+    job = read_job(folder)
+    for line in BACKENDS[job.backend].logs(folder, job, _load(config, override), follow):
+        print(line, flush=follow)
+
+
+@app.command(cls=ConfigCommand)
+def cancel(
+    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Cancel a job. A local one saves a checkpoint first, from which --resume goes on."""
+    from pairwright.jobs import BACKENDS, job_folder, read_job
+    from pairwright.jobs.backend import followed
+    from pairwright.jobs.job import FINAL
+
+    folder, loaded = job_folder(name, root), _load(config, override)
+    job = read_job(folder)
+    backend = BACKENDS[job.backend]
+    if job.state not in FINAL:
+        job = backend.cancel(folder, job, loaded)
+        job = followed(folder, read_job(folder), backend.status(folder, read_job(folder), loaded))
+    _told(job, folder, as_json=as_json)
+    say(f"{job.id} is {job.state}")
+
+
+@app.command(cls=ConfigCommand)
+def deploy(
+    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None, as_json: AsJson = False
+) -> None:
+    """Put what a completed job made behind an endpoint, and wait until it answers."""
+    from pairwright.jobs import BACKENDS, job_folder, read_job
+
+    folder = job_folder(name, root)
+    job = read_job(folder)
+    _deployed(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
+
+
+def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
+    from pairwright.jobs import BACKENDS, read_job
+
+    job = read_job(folder)
+    backend = BACKENDS[job.backend]
+    try:
+        with _Shown() as shown:
+            status = backend.wait(folder, config, shown.show)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
+    job = read_job(folder)
+    wanted = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
+    if wanted:
+        backend.deploy(folder, job, config, say)
+        job = read_job(folder)
+    _told(job, folder, as_json=as_json, status=status)
+    say(f"{job.id} is completed. Next: pairwright jobs deploy {folder}" if not wanted else
+        f"{job.id} is completed and deployed at {(job.deployment or {}).get('url')}")  # fmt: skip
+
+
+class _Shown:
+    """A job's progress: one live line in a terminal, in a pipe a line when its state changed or after ten seconds."""
+
+    def __enter__(self) -> "_Shown":
+        self._live: Any = None
+        self._last: Any = None
+        self._next = 0.0
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self._live = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._live.start()
+            self._task = self._live.add_task("", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: "Status") -> None:
+        if self._live is not None:
+            total = None if status.percentage is None else 100.0
+            self._live.update(self._task, description=_line(status), completed=status.percentage or 0, total=total)
+            return
+        key = (status.state, status.step, status.message)
+        is_new_state = self._last is None or self._last[0] is not status.state
+        if key != self._last and (is_new_state or time.monotonic() >= self._next):
+            say(_line(status))
+            self._last, self._next = key, time.monotonic() + 10
+
+
+def _line(status: "Status") -> str:
+    parts = [str(status.state)]
+    if status.percentage is not None:
+        parts.append(f"{status.percentage:.0f}%")
+    if status.step is not None:
+        parts.append(f"step {status.step}" + (f" of {status.num_steps}" if status.num_steps else ""))
+    for name, value in (("loss", status.train_loss), ("validation loss", status.validation_loss)):
+        if value is not None:
+            parts.append(f"{name} {value:.4g}")
+    return ", ".join([*parts, *([status.message] if status.message else [])])
+
+
+def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
+    from pairwright.jobs import is_submitted, read_job
+    from pairwright.jobs.job import FILE_NAME, FINAL
+
+    if not (folder / FILE_NAME).exists():
+        return
+    job = read_job(folder)
+    if is_forgotten or not is_submitted(folder):
+        return
+    ways = (
+        "choose another folder, or say --overwrite"
+        if job.state in FINAL
+        else f"follow it with: pairwright jobs attach {folder}, end it with: pairwright jobs cancel {folder}"
+    )
+    raise PairwrightError(f"{folder}: has the job {job.id}, which is {job.state}: {ways}")
+
+
+def _told(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" = None) -> None:
+    if as_json:
+        print_json(_as_json(job, folder, status))
+        return
+    rows: list[tuple[str, Any]] = [
+        ("id", job.id),
+        ("backend", job.backend),
+        ("state", job.state),
+        ("folder", str(folder)),
+    ]
+    if status is not None:
+        rows += [("progress", _line(status))]
+    for key in ("job_id", "output_model", "revision", "pid", "script", "slurm_id"):
+        if job.details.get(key) is not None:
+            rows.append((key, str(job.details[key])))
+    if job.deployment:
+        rows += [(f"deployment {key}", str(value)) for key, value in job.deployment.items()]
+    if job.error:
+        rows.append(("error", job.error))
+    print_table(job.id, ("what", "value"), rows)
+
+
+def _deployed(deployment: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(deployment)
+    else:
+        print_table("deployment", ("what", "value"), [(key, str(value)) for key, value in deployment.items()])
+    say(f"{deployment.get('model')} is ready at {deployment.get('url')}/v1")
+
+
+def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[str, Any]:
+    import msgspec
+
+    found: dict[str, Any] = {**msgspec.to_builtins(job), "folder": str(folder)}
+    return found if status is None else {**found, "status": msgspec.to_builtins(status)}
+
+
+def _load(file: Path | None, override: list[str] | None) -> "Config":
+    from pairwright.config import load_config
+
+    return load_config(file, overrides=parse_overrides(override))
+
+
+def _ago(moment: float) -> str:
+    seconds = max(0, int(time.time() - moment))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"

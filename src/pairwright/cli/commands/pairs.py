@@ -1,0 +1,144 @@
+"""`pairwright pairs [build]|stats|lint|explain`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.help_format import GroupWithBuild
+from pairwright.cli.output import Progress, print_json, print_table, say
+from pairwright.cli.overrides import Overrides, load_settings, set_flags, with_options
+from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.paths import Place
+
+app = typer.Typer(
+    cls=GroupWithBuild, help="Build preference pairs from experience tables, and look at them.", no_args_is_help=True
+)
+
+Folder = Annotated[str, typer.Argument(help="The folder of a pairs table; also s3://...", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Output = Annotated[
+    str | None, typer.Option("-o", "--output", metavar=PLACE, help="Folder for the pairs.", show_default=False)
+]
+
+
+@app.command(cls=with_options("pairs", "seed"))
+def build(
+    ctx: typer.Context,
+    experience: Annotated[
+        list[str] | None,
+        typer.Argument(help="Experience tables; also s3://...", show_default=False),
+    ] = None,
+    output: Output = None,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `pairs` section to use.")] = None,
+    override: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Pair the candidates of each group by their rewards, and say what became of every experience."""
+    from pairwright.pairs.build import build_pairs
+    from pairwright.pairs.options import pair_options
+    from pairwright.paths import place
+    from pairwright.store.table import Table
+
+    settings = load_settings(config, override, set_flags(ctx))
+    if config is not None:  # the folders of a configuration's run
+        experience = experience or [str(Path("runs") / settings.name / "experience")]
+        output = output or str(Path("runs") / settings.name / "pairs")
+    if not experience or output is None:
+        raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
+    folder, options = place(output), pair_options(settings)
+    where = engine_settings(settings.engine, engine, address)
+    with Progress("building pairs:", "pieces") as progress, opened_engine(where) as opened:
+        tables = [Table(path, create=False) for path in experience]
+        summary = build_pairs(tables, folder, options, engine=opened, progress=progress.show)
+    _report(summary, folder, as_json=as_json)
+
+
+@app.command()
+def stats(folder: Folder, as_json: AsJson = False) -> None:
+    """Measure a pairs table: gaps, lengths, duplicates, splits, reward scales."""
+    from pairwright.pairs.pair_stats import pair_statistics
+    from pairwright.paths import place
+
+    there = place(folder)
+    found = pair_statistics(there)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict)]
+    for name, counts in found.items():
+        if isinstance(counts, dict):
+            rows += [(f"{name}: {key}", value) for key, value in counts.items()]
+    print_table(str(there), ("what", "value"), rows)
+    say(f"{found['pairs']:,} pairs in {there}. Next: pairwright pairs lint {there}")
+
+
+@app.command()
+def lint(
+    folder: Folder,
+    max_length_effect: Annotated[float, typer.Option(help="Bound on the length effect size.")] = 0.5,
+    max_near_duplicates: Annotated[float, typer.Option(help="Bound on the share of near-duplicates.")] = 0.2,
+    as_json: AsJson = False,
+) -> None:
+    """Check a pairs table before training on it; exit code 2 with the reasons if it should not be."""
+    from pairwright.pairs.pair_stats import lint_pairs
+    from pairwright.paths import place
+
+    there = place(folder)
+    found = lint_pairs(there, max_length_effect=max_length_effect, max_near=max_near_duplicates)
+    if as_json:
+        print_json([{"name": finding.name, "message": finding.message} for finding in found])
+    elif found:
+        print_table(str(there), ("finding", "what"), [(finding.name, finding.message) for finding in found])
+    if found:
+        say(f"{there}: {len(found)} findings: {'; '.join(finding.message for finding in found)}")
+        raise typer.Exit(2)
+    say(f"{there}: nothing found. Next: pairwright export {there} --to trl -o FILE")
+
+
+@app.command()
+def explain(
+    folder: Folder,
+    identity: Annotated[str, typer.Argument(metavar="ID", help="An experience's or a pair's id, or a part of it.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say where one experience went and why, or where a pair came from."""
+    from pairwright.pairs.outcomes import explain as explained
+    from pairwright.paths import place
+
+    found = explained(place(folder), identity)
+    if as_json:
+        print_json(found)
+        return
+    pairs = found.pop("pairs", [])
+    print_table(identity, ("what", "value"), list(found.items()))
+    for pair in pairs:
+        print(f"pair {pair['id']}: {pair['chosen_uid']} ({pair['chosen_reward']:g}) over {pair['rejected_uid']} "
+              f"({pair['rejected_reward']:g}), gap {pair['gap']:g}, {pair['split']}")  # fmt: skip
+    reason = found.get("reason")
+    if "experience" in found:
+        say(f"in {found['num_chosen'] + found['num_rejected']} pairs" + (f": {reason}" if reason else ""))
+
+
+class NoPairs(PairwrightError):
+    """The tables gave no pair: the funnel is written, and the answer is no."""
+
+    exit_code = 2
+
+
+def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
+    from pairwright.pairs.funnel import funnel_rows
+
+    if as_json:
+        print_json(summary)
+    else:
+        print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
+    if not summary["pairs"]:
+        raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
+    held = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
+    say(f"{summary['pairs']:,} pairs written to {output}{held}. Next: pairwright pairs lint {output}")

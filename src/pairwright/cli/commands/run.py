@@ -1,0 +1,145 @@
+"""`pairwright run CONFIG.yaml`: the whole flow."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+
+
+def run_flow(
+    config: Annotated[Path, typer.Argument(help="A configuration.", show_default=False)],
+    override: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Collect, pair, train and prove, from one configuration; a stage that is done and unchanged is skipped."""
+    from pairwright.config import load_config, shown_config
+    from pairwright.errors import ConfigError
+    from pairwright.flow import Flow
+    from pairwright.flow.run_flow import write_config
+
+    overrides = parse_overrides(override)
+    settings = load_config(config, overrides=overrides)
+    folder = output or Path("runs") / settings.name
+    base = config.resolve().parent
+    if resume and not (folder / "manifest.json").exists():
+        raise ConfigError(f"--resume: {folder} has no run to go on with")
+    if dry_run:
+        _show_plan(Flow(settings, folder, base=base), as_json=as_json)
+        return
+    write_config(folder, shown_config(config, overrides=overrides))
+    with live_view() as view:
+        result = Flow(settings, folder, base=base, view=view).run()
+    if as_json:
+        print_json(result)
+    else:
+        print_table(str(folder), ("what", "value"), _rows(result))
+    say(f"done; the model is in {result.get('model')}. Next: open {folder / 'report.html'}")
+
+
+def live_view() -> Any:
+    """A context that gives the view of a run: one live table at a time, lines for everything else."""
+    return _LiveView()
+
+
+class _LiveView:
+    def __enter__(self) -> Any:
+        from pairwright.flow import View
+
+        self._stack = ExitStack()
+        self._open: Any = None
+        self._kind = ""
+        return View(
+            say=self._say, collecting=self._collecting, training=self._training, counting=lambda done, total: None
+        )
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _say(self, line: str) -> None:
+        self._stack.close()
+        self._kind = ""
+        say(line)
+
+    def _collecting(self, status: Any) -> None:
+        from pairwright.cli.output import CollectView
+
+        self._shown("collect", CollectView).show(status)
+
+    def _training(self, event: dict[str, Any]) -> None:
+        from pairwright.cli.commands.train import TrainingView
+
+        self._shown("train", TrainingView).show(event)
+
+    def _shown(self, kind: str, make: Any) -> Any:
+        if self._kind != kind:
+            self._stack.close()
+            self._open, self._kind = self._stack.enter_context(make()), kind
+        return self._open
+
+
+def _show_plan(flow: Any, *, as_json: bool) -> None:
+    from pairwright.flow.run_flow import plan_rows
+
+    plan = flow.plan()
+    rows = plan_rows(flow, plan)
+    if as_json:
+        print_json([{"stage": name, "state": state, "expected": expected} for name, state, expected in rows])
+    else:
+        print_table("plan", ("stage", "state", "expected"), rows)
+    say(f"{len(rows)} stages in {flow.folder}; nothing was done")
+    if plan.refusal is not None:  # the run would end with it, so the dry run does
+        raise plan.refusal
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in result.items():
+        if isinstance(value, dict):
+            rows += [(f"{name}: {key}", inner) for key, inner in value.items()]
+        else:
+            rows.append((name, value))
+    return rows
+
+
+# `pairwright demo`: the whole flow on an embedded example.
+
+
+def run_demo(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run.")] = Path("runs/tic_tac_toe"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the model, the games and the training.")] = 0,
+    override: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
+) -> None:
+    """Teach a small model tic-tac-toe by preference pairs alone, on this machine, and prove that it got better."""
+    from pairwright.errors import ConfigError
+    from pairwright.flow.example import run_example
+
+    if resume and not output.exists():
+        raise ConfigError(f"--resume: {output} has no demo to go on with")
+    with live_view() as view:
+        _, evaluation = run_example(output, seed=seed, view=view, overrides=parse_overrides(override))
+    if as_json:
+        print_json(evaluation)
+    else:
+        columns = ("metric", "before", "after", "difference", "low", "high")
+        rows = [
+            (
+                one["name"],
+                one["before"]["mean"],
+                one["after"]["mean"],
+                *(one["difference"][key] for key in ("mean", "low", "high")),
+            )
+            for one in evaluation["metrics"]
+        ]
+        print_table("tic-tac-toe", columns, rows)
+    say(f"the model that learned is in {output}; open {output / 'report.html'}")

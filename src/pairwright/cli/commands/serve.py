@@ -1,0 +1,236 @@
+"""`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`."""
+
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.shell_completion import complete_choices
+from pairwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pairwright.service.rows.database import Database
+
+targets = typer.Typer(help="The base models that jobs may train.", no_args_is_help=True)
+token = typer.Typer(help="Who may use the service.", no_args_is_help=True)
+
+Data = Annotated[Path, typer.Option("--data", help="Folder of the service.", show_default=False)]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option("--database", envvar="PAIRWRIGHT_DATABASE", help="postgresql://... for rows; else SQLite in --data."),
+]
+Name = Annotated[str, typer.Argument(help="Its name.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def serve_jobs(
+    data: Data,
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless there is a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    database: DatabaseUrl = None,
+    max_running: Annotated[int, typer.Option(min=0, help="Jobs that run at a time.")] = 1,
+    max_deployments: Annotated[int, typer.Option(min=0, help="Models that are served at a time.")] = 8,
+    max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 2048,
+    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that gives no sign for so long.")] = 60.0,
+    stop_seconds: Annotated[float, typer.Option(min=0, help="What a worker gets to save a checkpoint.")] = 30.0,
+) -> None:
+    """Serve fine-tuning jobs over HTTP, in the protocol of NeMo Customizer."""
+    from pairwright.service import Settings
+    from pairwright.service.service_server import serve
+
+    settings = Settings(
+        data=data.resolve(), database_url=database, max_running=max_running, max_deployments=max_deployments,
+        max_upload_bytes=max_upload_mb * 2**20, stall_seconds=stall_minutes * 60, stop_seconds=stop_seconds,
+    )  # fmt: skip
+    serve(settings, host=host, port=port, say=say)
+
+
+@targets.command("add")
+def add_target(
+    name: Annotated[str, typer.Argument(help="What jobs call it, such as meta/llama-3.2-1b-instruct@v1.0.0+A100.")],
+    folder: Annotated[Path, typer.Argument(help="A model's folder, with its tokenizer.", show_default=False)],
+    data: Data,
+    database: DatabaseUrl = None,
+) -> None:
+    """Let jobs train a model."""
+    from pairwright.service.api_errors import Refusal
+    from pairwright.service.run.base_models import add_target as add
+
+    rows = _opened(data, database)
+    try:
+        with rows.writing() as connection:
+            added = add(connection, name, folder)
+    except Refusal as refusal:
+        raise ConfigError(refusal.message) from None
+    finally:
+        rows.close()
+    say(f"{name}: {added['num_parameters']:,} parameters. Next: pairwright serve jobs --data {data}")
+
+
+@targets.command("list")
+def list_targets(data: Data, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """The base models."""
+    from pairwright.service.rows import entities
+
+    rows = _opened(data, database)
+    with rows.reading() as connection:
+        found = entities.every(connection, entities.TARGET)
+    rows.close()
+    if as_json:
+        print_json(found)
+        return
+    columns = ("name", "num_parameters", "precision", "max_seq_length", "model_path")
+    print_table("base models", columns, [[target[column] for column in columns] for target in found])
+    say(f"{len(found)} base models in {data}. Next: pairwright serve targets add NAME DIR --data {data}")
+
+
+@targets.command("remove")
+def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
+    """Take a base model away; its files stay, jobs that were submitted go on."""
+    from pairwright.service.api_errors import Refusal
+    from pairwright.service.rows import entities
+
+    rows = _opened(data, database)
+    try:
+        with rows.writing() as connection:
+            entities.delete(connection, entities.TARGET, "", name)
+    except Refusal as refusal:
+        raise ConfigError(f"{refusal.message}: pairwright serve targets list --data {data} shows them") from None
+    finally:
+        rows.close()
+    say(f"{name} is no base model any more")
+
+
+@token.command("create")
+def create_token(
+    data: Data,
+    name: Annotated[str, typer.Option(help="Whose it is.", show_default=False)],
+    scope: Annotated[
+        list[str], typer.Option(help="NAMESPACE, NAMESPACE:read, * or *:read; repeat for more.", show_default=False)
+    ],
+    database: DatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token and print it; it is shown this once, and kept as a hash."""
+    from pairwright.service.api_errors import Refusal
+    from pairwright.service.rows.api_tokens import create_token as create
+
+    rows = _opened(data, database)
+    try:
+        made = create(rows, name, scope)
+    except Refusal as refusal:
+        raise ConfigError(refusal.message) from None
+    finally:
+        rows.close()
+    if as_json:
+        print_json({"name": name, "scopes": sorted(set(scope)), "token": made})
+    else:
+        print(made)
+    say(f"token {name} for {', '.join(scope)}. Every request now needs one: Authorization: Bearer TOKEN")
+
+
+@token.command("list")
+def list_tokens(data: Data, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
+    """Names and scopes of tokens; never the tokens."""
+    from pairwright.service.rows.api_tokens import list_tokens as every
+
+    rows = _opened(data, database)
+    found = every(rows)
+    rows.close()
+    if as_json:
+        print_json(found)
+        return
+    shown = [(item["name"], ", ".join(item["scopes"]), item["created_at"]) for item in found]
+    print_table("tokens", ("name", "scopes", "created_at"), shown)
+    say(f"{len(found)} tokens in {data}. Next: pairwright serve token create --data {data} --name NAME --scope NS")
+
+
+@token.command("revoke")
+def revoke_token(name: Name, data: Data, database: DatabaseUrl = None) -> None:
+    """End a token, at once."""
+    from pairwright.service.rows.api_tokens import revoke_token as revoke
+
+    rows = _opened(data, database)
+    try:
+        revoke(rows, name)
+    finally:
+        rows.close()
+    say(f"token {name} is not accepted any more")
+
+
+def _opened(data: Path, database: str | None) -> "Database":
+    from pairwright.service import Settings
+    from pairwright.service.rows.database import Database
+
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--data {data}: {error.strerror or error}") from None
+    return Database(Settings(data=data.resolve(), database_url=database).url)
+
+
+# `pairwright serve model CHECKPOINT`.
+
+
+class ServeEngine(StrEnum):
+    builtin = "builtin"
+    vllm = "vllm"
+
+
+def serve_model(
+    context: typer.Context,
+    checkpoint: Annotated[Path, typer.Argument(help="A model's folder, or an adapter's.", show_default=False)],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8001,
+    name: Annotated[list[str] | None, typer.Option(help="Name that clients ask for; repeat for more.")] = None,
+    engine: Annotated[ServeEngine, typer.Option(help="Our own, or vLLM where it is installed.")] = ServeEngine.builtin,
+    vllm: Annotated[str | None, typer.Option(help="vLLM's program, where it is not on the path.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the token that clients must send.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; else a GPU if there is one.")] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),
+    ] = "auto",
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; else the idle cores.")] = None,
+) -> None:
+    """Serve a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
+
+    What follows `--` goes to vLLM.
+    """
+    from pairwright.serve.model_server import check_address, run_vllm, serve_folder, vllm_command
+
+    token = _token(api_key_env)
+    check_address(host, token)
+    if engine is ServeEngine.vllm:
+        command = vllm_command(checkpoint, host=host, port=port, names=name or [], command=vllm, more=context.args)
+        say(f"handing over to {' '.join(command)}")
+        run_vllm(command, token)
+    if context.args:
+        raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
+    serve_folder(
+        checkpoint, host=host, port=port, names=name or [], token=token, device=device, dtype=dtype, threads=threads,
+        say=say,
+    )  # fmt: skip
+
+
+def _token(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    token = os.environ.get(variable, "")
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"--api-key-env {variable}: expected a token in that variable: printable, without spaces")
+    return token
+
+
+# `pairwright serve jobs|targets|token|model`.
+
+app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=True)
+app.command("jobs")(serve_jobs)
+app.add_typer(targets, name="targets")
+app.add_typer(token, name="token")
+app.command("model", context_settings={"allow_extra_args": True})(serve_model)

@@ -1,0 +1,133 @@
+"""`pairwright teach EXPERIENCE --teacher NAME=URL#MODEL ... -o DIR`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pairwright.cli.output import CollectView, print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.path_arguments import PLACE
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:
+    from pairwright.collect.runner import Collected
+    from pairwright.collect.teaching import States
+    from pairwright.config import PolicyConfig
+
+_MOST_ERRORS = 5
+
+
+def ask_teachers(
+    experience: Annotated[
+        str, typer.Argument(metavar=PLACE, help="The student's experience table; also s3://...", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder of the answers; a teacher's table is in NAME/experience.")
+    ],
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=WHERE", help="An endpoint (URL#MODEL) or a model's folder; repeat."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="A configuration whose `teach` section names teachers, too.")
+    ] = None,
+    override: Overrides = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature of --teacher.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer of --teacher.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(help="Environment variable with the key of --teacher endpoints.")
+    ] = None,
+    token_ids: Annotated[
+        bool, typer.Option("--token-ids", help="Ask --teacher endpoints for token ids and log-probabilities.")
+    ] = False,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="States at once; by default 64.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
+    from pairwright.collect.teaching import read_states, teach
+    from pairwright.config import PolicyConfig, load_config
+    from pairwright.paths import place
+    from pairwright.store.table import Table
+
+    settings = load_config(config, overrides=parse_overrides(override))
+    options = {
+        "temperature": temperature, "max_tokens": max_tokens, "api_key_env": api_key_env, "logprobs": token_ids,
+        "return_token_ids": token_ids,
+    }  # fmt: skip
+    teachers: dict[str, PolicyConfig] = dict(settings.teach.teachers)
+    for text in teacher or ():
+        name, policy = parse_teacher(text, options)
+        if name in teachers:
+            raise ConfigError(f"--teacher {text}: there is a teacher {name!r} already: give each its own name")
+        teachers[name] = policy
+    states = read_states(Table(place(experience), create=False))
+    with CollectView() as view:
+        collected = teach(
+            states, teachers, output=output, seed=settings.seed, watch=lambda name: _watch(name, states, view),
+            max_concurrency=concurrency or settings.teach.max_concurrency,
+            base=None if config is None else config.resolve().parent,
+        )  # fmt: skip
+    _report(states, collected, experience, as_json=as_json)
+
+
+def _watch(name: str, states: "States", view: CollectView) -> Any:
+    say(f"{name}: asked at {len(states.decisions):,} states of {states.num_decisions:,} decisions")
+    return view.show
+
+
+def parse_teacher(text: str, options: dict[str, Any]) -> tuple[str, "PolicyConfig"]:
+    """A teacher from the command line: NAME=URL#MODEL (without #MODEL the model is called NAME), or NAME=FOLDER."""
+    from pairwright.config import PolicyConfig
+
+    name, has_place, where = text.partition("=")
+    if not has_place or not name or not where:
+        raise ConfigError(f"--teacher: got {text!r}, expected NAME=URL#MODEL or NAME=FOLDER")
+    if where.startswith(("http://", "https://")):
+        url, _, model = where.partition("#")
+        return name, PolicyConfig.model_validate({**options, "base_url": url, "model": model or name})
+    local = {key: options[key] for key in ("temperature", "max_tokens")}
+    return name, PolicyConfig.model_validate({**local, "model": where})
+
+
+def _report(states: "States", collected: "dict[str, Collected]", student: str, *, as_json: bool) -> None:
+    figures = {name: _figures(item) for name, item in collected.items()}
+    head = {
+        "experiences": states.num_experiences, "decisions": states.num_decisions, "states": len(states.decisions),
+        "skipped": dict(states.skipped),
+    }  # fmt: skip
+    if as_json:
+        print_json({**head, "teachers": figures})
+    else:
+        columns = ("teacher", "answers", "done_before", "failed", "tokens", "seconds")
+        print_table("teachers", columns, [(name, *(row[key] for key in columns[1:])) for name, row in figures.items()])
+    for reason, count in states.skipped.most_common():
+        say(f"{count:,} of {states.num_experiences:,} experiences have no decision: {reason}")
+    for name, item in collected.items():
+        for entry in item.errors[:_MOST_ERRORS]:
+            say(f"{name} failed: task {entry.task!r} ({entry.kind}): {entry.message}")
+        if len(item.errors) > _MOST_ERRORS:
+            say(f"... and {len(item.errors) - _MOST_ERRORS:,} more in {item.experience.parent}/collection/ledger.jsonl")
+    silent = [name for name, item in collected.items() if not item.status.num_candidates]
+    if silent:
+        raise PairwrightError(f"no answer of {', '.join(silent)}: see above; the same command asks again")
+    tables = " ".join(f"--teachers {item.experience}" for item in collected.values())
+    failed = sum(item.status.num_failed for item in collected.values())
+    say(
+        f"{sum(item.status.num_candidates for item in collected.values()):,} answers of {len(collected):,} teachers at "
+        f"{len(states.decisions):,} states ({states.num_decisions:,} decisions), {failed:,} failed"
+        f"{'; the same command asks again' if failed else ''}. "
+        f"Next: pairwright pairs {student} --strategy teachers {tables} -o PAIRS"
+    )
+
+
+def _figures(collected: "Collected") -> dict[str, Any]:
+    status = collected.status
+    return {
+        "answers": status.num_candidates,
+        "done_before": status.num_before,
+        "failed": status.num_failed,
+        "tokens": status.num_tokens,
+        "seconds": round(collected.seconds, 3),
+        "without_token_ids": dict(status.without_ids),
+    }

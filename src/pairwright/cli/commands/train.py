@@ -1,0 +1,204 @@
+"""`pairwright train --pairs DIR --model DIR -o RUN`."""
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pairwright.cli.output import print_json, print_table, say
+from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
+from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings
+from pairwright.errors import ConfigError
+
+_SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
+Pairs = Annotated[
+    str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
+]
+Runs = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table (grpo, sdpo, sft); also s3://...", show_default=False),
+]
+Tokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar=PLACE,
+        help="What `pairwright tokens` wrote: trained as it is, nothing is encoded; also s3://...",
+        show_default=False,
+    ),
+]
+Held = Annotated[
+    str | None,
+    typer.Option(metavar=PLACE, help="An experience table to validate sft on; pairs have a split.", show_default=False),
+]
+TRAIN_KEYS = (
+    "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
+    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images",
+)  # fmt: skip
+
+
+def train_model(
+    ctx: typer.Context,
+    model: Annotated[Path | None, typer.Option(help="Folder of the model to train.", show_default=False)] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Folder of the run; its model is in model/.", show_default=False),
+    ] = None,
+    pairs: Pairs = None,
+    experience: Runs = None,
+    validation: Held = None,
+    tokens: Tokens = None,
+    config: Annotated[Path | None, typer.Option(help="A configuration whose `train` section to use.")] = None,
+    override: Overrides = None,
+    lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
+    engine: EngineOption = None,
+    address: AddressOption = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="ray: workers; one a GPU, or one a node.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a causal language model on preference pairs, scored runs or hinted error turns."""
+    from pairwright.config import load_config
+
+    flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
+    found = load_config(config, overrides=parse_overrides(override), flags=flags)
+    found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
+    output = output or (Path("runs") / found.name / "train" if config is not None else None)
+    if model is None or output is None:
+        raise ConfigError(
+            "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
+        )
+    named_tables = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+    with ExitStack() as stack:
+        tables = _tables(named_tables, lambda text: _fetched(text, output, found, stack))
+        _run(found, model=model, output=output, resume=resume, as_json=as_json, **tables)
+
+
+def _tables(named: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
+    """The tables on this machine; where it is not named, the one that the tokens were made of is in their manifest."""
+    tables = {name: fetch(text) for name, text in named.items()}
+    if tables["tokens"] is not None:
+        from pairwright.tokens.stage.stage import missing_table
+
+        known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
+        tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
+    return tables
+
+
+def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
+    """A table to train on, on this machine: the loop maps its tokens into memory. Where workers of a cluster train, the
+    copy of one at an address is in the run's folder, which they see."""
+    from pairwright.paths import is_address, local_folder, place
+
+    if text is None:
+        return None
+    there = place(text)
+    if is_address(there):
+        say(f"fetching {there} to this machine")
+    return stack.enter_context(local_folder(there, output if config.engine.name == "ray" else None))
+
+
+def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
+    try:
+        from pairwright.train.loop import train
+
+        if config.engine.name == "ray":
+            from pairwright.jobs.ray_training import train_on_ray as train
+    except ImportError as error:
+        raise ConfigError(
+            f"training needs torch and transformers ({error}): pip install 'pairwright[train]'"
+        ) from error
+    with TrainingView() as view:
+        result = train(config, output=output, progress=view.show, **sources)
+    if as_json:
+        print_json(
+            {"model": str(result.model), "steps": result.num_steps, "best_step": result.best_step, **result.metrics}
+        )
+    else:
+        print_table(str(output), ("metric", "value"), sorted(result.metrics.items()))
+    best = f", the best at step {result.best_step}" if result.best_step is not None else ""
+    say(
+        f"{result.num_steps:,} updates{best}; the model is in {result.model}. "
+        f"Next: pairwright serve model {result.model}"
+    )
+
+
+class TrainingView:
+    """A live table in a terminal, a line every ten seconds in a pipe. `show` takes the events of the loop."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._next_line = 0.0
+        self._started: float | None = None
+        self._rows: dict[str, str] = {}
+
+    def __enter__(self) -> "TrainingView":
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "note":
+            say(f"note: {event['note']}")
+        elif kind in ("encode", "reference"):
+            verb = "encoding" if kind == "encode" else "reference"
+            self._update({"stage": f"{verb} {event['done']:,} of {event['total']:,}"})
+        elif kind == "validation":
+            values = {key: value for key, value in event.items() if key.startswith("eval_")}
+            self._update(
+                {
+                    key: f"{value:.4g}"
+                    for key, value in values.items()
+                    if key in ("eval_loss", "eval_rewards/accuracies")
+                }
+            )
+            if self._live is None:
+                say(f"step {event['step']}: eval_loss {event.get('eval_loss', float('nan')):.4g}")
+        else:
+            self._update(self._step(event))
+
+    def _step(self, event: dict[str, Any]) -> dict[str, str]:
+        import time
+
+        now = time.monotonic()
+        if self._started is None:
+            self._started, self._first = now, event["step"]
+        done = event["step"] - self._first
+        left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
+        rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
+        rows |= {name: f"{event[name]:.4g}" for name in _SHOWN if name in event}
+        rows |= {"tokens/s": f"{event['tokens_per_second']:,.0f}", "time left": _clock(left)}
+        return rows
+
+    def _update(self, rows: dict[str, str]) -> None:
+        import time
+
+        self._rows |= rows
+        if self._live is not None:
+            from rich.table import Table
+
+            table = Table(box=None, show_header=False, pad_edge=False)
+            for name, value in self._rows.items():
+                table.add_row(name, value)
+            self._live.update(table)
+        elif time.monotonic() >= self._next_line:
+            say(", ".join(value if name == "stage" else f"{name} {value}" for name, value in self._rows.items()))
+            self._next_line = time.monotonic() + 10
+
+
+def _clock(seconds: float) -> str:
+    if seconds != seconds:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,86 @@
+"""Values that the shell completes: names that stand in the code's own tables, loaded when they are asked for."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+_Completer = Callable[[str], list[str]]
+
+
+def complete_words(*words: str) -> _Completer:
+    """A completion of fixed words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def complete_choices(key: str) -> _Completer:
+    """A completion of the values that a key of the configuration takes, such as `backend.name`."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in _choices_of(key) if word.startswith(incomplete)]
+
+    return complete
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Names for `export --to`."""
+    from pairwright.export import EXPORTERS
+
+    return [name for name in EXPORTERS if name.startswith(incomplete)]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """Names for `import --format`."""
+    from pairwright.sources import READERS
+
+    return [name for name in ("auto", *READERS) if name.startswith(incomplete)]
+
+
+def complete_loss(incomplete: str) -> list[str]:
+    """Names for `train --loss`, without loading torch."""
+    from pairwright.config.train_config import PREFERENCE_LOSS_NAMES
+
+    return [name for name in PREFERENCE_LOSS_NAMES if name.startswith(incomplete)]
+
+
+def complete_names(*names: str) -> _Completer:
+    """A completion of comma-separated names, each at most once."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        rest = [name for name in names if name not in before.split(",")]
+        return [before + comma + name for name in rest if name.startswith(last)]
+
+    return complete
+
+
+def complete_override(incomplete: str) -> list[str]:
+    """`KEY=` for `--set`, and after the equals sign the values that the key takes."""
+    from pairwright.config.config_file import iterate_keys
+
+    key, equals, value = incomplete.partition("=")
+    if equals:
+        return [f"{key}={choice}" for choice in _choices_of(key) if choice.startswith(value)]
+    return [f"{name}=" for name in iterate_keys() if name.startswith(incomplete)]
+
+
+def _choices_of(key: str) -> list[str]:
+    """The literals that a key's type allows; none for numbers, free text and unknown keys."""
+    from pairwright.config.config_file import field_of
+
+    try:
+        annotation = field_of(key).annotation
+    except KeyError:
+        return []
+    return ["true", "false"] if annotation is bool else list(literals_of(annotation))
+
+
+def literals_of(annotation: Any) -> Iterator[str]:
+    """The words that a type allows, as `Literal` has them."""
+    for choice in get_args(annotation):
+        if isinstance(choice, str):
+            yield choice
+        else:
+            yield from literals_of(choice)

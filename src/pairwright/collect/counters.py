@@ -1,0 +1,122 @@
+"""What a collection has so far: counts for people, kept up to date in constant time for each candidate."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pairwright.collect.completion import FailureKind
+from pairwright.collect.sampled_tokens import WITHOUT_IDS
+from pairwright.records.experience import Experience
+
+
+class PairCount:
+    """How many pairs of comparable candidates have different rewards: same group, finite scores."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int, str], Counter[float]] = {}
+        self.total = 0
+
+    @property
+    def num_groups(self) -> int:
+        return len(self._groups)
+
+    def add(self, group: tuple[str, int, str], reward: float | None) -> None:
+        """Count a candidate.
+
+        >>> pairs = PairCount()
+        >>> for reward in (1.0, 0.0, 1.0, None): pairs.add(("t", 0, "prompt"), reward)
+        >>> pairs.total
+        2
+        """
+        if reward is None or not math.isfinite(reward):
+            return
+        rewards = self._groups.setdefault(group, Counter())
+        self.total += rewards.total() - rewards[reward]
+        rewards[reward] += 1
+
+
+def reasons_of(experiences: Iterable[Experience]) -> list[str]:
+    """Why experiences have no token ids; nothing for those that have them."""
+    return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
+
+
+@dataclass
+class RunTally:
+    """What one run has recorded."""
+
+    num_candidates: int = 0
+    num_scored: int = 0
+    num_tokens: int = 0
+    reward_sum: float = 0.0
+    reward_min: float | None = None
+    reward_max: float | None = None
+    pairs: PairCount = field(default_factory=PairCount)
+    without_ids: Counter[str] = field(default_factory=Counter)
+
+    def add(self, experience: Experience, prompt_hash: str) -> float | None:
+        """Count a candidate; gives its reward if that is a score."""
+        self.num_candidates += 1
+        self.without_ids.update(reasons_of([experience]))
+        self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
+        reward = experience.reward
+        if reward is None or not math.isfinite(reward):
+            return None
+        self.num_scored += 1
+        self.reward_sum += reward
+        self.reward_min = reward if self.reward_min is None else min(self.reward_min, reward)
+        self.reward_max = reward if self.reward_max is None else max(self.reward_max, reward)
+        return reward
+
+
+@dataclass
+class Status:
+    """The live figures of a collection. Runs that an earlier process finished count as done."""
+
+    num_tasks: int = 0
+    num_runs: int = 0
+    num_done: int = 0
+    num_before: int = 0
+    num_running: int = 0
+    num_candidates: int = 0
+    num_scored: int = 0
+    num_pairs: int = 0
+    reward_sum: float = 0.0
+    num_tokens: int = 0
+    failures: dict[FailureKind, int] = field(default_factory=dict)
+    retries: dict[str, int] = field(default_factory=dict)
+    without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
+    num_silent: int = 0  # runs that are done and recorded nothing
+    started: float = field(default_factory=time.monotonic)
+
+    def lines_without_ids(self) -> list[str]:
+        """One line for each reason for which candidates have no token ids."""
+        which = f"of {self.num_candidates:,} candidates without token ids"
+        return [
+            f"{count:,} {which}: {reason}, {WITHOUT_IDS.get(reason, '')}"
+            for reason, count in self.without_ids.most_common()
+        ]
+
+    @property
+    def num_failed(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def mean_reward(self) -> float | None:
+        return self.reward_sum / self.num_scored if self.num_scored else None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """From the pace of the runs that ended since the start; None before the first."""
+        ended = self.num_done - self.num_before + self.num_failed
+        left = self.num_runs - self.num_done - self.num_failed
+        return None if ended <= 0 else self.seconds / ended * left

@@ -1,0 +1,151 @@
+"""The ledger of a collection: which runs are done, which failed and why. One line a run that ended.
+
+    ledger.jsonl    {"task", "run", "state": "done" | "failed", ...}; of several lines for a run the last one counts
+
+A line says "done" only after everything that the run recorded is durable, so a run that is done is never played again.
+"""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pairwright.collect.completion import CollectError, FailureKind
+from pairwright.records.experience import Experience
+from pairwright.store.table import Table
+
+RunKey = tuple[int | str, int]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a run ended, and what it recorded."""
+
+    task: int | str
+    run: int
+    state: Literal["done", "failed"]
+    kind: FailureKind | None = None
+    message: str = ""
+    seconds: float = 0.0
+    num_steps: int = 0
+    num_candidates: int = 0
+    num_pairs: int = 0
+    num_scored: int = 0
+    reward_sum: float = 0.0
+    reward_min: float | None = None
+    reward_max: float | None = None
+    reward: float | None = None  # the final reward, where the run has one
+    num_tokens: int = 0
+    without_ids: dict[str, int] = {}  # candidates that have no token ids, by reason (sampled.py)
+
+    @property
+    def key(self) -> RunKey:
+        return self.task, self.run
+
+
+class Ledger:
+    """An open ledger; only one process may have it open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise CollectError(f"{path.parent}: another process is collecting here; wait for it, or end it") from None
+        self.entries: dict[RunKey, Entry] = {}
+        self._read()
+
+    def is_done(self, task: int | str, run: int) -> bool:
+        entry = self.entries.get((task, run))
+        return entry is not None and entry.state == "done"
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write lines and sync them. Called from one thread at a time."""
+        line = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        while line:
+            line = line[os.write(self._fd, line) :]
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        data = self.path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # a line that a crash cut short was never acknowledged
+            os.ftruncate(self._fd, whole)
+        decoder = msgspec.json.Decoder(Entry)
+        for number, line in enumerate(data[:whole].splitlines(), start=1):
+            try:
+                entry = decoder.decode(line)
+            except ValueError as error:
+                raise CollectError(f"{self.path}:{number}: not a line of this ledger: {error}") from None
+            self.entries[entry.key] = entry
+
+
+# The one writer of a collection: what is recorded goes to the table in batches, each durable before it counts.
+
+
+class Writer:
+    """`add` experiences at any time; `finish(entry)` returns when the run and all that was added before is durable."""
+
+    def __init__(self, table: Table, ledger: Ledger | None = None) -> None:
+        self._table, self._ledger = table, ledger
+        self._experiences: list[Experience] = []
+        self._entries: list[Entry] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._task: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+
+    def add(self, experiences: Sequence[Experience]) -> None:
+        self._check()
+        self._experiences += experiences
+        self._start()
+
+    async def finish(self, entry: Entry) -> None:
+        self._check()
+        self._entries.append(entry)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Wait until all that was added is durable."""
+        self._check()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._start()
+        await future
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _start(self) -> None:
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while self._experiences or self._entries or self._waiting:
+            experiences, self._experiences = self._experiences, []
+            entries, self._entries = self._entries, []
+            waiting, self._waiting = self._waiting, []
+            try:
+                await asyncio.to_thread(self._write, experiences, entries)
+            except Exception as error:  # a full disk ends the collection: told to everyone who waits, now and later
+                self._error = error
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None) if self._error is None else future.set_exception(self._error)
+            if self._error is not None:
+                self._experiences, self._entries = [], []
+
+    def _write(self, experiences: list[Experience], entries: list[Entry]) -> None:
+        self._table.append(experiences)
+        if entries and self._ledger is not None:
+            self._ledger.append(entries)

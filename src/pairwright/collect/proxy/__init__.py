@@ -1,0 +1,1 @@
+"""The recording proxy, between an agent and its model."""

@@ -1,0 +1,314 @@
+"""One request and its answer, as bytes that passed through, to experiences: chat completions and responses.
+
+Nothing of the headers is looked at but our own (`x-pairwright-*`) and the encodings, so no key can be recorded.
+"""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import zstandard
+
+from pairwright.collect.completion import Completion
+from pairwright.collect.endpoint import completions_of_chat
+from pairwright.collect.sampled_tokens import arrays_of, facts_of
+from pairwright.errors import PairwrightError
+from pairwright.records.canonical import prompt_hash
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import index
+from pairwright.sources.rollouts.nemo_gym import prompt_of
+from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
+from pairwright.sources.shapes.responses import messages_from_items
+
+# Server-sent events of a streamed answer, put together into the answer that they spell out.
+
+_DONE = b"[DONE]"
+_FINAL = ("response.completed", "response.incomplete")
+
+
+def events(data: bytes) -> Iterator[bytes]:
+    """The data of each event that is there whole.
+
+    >>> list(events(b'data: {"a":\\ndata: 1}\\n\\n: a comment\\n\\ndata: [DONE]\\n\\ndata: cut'))
+    [b'{"a":\\n1}', b'[DONE]']
+    """
+    lines: list[bytes] = []
+    for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
+        if line.startswith(b"data:"):
+            lines.append(line[5:].removeprefix(b" "))
+        elif not line and lines:
+            yield b"\n".join(lines)
+            lines = []
+
+
+def chat_response(data: bytes) -> Json | None:
+    """The chat completion that a stream of chunks spells out."""
+    response: Json = {}
+    choices: dict[int, Json] = {}
+    done = False
+    for event in events(data):
+        if event.strip() == _DONE:
+            done = True
+            continue
+        chunk = _event_object(event)
+        for key, value in chunk.items():
+            if key != "choices" and value is not None:
+                response[key] = value
+        for piece in chunk.get("choices") or ():
+            if isinstance(piece, dict) and type(piece.get("index", 0)) is int:
+                _add(choices.setdefault(piece.get("index", 0), {"message": {"role": "assistant"}}), piece)
+    whole = choices and all(choice.get("finish_reason") for choice in choices.values())
+    if not choices or not (done or whole):
+        return None
+    for choice in choices.values():
+        calls = choice["message"].get("tool_calls")
+        if calls:
+            choice["message"]["tool_calls"] = [calls[number] for number in sorted(calls)]
+    return {**response, "choices": [choices[number] for number in sorted(choices)]}
+
+
+def final_response(data: bytes) -> Json | None:
+    """The response that ends a stream of the responses API."""
+    for event in events(data):
+        value = _event_object(event)
+        if value.get("type") in _FINAL and isinstance(value.get("response"), dict):
+            found: Json = value["response"]
+            return found
+    return None
+
+
+def _add(choice: Json, piece: Json) -> None:
+    """One chunk of one choice: texts and lists go on, other values are taken over."""
+    delta = piece.get("delta")
+    message = choice["message"]
+    for key, value in (delta if isinstance(delta, dict) else {}).items():
+        if key == "tool_calls":
+            for call in value or ():
+                _add_call(message.setdefault("tool_calls", {}), call)
+        elif isinstance(value, str) and key != "role":
+            message[key] = message.get(key, "") + value
+        elif value is not None:
+            message[key] = value
+    logprobs = piece.get("logprobs")
+    if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+        choice.setdefault("logprobs", {"content": []})["content"] += logprobs["content"]
+    if isinstance(piece.get("token_ids"), list):
+        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
+    for key, value in piece.items():
+        if key not in ("delta", "logprobs", "token_ids") and value is not None:
+            choice[key] = value
+
+
+def _add_call(calls: dict[int, Json], piece: Any) -> None:
+    if not isinstance(piece, dict) or type(piece.get("index")) is not int:
+        return
+    call = calls.setdefault(piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+    function = piece.get("function")
+    for key, value in (function if isinstance(function, dict) else {}).items():
+        if isinstance(value, str):
+            call["function"][key] = call["function"].get(key, "") + value
+    for key in ("id", "type"):
+        if isinstance(piece.get(key), str):
+            call[key] = piece[key]
+
+
+def _event_object(event: bytes) -> Json:
+    try:
+        value = msgspec.json.decode(event)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# One request and its answer, as bytes that passed through, to experiences: chat completions and responses.
+
+MAX_DECODED_BYTES = 64 * 2**20
+_MAX_SEEN = 2000
+ENCODINGS = ("gzip", "deflate", "zstd", "identity")
+
+
+class NotRecorded(PairwrightError):
+    """An exchange that passed through and is not in the table; the message is the reason that is counted."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an exchange belongs: what its headers or its path say."""
+
+    session: str | None = None
+    task: str | None = None
+    run: int = 0
+    step: int | None = None
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], session: str | None) -> "Place":
+        return cls(
+            session=headers.get("x-pairwright-session", session),
+            task=headers.get("x-pairwright-task"),
+            run=index(headers.get("x-pairwright-run")) or 0,
+            step=index(headers.get("x-pairwright-step")),
+        )
+
+
+class Exchanges:
+    """Turns exchanges into experiences; remembers how far sessions are, and responses that others continue."""
+
+    def __init__(self, batch: int | str = "record") -> None:
+        self._batch = batch
+        self._steps: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._seen: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+
+    def experiences(
+        self, kind: str, place: Place, request: bytes, response: bytes, headers: Mapping[str, str]
+    ) -> list[Experience]:
+        """The experiences of a whole exchange of `kind` "chat" or "responses"; NotRecorded says why there is none."""
+        asked = _object(request, "request")
+        data = decoded(response, headers.get("content-encoding", ""))
+        streamed = headers.get("content-type", "").startswith("text/event-stream")
+        try:
+            if kind == "chat":
+                answer = chat_response(data) if streamed else _object(data, "response")
+                if answer is None:
+                    raise NotRecorded("the stream broke off")
+                return self._chat(place, asked, answer)
+            answer = final_response(data) if streamed else _object(data, "response")
+            if answer is None:
+                raise NotRecorded("the stream broke off")
+            return self._responses(place, asked, answer)
+        except NotRecorded:
+            raise
+        except PairwrightError as error:
+            raise NotRecorded(f"not readable: {error}") from error
+
+    def _chat(self, place: Place, asked: Json, answer: Json) -> list[Experience]:
+        prompt = tuple(messages_from_chat(asked.get("messages"), "messages"))
+        tools = tuple(tools_from_chat(asked.get("tools"), "tools"))
+        completions = completions_of_chat(answer)
+        where = self._where(place, prompt, tools)
+        return [
+            self._experience(where, number, prompt, tools, (completion.message,), completion, place)
+            for number, completion in enumerate(completions)
+        ]
+
+    def _responses(self, place: Place, asked: Json, answer: Json) -> list[Experience]:
+        if answer.get("status") not in ("completed", "incomplete"):
+            raise NotRecorded(f"a response with status {answer.get('status')!r}")
+        prompt = tuple(prompt_of(asked, {}))
+        previous = asked.get("previous_response_id")
+        if previous is not None:
+            if previous not in self._seen:
+                raise NotRecorded("it continues a response that did not pass through here")
+            prompt = self._seen[previous] + prompt
+        tools = tuple(tools_from_chat(asked.get("tools"), "tools"))
+        messages = tuple(messages_from_items(answer.get("output") or [], "output"))
+        if not messages:
+            raise NotRecorded("a response without output")
+        details = answer.get("incomplete_details")
+        cut = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
+        texts, logprobs = _text_logprobs(answer)
+        completion = Completion(
+            message=messages[-1],
+            finish_reason="length" if cut else "stop",
+            model=answer.get("model") if isinstance(answer.get("model"), str) else None,
+            response_id=answer.get("id") if isinstance(answer.get("id"), str) else None,
+            logprobs=logprobs,
+            token_texts=texts,
+        )
+        if completion.response_id is not None:
+            self._seen[completion.response_id] = prompt + messages
+            while len(self._seen) > _MAX_SEEN:
+                self._seen.popitem(last=False)
+        where = self._where(place, prompt, tools)
+        return [self._experience(where, 0, prompt, tools, messages, completion, place)]
+
+    def _where(self, place: Place, prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> tuple[str, int, int]:
+        """(task, run, step): a session's calls are its steps; what has no session is a task of its prompt."""
+        if place.session is None and place.task is None:
+            return prompt_hash(prompt, tools)[:16], place.run, place.step or 0
+        task = place.task or place.session or ""
+        key = (place.session or task, place.run)
+        step = place.step if place.step is not None else self._steps.get(key, 0)
+        self._steps[key] = step + 1
+        self._steps.move_to_end(key)
+        while len(self._steps) > 50 * _MAX_SEEN:
+            self._steps.popitem(last=False)
+        return task, place.run, step
+
+    def _experience(
+        self, where: tuple[str, int, int], number: int, prompt: tuple[Message, ...], tools: tuple[Json, ...],
+        messages: tuple[Message, ...], completion: Completion, place: Place,
+    ) -> Experience:  # fmt: skip
+        info: Json = {"candidate": number, **facts_of(completion)}
+        if place.session is not None:
+            info["session"] = place.session
+        return Experience(
+            eid=EID(self._batch, *where, suffix_of(completion.response_id, number)),
+            kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
+            prompt=prompt,
+            tools=tools,
+            completion=messages,
+            truncate_status="response_truncated" if completion.finish_reason == "length" else None,
+            model_version=completion.model,
+            info=info,
+            **(arrays_of(completion) if len(messages) == 1 else {}),
+        )
+
+
+def suffix_of(response_id: str | None, choice: int) -> str:
+    """The last part of an experience's id, by which feedback finds it."""
+    if response_id is None:
+        return EID().suffix
+    return f"{response_id}#{choice}"
+
+
+def decoded(data: bytes, encoding: str) -> bytes:
+    """Bytes without their content encoding, in bounded memory."""
+    coding = encoding.strip().lower()
+    try:
+        if coding in ("", "identity"):
+            return data
+        if coding in ("gzip", "x-gzip", "deflate"):
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            plain = unpacker.decompress(data, MAX_DECODED_BYTES)
+            if unpacker.unconsumed_tail:
+                raise NotRecorded("too large")
+            return plain
+        if coding == "zstd":
+            with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(data) as reader:
+                plain = reader.read(MAX_DECODED_BYTES + 1)
+            if len(plain) > MAX_DECODED_BYTES:
+                raise NotRecorded("too large")
+            return plain
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise NotRecorded(f"not readable: {error}") from None
+    raise NotRecorded(f"content encoding {coding!r}")
+
+
+def _text_logprobs(answer: Json) -> tuple[list[str] | None, list[float] | None]:
+    """Log-probabilities of a response whose text is in one part."""
+    parts: list[Any] = [
+        part
+        for item in answer.get("output") or ()
+        if isinstance(item, dict) and isinstance(item.get("content"), list)
+        for part in item["content"]
+        if isinstance(part, dict) and part.get("type") == "output_text"
+    ]
+    if len(parts) != 1:
+        return None, None
+    from pairwright.collect.endpoint import token_logprobs
+
+    return token_logprobs({"content": parts[0].get("logprobs")})
+
+
+def _object(data: bytes, what: str) -> Json:
+    try:
+        value = msgspec.json.decode(data)
+    except (ValueError, RecursionError) as error:
+        raise NotRecorded(f"the {what} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise NotRecorded(f"the {what} is no JSON object")
+    return value

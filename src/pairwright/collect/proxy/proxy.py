@@ -1,0 +1,295 @@
+"""The recording proxy: passes everything through to an upstream, byte for byte and as it comes, and records it.
+
+    POST /v1/chat/completions, /v1/responses   passed through and recorded; also below /session/NAME/
+    POST /feedback                             rewards by response id or session (feedback.py)
+    GET  /pairwright/status                    what was recorded, and what was not and why
+    anything else                              passed through
+
+The last bytes of an answer reach the client after what it says is durable, all others as they come. Memory is bounded:
+what is too large to keep is passed through and counted.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pairwright.collect.completion import one_line
+from pairwright.collect.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place, final_response
+from pairwright.collect.proxy.feedback import FeedbackLog, parse_feedback
+from pairwright.errors import ConfigError
+from pairwright.records.experience import Experience
+from pairwright.store.table import Table
+
+_log = logging.getLogger(__name__)
+MAX_REQUEST_BYTES = 64 * 2**20
+MAX_RESPONSE_BYTES = 32 * 2**20
+MAX_HELD_BYTES = 256 * 2**20
+_APPLY_SECONDS = 60.0
+_SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
+_RECORDED = {"/chat/completions": "chat", "/responses": "responses"}
+# between one client and one server only, or made anew for each connection
+_HOP = {
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers",
+    "transfer-encoding", "upgrade", "host", "proxy-connection",
+}  # fmt: skip
+
+
+@dataclass
+class Counts:
+    """What passed through."""
+
+    requests: int = 0
+    experiences: int = 0
+    feedback: int = 0
+    upstream_errors: Counter[int] = field(default_factory=Counter)
+    not_recorded: Counter[str] = field(default_factory=Counter)
+
+
+class Proxy:
+    """State of a proxy. One thread writes to the table, one thing after the other."""
+
+    def __init__(
+        self,
+        upstream: str,
+        table: Path,
+        *,
+        batch: int | str = "record",
+        timeout_seconds: float = 600.0,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+    ) -> None:
+        self.upstream = upstream.rstrip("/")
+        if not self.upstream.startswith(("http://", "https://")):
+            raise ConfigError(f"--upstream: got {upstream!r}, expected http://... or https://...")
+        self.counts = Counts()
+        self.table = Table(table)
+        self._feedback = FeedbackLog(self.table)
+        self._exchanges = Exchanges(batch)
+        self._timeout, self._max_response_bytes = timeout_seconds, max_response_bytes
+        self._held = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/feedback", self._take_feedback, methods=["POST"]),
+            Route("/pairwright/status", self._status, methods=["GET"]),
+            Route("/{path:path}", self._pass, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        async with httpx.AsyncClient(timeout=self._timeout, limits=limits, follow_redirects=False) as self._client:
+            await self._in_thread(self._feedback.apply)
+            applying = asyncio.create_task(self._apply_now_and_then())
+            try:
+                yield
+            finally:
+                applying.cancel()
+                if self._tasks:
+                    await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._in_thread(self._feedback.apply)
+                await self._in_thread(self.table.close)
+                self._thread.shutdown()
+
+    async def _pass(self, request: Request) -> Response:
+        self.counts.requests += 1
+        session, path = split_path(request.url.path)
+        try:
+            body = await _body(request)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        if body is None:
+            return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
+        url = upstream_url(self.upstream, path) + (f"?{request.url.query}" if request.url.query else "")
+        sent = self._client.build_request(request.method, url, headers=_forwarded(request.headers), content=body)
+        try:
+            answer = await self._client.send(sent, stream=True)
+        except httpx.HTTPError as error:
+            self.counts.upstream_errors[502] += 1
+            return _error(502, f"the upstream cannot be reached: {one_line(error)}")
+        if answer.status_code >= 400:
+            self.counts.upstream_errors[answer.status_code] += 1
+        kind = next((kind for end, kind in _RECORDED.items() if path.endswith(end)), None)
+        is_recorded = kind is not None and request.method == "POST" and answer.status_code < 300
+        place = Place.of(request.headers, session)
+        exchange = _Exchange(kind or "", place, body, answer.headers) if is_recorded else None
+        headers = [(name, value) for name, value in answer.headers.multi_items() if name.lower() not in _HOP]
+        response = StreamingResponse(self._streamed(answer, exchange), status_code=answer.status_code)
+        response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        return response
+
+    async def _streamed(self, answer: httpx.Response, exchange: "_Exchange | None") -> AsyncIterator[bytes]:
+        """The upstream's bytes as they come; a copy is kept for the record while there is room."""
+        copy: bytearray | None = None if exchange is None else bytearray()
+        try:
+            async for chunk in answer.aiter_raw():
+                if copy is not None:
+                    if len(copy) + len(chunk) > self._max_response_bytes or self._held > MAX_HELD_BYTES:
+                        self._held -= len(copy)
+                        self._not_recorded("too large")
+                        copy = exchange = None
+                    else:
+                        copy += chunk
+                        self._held += len(chunk)
+                        if exchange is not None and exchange.is_whole(copy, chunk):
+                            recorded, exchange = exchange, None
+                            await asyncio.shield(self._start(self._record(recorded, bytes(copy))))
+                yield chunk
+        except httpx.HTTPError:
+            self.counts.upstream_errors[502] += 1
+            raise
+        finally:
+            # also when the client leaves: what came to its end is recorded, whatever the client does then
+            if copy is not None:
+                self._held -= len(copy)
+            self._start(answer.aclose())
+            if exchange is not None and copy is not None:
+                await asyncio.shield(self._start(self._record(exchange, bytes(copy))))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Work that goes on when the client's connection, and all that serves it, is cancelled."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _record(self, exchange: "_Exchange", response: bytes) -> None:
+        try:
+            found = self._exchanges.experiences(
+                exchange.kind, exchange.place, exchange.request, response, exchange.headers
+            )
+            await self._in_thread(self._write, found)
+        except NotRecorded as error:
+            self._not_recorded(str(error))
+        except Exception as error:  # a full disk, a bug of ours: the client gets its answer all the same
+            self._not_recorded(f"not written: {one_line(error)}")
+            _log.error("an exchange was not recorded: %s", one_line(error))
+        else:
+            self.counts.experiences += len(found)
+
+    def _write(self, experiences: list[Experience]) -> None:
+        self.table.append([self._feedback.rewarded(item) for item in experiences])
+
+    def _not_recorded(self, reason: str) -> None:
+        """Count a reason; the many that differ in their details only are one."""
+        known = reason if len(self.counts.not_recorded) < 100 or reason in self.counts.not_recorded else "other"
+        self.counts.not_recorded[known] += 1
+
+    async def _take_feedback(self, request: Request) -> Response:
+        body = await _body(request)
+        if body is None:
+            return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
+        try:
+            items = parse_feedback(body)
+        except ConfigError as error:
+            return _error(422, str(error))
+        await self._in_thread(lambda: self._feedback.add(items))
+        self.counts.feedback += len(items)
+        return JSONResponse({"accepted": len(items)})
+
+    async def _status(self, request: Request) -> Response:
+        counts = self.counts
+        return JSONResponse(
+            {
+                "requests": counts.requests,
+                "experiences": counts.experiences,
+                "feedback": counts.feedback,
+                "upstream_errors": {str(code): count for code, count in counts.upstream_errors.items()},
+                "not_recorded": dict(counts.not_recorded),
+            }
+        )
+
+    async def _apply_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(_APPLY_SECONDS)
+            await self._in_thread(self._feedback.apply)
+
+    async def _in_thread(self, function: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    kind: str
+    place: Place
+    request: bytes
+    headers: Mapping[str, str]
+
+    def is_whole(self, response: bytearray, chunk: bytes) -> bool:
+        """Whether the answer is all there with this chunk, as far as can be told before the upstream ends it."""
+        if not self.headers.get("content-type", "").startswith("text/event-stream"):
+            return self.headers.get("content-length") == str(len(response))
+        if self.kind == "chat":
+            return bytes(response[-32:]).rstrip().endswith(b"data: [DONE]")
+        may_be = b"response.completed" in chunk or b"response.incomplete" in chunk
+        return may_be and response.endswith(b"\n\n") and final_response(bytes(response)) is not None
+
+
+def split_path(path: str) -> tuple[str | None, str]:
+    """The session that a path names, and the path behind it.
+
+    >>> split_path("/session/monday/v1/models"), split_path("/v1/models")
+    (('monday', '/v1/models'), (None, '/v1/models'))
+    """
+    match = _SESSION.match(path)
+    return (match[1], match[2]) if match else (None, path)
+
+
+def upstream_url(upstream: str, path: str) -> str:
+    """Where a path leads: the upstream's own path (as /v1) is not repeated.
+
+    >>> upstream_url("http://host/v1", "/v1/models"), upstream_url("http://host", "/v1/models")
+    ('http://host/v1/models', 'http://host/v1/models')
+    """
+    prefix = urlsplit(upstream).path
+    return upstream.removesuffix(prefix) + path if path.startswith(f"{prefix}/") else upstream + path
+
+
+def _forwarded(headers: Any) -> list[tuple[bytes, bytes]]:
+    """The client's headers without what concerns one connection, and without ours."""
+    kept = []
+    for name, value in headers.raw:
+        lower = name.decode("latin-1").lower()
+        if lower in _HOP or lower.startswith("x-pairwright-"):
+            continue
+        if lower == "accept-encoding":  # only what can be read again for the record
+            codings = [item.strip() for item in value.decode("latin-1").split(",")]
+            value = (
+                ", ".join(item for item in codings if item.split(";")[0].strip() in ENCODINGS).encode() or b"identity"
+            )
+        kept.append((name, value))
+    if not any(name.lower() == b"accept-encoding" for name, _ in kept):
+        kept.append((b"accept-encoding", b"identity"))
+    return kept
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body, or None if it is too large to be passed on."""
+    kept = bytearray()
+    async for chunk in request.stream():
+        kept += chunk
+        if len(kept) > MAX_REQUEST_BYTES:
+            return None
+    return bytes(kept)
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse(
+        {"error": {"message": message, "type": "pairwright_proxy", "code": None, "param": None}}, status_code=status
+    )

@@ -1,0 +1,264 @@
+"""What the policy sampled in one run, matched with the messages that the workflow records.
+
+A workflow records messages; the ids that the model drew belong to the completions that it got them from. A recorded
+message is a completion's if it is the very object, or equal in canonical form to what the policy returned at the same
+conversation. A trajectory has one sequence of ids if every prompt continues the ids before it; where a template
+rewrites history, or the text of an answer encodes to other ids than were drawn, there is no such sequence, and the
+reason is recorded instead. Equal messages are taken in the order in which the policy returned them.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pairwright.collect.completion import Ask, Completion
+from pairwright.collect.tasks import Task
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import Json, Message
+from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns
+
+# Why a candidate has no token ids. The keys are in `info.without_ids`, in the ledger and in the figures.
+WITHOUT_IDS = {
+    "no_ids": "the policy returned none (policy.return_token_ids: true asks an endpoint for them)",
+    "not_sampled": "a message that the policy did not return in this run at the recorded prompt",
+    "history_differs": "a later prompt does not continue the ids before it (the template or the text rewrites history)",
+    "tools_differ": "its turns were asked with different tools, so that their prompts do not continue each other",
+}
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is known of a candidate's generated messages.
+
+    `completions` has one for each of them, None where the policy did not return it. `tools` are those of the first
+    call, None where no call is known. `arrays` are the token fields of the experience, empty where `without_ids` says
+    why there are none.
+    """
+
+    completions: tuple[Completion | None, ...] = ()
+    tools: tuple[Json, ...] | None = None
+    has_other_tools: bool = False
+    arrays: Json = field(default_factory=dict)
+    without_ids: str | None = None
+
+
+@dataclass(eq=False)
+class _Answer:
+    """One completion and what was asked for it."""
+
+    ask: Ask
+    completion: Completion
+    is_recorded: bool = False
+
+    @cached_property
+    def key(self) -> str:
+        return _key((self.completion.message,))
+
+    @cached_property
+    def state(self) -> str:
+        return _key(self.ask.messages)
+
+
+class SampledCalls:
+    """The completions of one run, in the order in which the policy returned them."""
+
+    def __init__(self) -> None:
+        self._answers: list[_Answer] = []
+        # By the id of the completion and of its message, which the answers keep alive: a run may have thousands.
+        self._by_object: dict[int, _Answer] = {}
+
+    def add(self, ask: Ask, completions: Iterable[Completion]) -> None:
+        for completion in completions:
+            answer = _Answer(ask, completion)
+            self._answers.append(answer)
+            self._by_object.setdefault(id(completion), answer)
+            self._by_object.setdefault(id(completion.message), answer)
+
+    def match_completion(self, completion: Completion) -> Sampled:
+        """A candidate that is one completion: its own ids, and the tools that it was asked with."""
+        answer = self._by_object.get(id(completion))
+        if answer is None:  # a changed copy, say: the same ids with another message
+            known = [answer for answer in self._answers if answer.completion.token_ids is not None]
+            answer = next((answer for answer in known if answer.completion.token_ids == completion.token_ids), None)
+        if answer is not None:
+            answer.is_recorded = True
+        arrays = arrays_of(completion)
+        tools = None if answer is None else answer.ask.tools
+        return Sampled((completion,), tools, arrays=arrays, without_ids=None if arrays else "no_ids")
+
+    def match_messages(self, prompt: Sequence[Message], messages: Sequence[Message]) -> Sampled:
+        """A candidate of messages: the completion of each generated one, and their ids as one sequence."""
+        generated = [number for number, message in enumerate(messages) if message.is_generated]
+        conversation = [*prompt, *messages]
+        matches = [
+            self._matches(messages[number], conversation[: len(prompt) + number], is_only=len(generated) == 1)
+            for number in generated
+        ]
+        answers, arrays = _chain(matches)
+        for answer in answers:
+            if answer is not None:
+                answer.is_recorded = True
+        asked = [answer.ask.tools for answer in answers if answer is not None]
+        has_other_tools = any(tools != asked[0] for tools in asked)
+        without_ids = None if arrays else _reason(answers, has_other_tools=has_other_tools)
+        if len(messages) == 1:
+            arrays.pop("action_mask", None)  # a single turn: all of the response was generated
+        return Sampled(
+            completions=tuple(None if answer is None else answer.completion for answer in answers),
+            tools=asked[0] if asked else None,
+            has_other_tools=has_other_tools,
+            arrays=arrays,
+            without_ids=without_ids,
+        )
+
+    def _matches(self, message: Message, conversation: list[Message], *, is_only: bool) -> list[_Answer]:
+        """The answers that a recorded message may be, the likeliest first.
+
+        An equal text that was sampled at another conversation counts only in a trajectory of several turns, whose
+        prompts show that they belong together.
+        """
+        same = self._by_object.get(id(message))
+        if same is not None:
+            return [same]
+        key = _key((message,))
+        equal = [answer for answer in self._answers if answer.key == key]
+        if not equal:
+            return []
+        state = _key(conversation)
+        at_state = [answer for answer in equal if answer.state == state]
+        return sorted(at_state or ([] if is_only else equal), key=lambda answer: answer.is_recorded)
+
+
+def arrays_of(completion: Completion) -> Json:
+    """Prompt and answer as one sequence of ids, if both are known; all of the answer was generated."""
+    prompt, answer = completion.prompt_ids, completion.token_ids
+    if not prompt or not answer:
+        return {}
+    arrays: dict[str, Any] = {
+        "tokens": np.array(prompt + answer, dtype=np.int32),
+        "prompt_length": len(prompt),
+    }
+    if completion.logprobs is not None and len(completion.logprobs) == len(answer):
+        arrays["logprobs"] = np.array(completion.logprobs, dtype=np.float32)
+    return arrays
+
+
+def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
+    """One answer for each generated message, and their ids as one sequence if there is one.
+
+    The last prompt holds all that came before it, so it decides which of several equal answers a turn was.
+    """
+    for last in matches[-1] if matches else ():
+        whole = last.completion.prompt_ids or []
+        fitting = [[one for one in answers if _is_start(one.completion, whole)] for answers in matches[:-1]]
+        earlier = _distinct(fitting)
+        arrays = tokens_of_turns([_turn(answer) for answer in (*earlier, last)])
+        if arrays is not None:
+            return [*earlier, last], arrays
+    return _distinct(matches), {}
+
+
+def _distinct(matches: list[list[_Answer]]) -> list[_Answer | None]:
+    """The first match of each turn that no earlier turn has taken."""
+    chosen: list[_Answer | None] = []
+    for answers in matches:
+        chosen.append(next((answer for answer in answers if answer not in chosen), None))
+    return chosen
+
+
+def _is_start(completion: Completion, ids: list[int]) -> bool:
+    prompt, answer = completion.prompt_ids or [], completion.token_ids or []
+    length = len(prompt)
+    return bool(prompt and answer) and ids[:length] == prompt and ids[length : length + len(answer)] == answer
+
+
+def _turn(answer: _Answer | None) -> TurnTokens | None:
+    if answer is None or not answer.completion.prompt_ids or not answer.completion.token_ids:
+        return None
+    completion, logprobs = answer.completion, answer.completion.logprobs
+    prompt, sampled = completion.prompt_ids or [], completion.token_ids or []
+    is_whole = logprobs is not None and len(logprobs) == len(sampled)
+    return TurnTokens(prompt, sampled, logprobs if is_whole else None)
+
+
+def _reason(answers: list[_Answer | None], *, has_other_tools: bool) -> str:
+    known = [answer for answer in answers if answer is not None]
+    if not known or len(known) < len(answers):
+        return "not_sampled"
+    if any(_turn(answer) is None for answer in known):
+        return "no_ids"
+    return "tools_differ" if has_other_tools else "history_differs"
+
+
+def _key(messages: Sequence[Message]) -> str:
+    return content_hash(canonical_messages(messages))
+
+
+# One candidate of a step as an experience, with the token ids and log-probabilities that were sampled.
+
+
+def experience_of(
+    task: Task,
+    *,
+    prompt: tuple[Message, ...],
+    tools: tuple[Json, ...],
+    prompt_hash: str,
+    step: int,
+    step_name: str | None,
+    number: int,
+    messages: tuple[Message, ...],
+    sampled: Sampled,
+    score: float | None,
+    components: Json,
+    info: Json,
+    metrics: Json,
+    model_version: str | int | None,
+) -> Experience:
+    suffix = content_hash(prompt_hash, number, canonical_messages(messages))[:24]
+    facts: Json = {"candidate": number, **({} if step_name is None else {"step_name": step_name})}
+    is_cut = any(completion is not None and completion.finish_reason == "length" for completion in sampled.completions)
+    return Experience(
+        eid=EID(task.batch, task.id, task.run, step, suffix),
+        kind=Kind.SINGLE_TURN if len(messages) == 1 else Kind.MULTI_TURN,
+        prompt=prompt,
+        tools=tools,
+        completion=messages,
+        reward=score,
+        reward_components=components,
+        truncate_status="response_truncated" if is_cut else None,
+        model_version=model_version,
+        info={**facts, **facts_of_turns(sampled), **info},
+        metrics=metrics,
+        **sampled.arrays,
+    )
+
+
+def facts_of_turns(sampled: Sampled) -> Json:
+    """What is worth keeping of the answers beside messages and ids; lists have one item for each generated message."""
+    turns = [{} if completion is None else facts_of(completion) for completion in sampled.completions]
+    facts: Json = {}
+    if len(turns) == 1:
+        facts = turns[0]
+    else:
+        names = {"finish_reason": "finish_reasons", "response_id": "response_ids", "logprobs": "logprobs"}
+        for name, plural in names.items():
+            values = [turn.get(name) for turn in turns]
+            if any(value is not None for value in values):
+                facts[plural] = values
+    if sampled.without_ids is not None:
+        facts["without_ids"] = sampled.without_ids
+    if sampled.has_other_tools:
+        facts["has_other_tools"] = True
+    return facts
+
+
+def facts_of(completion: Completion) -> Json:
+    """What is worth keeping of an answer beside its message; log-probabilities only where no token ids hold them."""
+    facts: Json = {"finish_reason": completion.finish_reason, "response_id": completion.response_id}
+    if completion.logprobs is not None and completion.token_texts is not None:
+        facts["logprobs"] = {"tokens": completion.token_texts, "logprobs": completion.logprobs}
+    return {key: value for key, value in facts.items() if value is not None}

@@ -1,0 +1,254 @@
+"""`backend`: where a job trains, and what that place wants to know."""
+
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from pairwright.config.sections import Section
+
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+class DpoHyperparameters(Section):
+    """DPO, in the names of NeMo Customizer."""
+
+    ref_policy_kl_penalty: float = Field(default=0.1, ge=0)
+    """Beta: how strongly the policy is held to its reference."""
+    preference_loss_weight: float = Field(default=1.0, ge=0)
+    """Weight of the preference loss."""
+    preference_average_log_probs: bool = False
+    """Average log-probs over tokens in the preference loss."""
+    sft_loss_weight: float = Field(default=0.0, ge=0)
+    """Weight of an SFT loss on the chosen side."""
+    sft_average_log_probs: bool | None = None
+    """Average log-probs over tokens in the SFT loss."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of a gradient."""
+
+
+class LoraHyperparameters(Section):
+    """LoRA, in the names of NeMo Customizer."""
+
+    adapter_dim: int | None = Field(default=None, ge=1)
+    """Rank."""
+    alpha: int | None = Field(default=None, ge=1)
+    """Scale."""
+    adapter_dropout: float | None = Field(default=None, ge=0, lt=1)
+    """Dropout."""
+    target_modules: tuple[str, ...] | None = None
+    """Modules that get an adapter."""
+
+
+class CustomizerHyperparameters(Section):
+    """What the job is asked to do. What is not set is not sent, and is the service's choice."""
+
+    training_type: Literal["dpo", "sft"] = "dpo"
+    """Pairs train with dpo; sft would train the chosen sides only and is refused."""
+    finetuning_type: Literal["lora", "lora_merged", "all_weights"] = "all_weights"
+    """What is trained."""
+    epochs: int = Field(default=3, ge=1)
+    """Passes over the training file."""
+    batch_size: int = Field(default=4, ge=1)
+    """Pairs a step."""
+    learning_rate: float = Field(default=5e-5, gt=0)
+    """Learning rate."""
+    dpo: DpoHyperparameters = DpoHyperparameters()
+    lora: LoraHyperparameters | None = None
+    """LoRA, where the job trains an adapter."""
+    seed: int | None = None
+    """Seed of the service's own draws."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many steps."""
+    warmup_steps: int | None = Field(default=None, ge=0)
+    """Steps of warm-up."""
+    weight_decay: float | None = Field(default=None, ge=0)
+    """Weight decay."""
+    optimizer: str | None = None
+    """Optimizer."""
+    adam_beta1: float | None = None
+    """Adam."""
+    adam_beta2: float | None = None
+    """Adam."""
+    min_learning_rate: float | None = Field(default=None, ge=0)
+    """Where a decaying learning rate ends."""
+    val_check_interval: float | None = Field(default=None, gt=0)
+    """Steps, or share of an epoch, between validations."""
+    log_every_n_steps: int | None = Field(default=None, ge=1)
+    """Steps between log lines."""
+    sequence_packing_enabled: bool | None = None
+    """Pack sequences."""
+
+    @field_validator("training_type")
+    @classmethod
+    def _only_dpo(cls, value: str) -> str:
+        if value != "dpo":
+            raise ValueError("pairs are trained with 'dpo'; 'sft' would silently drop the rejected sides")
+        return value
+
+
+class DeploymentConfig(Section):
+    """How the tuned model is deployed."""
+
+    image_name: str | None = None
+    """Container image of the model server; our own service needs none."""
+    image_tag: str = "latest"
+    """Tag of the image."""
+    gpu: int = Field(default=1, ge=0)
+    """GPUs a replica."""
+    deployment_name: str | None = Field(default=None, pattern=_NAME)
+    """Name of the deployment; without one it is made from the job's id."""
+    description: str = "Deployed by pairwright"
+    """Shown by the service."""
+
+
+class NemoCustomizerConfig(Section):
+    """A service that speaks NeMo Customizer's protocol: NVIDIA's, or `pairwright serve jobs`."""
+
+    entity_host: str | None = Field(default=None, pattern=r"^https?://")
+    """Address of namespaces, datasets, jobs and deployments."""
+    datastore_host: str | None = Field(default=None, pattern=r"^https?://")
+    """Address of the data store; the entity host if not set."""
+    hf_token: SecretStr | None = None
+    """Token of the data store, sent to the entity host too where that is the same host."""
+    api_token: SecretStr | None = None
+    """Token of the entity host, where it wants one of its own."""
+    namespace: str = Field(default="default", pattern=_NAME)
+    """Namespace of dataset, job and model."""
+    dataset_name: str = Field(default="pairwright-dpo", pattern=_NAME)
+    """Name of the dataset; each run is a revision of it, and its job is pinned to that revision."""
+    dataset_output_dir: str | None = None
+    """Folder for the files before they are uploaded; in the run's folder if not set."""
+    create_namespace_if_missing: bool = True
+    """Create the namespace in both stores if it is not there."""
+    customization_config: str | None = None
+    """What is tuned, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100; else the job's model."""
+    hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
+    use_full_message_history: bool = False
+    """Upload prompts as lists of messages instead of one text."""
+    validation: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the groups held out where the pairs have no validation split."""
+    pin_revision: bool = True
+    """Name the uploaded revision in the job. Off for a service that cannot read it."""
+    deploy_on_completion: bool = False
+    """Deploy the tuned model when the job is completed."""
+    deployment_config: DeploymentConfig = DeploymentConfig()
+    poll_interval_seconds: float = Field(default=30, gt=0)
+    """Between two status calls."""
+    training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
+    """How long a job is waited for; null: for ever."""
+    deployment_timeout_seconds: float = Field(default=1800, gt=0)
+    """How long a deployment is waited for."""
+    max_status_failures: int = Field(default=10, ge=0)
+    """Status calls that may fail in a row before waiting ends."""
+    request_timeout_seconds: float = Field(default=60, gt=0)
+    """Of one request; uploads may take ten times as long."""
+    wait_for_completion: bool = True
+    """Wait for the job after submitting it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nat_counts_the_last(cls, data: Any) -> Any:
+        """NAT's max_consecutive_status_failures is the failure that ends the wait, ours are those before it."""
+        theirs = data.get("max_consecutive_status_failures") if isinstance(data, dict) else None
+        if theirs is None:
+            return data
+        if "max_status_failures" in data:
+            raise ValueError("max_consecutive_status_failures: give it or max_status_failures, not both")
+        if not isinstance(theirs, int) or theirs < 1:
+            raise ValueError(f"max_consecutive_status_failures: got {theirs!r}, expected a number of at least 1")
+        kept = {name: value for name, value in data.items() if name != "max_consecutive_status_failures"}
+        return {**kept, "max_status_failures": theirs - 1}
+
+    @field_validator("entity_host", "datastore_host")
+    @classmethod
+    def _no_slash(cls, value: str | None) -> str | None:
+        return value.rstrip("/") if value else None
+
+    @field_validator("hf_token", "api_token", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+
+class LocalConfig(Section):
+    """Training on this machine, in a process of its own."""
+
+    poll_interval_seconds: float = Field(default=1, gt=0)
+    """Between two looks at the run."""
+    training_timeout_seconds: float | None = Field(default=None, gt=0)
+    """How long a job is waited for; null: for ever."""
+    cancel_grace_seconds: float = Field(default=60, ge=0)
+    """How long a cancelled job may take to save its checkpoint before it is killed."""
+    deployment_timeout_seconds: float = Field(default=300, gt=0)
+    """How long a model server may take to answer."""
+
+
+class TrlConfig(Section):
+    """`trl dpo` as the trainer; its options come from the section train."""
+
+    command: tuple[str, ...] = Field(default=("trl",), min_length=1)
+    """How TRL is called."""
+    validation: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the groups held out where the pairs have no validation split."""
+    accept_other_data: bool = False
+    """Go on where TRL would train more than the model wrote (tool results, other answers)."""
+    options: dict[str, Any] = Field(default={})
+    """More options of `trl dpo`, as they are."""
+
+
+class SlurmConfig(Section):
+    """Where a Slurm launch goes."""
+
+    account: str | None = None
+    """--account."""
+    partition: str | None = None
+    """--partition."""
+    time: str = "4:00:00"
+    """--time."""
+    container: str | None = None
+    """Container image that NeMo RL runs in."""
+    mounts: tuple[str, ...] = ()
+    """More mounts, as HOST:CONTAINER."""
+    gres: bool = True
+    """Ask for GPUs with --gres; some clusters want none."""
+
+
+class NemoRlConfig(Section):
+    """NeMo RL as the trainer; its options come from the section train."""
+
+    directory: str | None = None
+    """A checkout of NeMo RL; needed to launch."""
+    gpus_per_node: int = Field(default=1, ge=1)
+    """GPUs a node."""
+    num_nodes: int = Field(default=1, ge=1)
+    """Nodes."""
+    launcher: Literal["local", "slurm"] = "local"
+    """Run here, or hand in to Slurm."""
+    slurm: SlurmConfig = SlurmConfig()
+    dataset: Literal["preference", "binary"] = "preference"
+    """PreferenceDataset (messages) or BinaryPreferenceDataset (text answers)."""
+    max_total_sequence_length: int = Field(default=4096, ge=8)
+    """Longest sequence; NeMo RL ignores longer pairs."""
+    validation: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the groups held out where the pairs have no validation split."""
+    accept_other_data: bool = False
+    """Go on where NeMo RL would train less than the model wrote, or without its tools."""
+    overrides: dict[str, Any] = Field(default={})
+    """More keys of NeMo RL's configuration, dotted; data, model and tokenizer are not for overriding."""
+
+    @model_validator(mode="after")
+    def _nodes_need_slurm(self) -> "NemoRlConfig":
+        if self.num_nodes > 1 and self.launcher == "local":
+            raise ValueError("num_nodes: more than one node needs launcher: slurm")
+        return self
+
+
+class BackendConfig(Section):
+    """Where jobs train."""
+
+    name: Literal["local", "ray", "nemo-customizer", "nemo-rl", "trl"] = "local"
+    """Which backend."""
+    local: LocalConfig = LocalConfig()
+    nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
+    nemo_rl: NemoRlConfig = NemoRlConfig()
+    trl: TrlConfig = TrlConfig()

@@ -1,0 +1,149 @@
+"""`collect`: tasks, the workflow that is run over them, and how what it does is scored."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from pairwright.config.sections import Section
+
+# `policy`: the model that answers, at an OpenAI-compatible endpoint or in this process.
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class PolicyConfig(Section):
+    """The model that answers: an OpenAI-compatible endpoint, or a folder loaded once and asked in batches."""
+
+    model: str | None = None
+    """Name of the model at the endpoint; without base_url the folder of a local checkpoint."""
+    base_url: str | None = None
+    """The endpoint, e.g. http://127.0.0.1:8001/v1; null: the model is loaded here."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; null: none is sent."""
+    model_version: str | int | None = None
+    """What is recorded as the version of the model; by default its name."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """Sampling temperature; 0 takes the most likely token."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that together have this probability."""
+    max_tokens: Count | None = None
+    """Most tokens of an answer; null: to the end of the context, or what the endpoint allows."""
+    num_candidates: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Answers to each question where the workflow does not say how many."""
+    stop: tuple[str, ...] = ()
+    """Texts that end an answer."""
+    logprobs: bool = False
+    """Ask the endpoint for log-probabilities; a local model always records them."""
+    return_token_ids: bool = False
+    """Ask the endpoint for token ids, as vLLM and `pairwright serve model` give them."""
+    send_seed: bool = True
+    """Send the seed of each question; some endpoints refuse it."""
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """More keys of the request's body."""
+    max_choices_per_request: Count | None = None
+    """Most answers asked for in one request; more candidates are several requests."""
+    max_retries: Annotated[int, Field(ge=0, le=100)] = 8
+    """Times that a failed request is repeated."""
+    retry_seconds: Positive = 0.5
+    """First wait before repeating; it doubles each time, with jitter, and retry-after counts if it is longer."""
+    max_retry_seconds: Positive = 60.0
+    """Longest wait before repeating; an endpoint that asks for more than this fails the run."""
+    timeout_seconds: Positive = 300.0
+    """Longest time for one request."""
+    max_in_flight: Count | None = None
+    """Most requests at once; null: as many as tasks run."""
+    requests_per_minute: Positive | None = None
+    """Rate limit."""
+    tokens_per_minute: Positive | None = None
+    """Rate limit of tokens, counted when answers come."""
+    device: str | None = None
+    """Local model: cpu, cuda, ...; null: a GPU if there is one."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Local model: precision; auto is float32 on a CPU and the checkpoint's own elsewhere."""
+    max_batch_tokens: Count = 16_384
+    """Local model: prompt tokens that go through the model at once."""
+    num_threads: Count | None = None
+    """Local model: threads of torch; null: what torch chooses."""
+
+
+# `collect`: tasks, the workflow that is run over them, and how what it does is scored.
+
+
+class ScorerConfig(Section):
+    """Who scores what the workflow leaves unscored."""
+
+    kind: Literal["none", "function", "evaluator", "command", "judge"] = "none"
+    """none; a function of each candidate; an evaluator of each finished run; a command; a judge model."""
+    function: str | None = None
+    """function, evaluator: module:function, path/file.py:function, or an entry point's name."""
+    command: tuple[str, ...] = ()
+    """command: program and arguments, run without a shell; the case is JSON on its standard input."""
+    result: Literal["exit_code", "json"] = "exit_code"
+    """command: 0 is 1.0 and any other exit code 0.0; or a number or {"score": ...} on its standard output."""
+    scope: Literal["candidate", "run"] = "candidate"
+    """command: run for each candidate, or once for the finished run."""
+    timeout_seconds: Positive = 60.0
+    """command: longest time for one case."""
+    max_concurrency: Count = 8
+    """command: most processes at once."""
+    judge: PolicyConfig = PolicyConfig()
+    """judge: the model that judges."""
+    mode: Literal["absolute", "relative"] = "absolute"
+    """judge: a score for each candidate by itself, or a ranking of the candidates of a step."""
+    rubric: str = "How well does the response do what was asked?"
+    """judge: what to judge by."""
+    lowest: float = 0.0
+    """judge: the lowest score that it may give; it becomes reward 0."""
+    highest: float = 10.0
+    """judge: the highest score that it may give; it becomes reward 1."""
+    votes: Annotated[int, Field(ge=1, le=100)] = 1
+    """judge: times that it is asked; the mean counts. Rankings show the candidates in another order each time."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> "ScorerConfig":
+        if self.kind in ("function", "evaluator") and not self.function:
+            raise ValueError(f"kind {self.kind} needs `function`")
+        if self.kind == "command" and not self.command:
+            raise ValueError("kind command needs `command`")
+        if self.kind == "judge" and not self.judge.model:
+            raise ValueError("kind judge needs `judge.model`")
+        if not self.lowest < self.highest:
+            raise ValueError("lowest must be below highest")
+        return self
+
+
+class TeachConfig(Section):
+    """Who is asked for an action at every decision of a student's table."""
+
+    teachers: dict[str, PolicyConfig] = Field(default_factory=dict)
+    """Name of a teacher: its endpoint or folder. The name is its version in the records and its folder's name."""
+    max_concurrency: Count = 64
+    """States at once; one teacher is asked after the other."""
+
+
+class CollectConfig(Section):
+    """What is collected."""
+
+    workflow: str | None = None
+    """The async function that plays a task: module:function, path/file.py:function, or an entry point's name."""
+    dataset: str | None = None
+    """Tasks: a JSON, JSON lines, CSV or Parquet file, or a Hugging Face dataset on disk."""
+    split: str | None = None
+    """Split of a Hugging Face dataset that has several."""
+    id_field: str = "id"
+    """Column that names a task; without it a task is named by its content."""
+    num_tasks: Count | None = None
+    """Without a dataset: tasks 0 to num_tasks - 1. With one: only its first tasks."""
+    num_runs: Count = 1
+    """Runs of each task."""
+    max_concurrency: Count = 64
+    """Runs at once."""
+    task_timeout_seconds: Positive | None = None
+    """Longest time of one run; a run that takes longer has failed."""
+    continue_on_collection_error: bool = True
+    """Go on when a run fails, and report it at the end; false: stop at the first."""
+    batch: int | str = 0
+    """Number or name of this collection round in the ids of its experiences."""
+    scorer: ScorerConfig = ScorerConfig()
+    """Who scores what the workflow leaves unscored."""

@@ -1,0 +1,416 @@
+"""The configuration tree filled from a YAML file, the environment and the command line, in that order.
+
+    seed: 0
+    sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
+
+`${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
+`sources.format=nat` on the command line override single keys. An unknown key is an error that suggests the nearest one.
+What came from the environment is never shown: `show` prints the reference, and errors do not repeat the value.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import pydantic
+from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from pairwright.config.backend_config import BackendConfig
+from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
+from pairwright.config.option_names import own_names
+from pairwright.config.pairs_config import PairsConfig
+from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
+from pairwright.config.train_config import TrainConfig
+from pairwright.errors import ConfigError
+from pairwright.paths import is_address, place
+
+# The whole configuration of a run: one section a stage, in the order of the flow.
+
+
+class Config(Section):
+    """A run: one section a stage, each with its own options. `load_config` reads one from a file.
+
+    >>> import pairwright as pw
+    >>> pw.Config(name="first", train={"epochs": 2}).train.epochs
+    2
+    """
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run; its files are in runs/<name>."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of everything that is drawn."""
+    model: str | None = None
+    """Folder of the model that is trained, and the policy's unless that has an endpoint; by default policy.model."""
+    loop: LoopConfig = LoopConfig()
+    sources: SourcesConfig = SourcesConfig()
+    policy: PolicyConfig = PolicyConfig()
+    collect: CollectConfig = CollectConfig()
+    teach: TeachConfig = TeachConfig()
+    pairs: PairsConfig = PairsConfig()
+    tokens: TokensConfig = TokensConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    engine: EngineConfig = EngineConfig()
+    backend: BackendConfig = BackendConfig()
+
+    @model_validator(mode="after")
+    def _follows_curriculum(self) -> "Config":
+        """Our own trainer follows a curriculum; NeMo RL can keep the order of its file, but knows no stages."""
+        pairs, trainer = self.pairs, self.backend.name
+        key = "curriculum_start" if pairs.curriculum_start is not None else "curriculum"
+        if pairs.curriculum == "none" or trainer in ("local", "ray") or (trainer, key) == ("nemo-rl", "curriculum"):
+            return self
+        raise ValueError(
+            f"pairs.{key}: backend {trainer} would train the pairs in another order: leave it out, or set "
+            "backend.name to local or ray"
+        )
+
+
+# Dotted keys of the configuration: which exist, and what to write instead of one that does not.
+
+
+def is_top_key(key: str) -> bool:
+    """Whether a dotted key begins with a section or another key at the top of the configuration."""
+    return key.partition(".")[0] in Config.model_fields
+
+
+def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every absolute key, sections before the keys in them.
+
+    >>> [key for key in iterate_keys() if key.startswith("engine")]
+    ['engine', 'engine.name', 'engine.address', 'engine.workers', 'engine.max_retries']
+    """
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        others = [str(other) for other in alias.choices] if isinstance(alias, AliasChoices) else []
+        for spelling in dict.fromkeys((name, *others)):
+            yield prefix + spelling
+        section = section_of(field.annotation)
+        if section is not None:
+            yield from iterate_keys(section, f"{prefix}{name}.")
+
+
+def field_of(key: str) -> FieldInfo:
+    """The field of an absolute key, with its type, default and description.
+
+    >>> field_of("pairs.min_gap").default
+    0.0
+    """
+    *sections, name = key.split(".")
+    model: type[BaseModel] | None = Config
+    for section in sections:
+        model = (
+            None
+            if model is None or section not in model.model_fields
+            else section_of(model.model_fields[section].annotation)
+        )
+    if model is None or name not in model.model_fields:
+        raise KeyError(key)
+    return model.model_fields[name]
+
+
+def explain_unknown(key: str) -> str:
+    """What is wrong with a key that has no section, and which keys may be meant.
+
+    >>> explain_unknown("dpo.loss")
+    "unknown key 'dpo.loss'; did you mean 'train.dpo.loss'?"
+    """
+    first, dot, rest = key.partition(".")
+    absolute = [name for name in iterate_keys() if name.endswith(f".{key}")]
+    near = [name + dot + rest for name in difflib.get_close_matches(first, Config.model_fields, n=1)]
+    suggestions = " or ".join(map(repr, absolute or near))
+    hint = f"did you mean {suggestions}?" if suggestions else f"known keys: {', '.join(Config.model_fields)}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds; also of `Section | None`."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    for choice in get_args(annotation) if is_union else (annotation,):
+        if isinstance(choice, type) and issubclass(choice, BaseModel):
+            return choice
+    return None
+
+
+# Errors of pydantic as lines that name the key, or the command-line option that set it.
+
+_WORDS = {
+    "Input should be": "expected",
+    "greater than or equal to": "at least",
+    "greater than": "above",
+    "less than or equal to": "at most",
+    "less than": "below",
+}
+
+
+def describe_problems(
+    error: ValidationError,
+    root: type[BaseModel],
+    *,
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+    with_values: bool = False,
+) -> list[str]:
+    """One line a problem.
+
+    root: the model that was validated.
+    flags: for keys that were set on the command line, the option and its value; lines name these instead of the key.
+    with_values: whether to repeat bad values; those of a configuration may be secrets from the environment.
+    """
+    lines: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        location, message = _locate(problem, root)
+        key = ".".join(location)
+        flag = next((option for option in flags or {} if f"{key}.".startswith(f"{option}.")), None)
+        if problem["type"] == "extra_forbidden":
+            name, line = key, _explain_unknown(location, root)
+        elif flags and flag is not None:
+            name, line = flag, _with_value(*flags[flag], message)
+        elif with_values and len(problem["loc"]) == len(location):
+            name, line = location[0], _with_value(location[0], problem["input"], message)
+        else:
+            name, line = key, f"{key}: {message}" if key else message
+        # the branches of a union are problems of one value: the first says what is expected, the others add to it
+        lines[name] = f"{lines[name]}, or {_expectation(message).removeprefix('expected ')}" if name in lines else line
+    return list(lines.values())
+
+
+def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
+    """Where a problem is, and what. A check over several fields names its field at the start of its message."""
+    location = [str(part) for part in problem["loc"]]
+    if problem["type"] != "value_error":
+        return location, problem["msg"]
+    message = problem["msg"].removeprefix("Value error, ")
+    name, colon, rest = message.partition(": ")
+    prefix = ".".join([*location, ""])
+    if colon and (name in _known_keys(location, root) or (prefix and name.startswith(prefix))):
+        return [*location, name.removeprefix(prefix)], rest
+    return location, message
+
+
+def _with_value(name: str, value: Any, message: str) -> str:
+    expectation = _expectation(message)
+    return f"{name}: got {value!r}, {expectation}" if expectation.startswith("expected") else f"{name}: {message}"
+
+
+def _expectation(message: str) -> str:
+    for theirs, ours in _WORDS.items():
+        message = message.replace(theirs, ours, 1)
+    return message
+
+
+def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
+    known = _known_keys(location[:-1], root)
+    near = difflib.get_close_matches(location[-1], known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+    return f"unknown key {'.'.join(location)!r}; {hint}"
+
+
+def _known_keys(location: list[str], root: type[BaseModel]) -> list[str]:
+    model: type[BaseModel] | None = root
+    for part in location:
+        field = model.model_fields.get(part) if model is not None else None
+        model = None if field is None else section_of(field.annotation)
+    return [] if model is None else list(model.model_fields)
+
+
+# The configuration tree filled from a YAML file, the environment and the command line, in that order.
+
+ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
+_PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, tuple[str, Any]] | None = None,
+) -> Config:
+    """The configuration of a file (or the defaults), with the environment and then the overrides applied.
+
+    Args:
+        path: A YAML file; None for the defaults.
+        overrides: Keys and their values as YAML text, e.g. [("train.epochs", "2")].
+        environment: Variables to read instead of those of this process; PAIRWRIGHT_TRAIN__EPOCHS is train.epochs.
+        flags: What options of the command line set, as key: (option, value). They count first; errors name the option.
+
+    >>> import pairwright as pw
+    >>> pw.load_config(overrides=[("train.epochs", "2")], environment={}).train.epochs
+    2
+    """
+    environment = os.environ if environment is None else environment
+    tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
+    if flags and isinstance(tree.get("pairs"), dict):  # an option replaces what a foreign name of the same thing says
+        tree["pairs"] = own_names(tree["pairs"])
+    for key, (flag, value) in (flags or {}).items():
+        _set(tree, key, value, flag)
+    config = validate_tree(tree, str(path or "config"), flags or {})
+    return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
+
+
+def shown_config(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    overrides: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """The resolved configuration for people to read: values from the environment stand as `${VAR}`, and addresses
+    without the credentials that may be in them."""
+    environment = os.environ if environment is None else environment
+    resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
+    shown: dict[str, Any] = _with_references(resolved, merged_tree(path, overrides=overrides, environment=environment))
+    for section, key in _PLACES:
+        shown[section][key] = [str(place(text)) if is_address(text) else text for text in shown[section][key]]
+    return shown
+
+
+def merged_tree(
+    path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
+    tree = {} if path is None else _read_yaml(Path(path))
+    for variable in sorted(environment):
+        if variable.startswith(ENVIRONMENT_PREFIX):
+            key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            _set(tree, key, f"${{{variable}}}", variable)
+    for key, value in overrides:
+        if not is_top_key(key):
+            raise ConfigError(explain_unknown(key))
+        _set(tree, key, _yaml_value(value, key), key)
+    return tree
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of the configuration, for editors."""
+    return Config.model_json_schema()
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}{_mark(error)}: not valid YAML: {_problem(error)}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
+    return value
+
+
+def _yaml_value(text: str, where: str) -> Any:
+    """A value from the command line, read as YAML: 3 is a number, true a bool, [a, b] a list."""
+    try:
+        return YAML(typ="safe", pure=True).load(text)
+    except (YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: not valid YAML: {_problem(error)}") from None
+
+
+def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{where}: {parent!r} is a value, not a section")
+    tree[last] = value
+
+
+def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(item, environment, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replaced(match: re.Match[str]) -> str:
+        if match[1] not in environment:
+            raise ConfigError(f"{where}: the environment has no {match[1]}: set it, or write the value in the file")
+        return environment[match[1]]
+
+    filled = _REFERENCE.sub(replaced, value)
+    # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
+    return _yaml_value(filled, where) if _REFERENCE.fullmatch(value) else filled
+
+
+def _with_references(resolved: Any, written: Any) -> Any:
+    if isinstance(resolved, dict) and isinstance(written, dict):
+        return {key: _with_references(item, written.get(key)) for key, item in resolved.items()}
+    if isinstance(resolved, list) and isinstance(written, list) and len(resolved) == len(written):
+        return [_with_references(item, source) for item, source in zip(resolved, written, strict=True)]
+    return written if isinstance(written, str) and _REFERENCE.search(written) else resolved
+
+
+def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[str, Any]] = {}) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except pydantic.ValidationError as error:
+        problems = describe_problems(error, Config, flags=flags)
+        is_file_wrong = any(not problem.startswith("--") for problem in problems)
+        raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
+
+
+def _with_hint_file(config: Config, folder: Path) -> Config:
+    """`train.sdpo.hint` as path/file.py:function counts from here, then from the folder of the configuration."""
+    place, _, function = (config.train.sdpo.hint or "").rpartition(":")
+    if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
+        return config
+    hinted = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
+    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": hinted})})
+
+
+def _mark(error: Exception) -> str:
+    mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+    return f":{mark.line + 1}" if mark is not None else ""
+
+
+def _problem(error: Exception) -> str:
+    return str(error.problem or error) if isinstance(error, MarkedYAMLError) else str(error).split("\n")[0]
+
+
+# Options given in Python, laid over a configuration and checked like those of a file.
+
+
+def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **values: Any) -> Config:
+    """A configuration (or the file of one, or the defaults) with values in the place of its own.
+
+    Args:
+        config: What to start from.
+        **values: Top-level keys; a dict is laid over the section, key by key.
+
+    >>> adjust_config(seed=3, train={"epochs": 2}).train.epochs
+    2
+    """
+    base = config if isinstance(config, Config) else load_config(config)
+    if all(value == {} for value in values.values()):
+        return base  # exactly as it is, for those who compare configurations
+    return validate_tree(_merge(base.model_dump(exclude_unset=True), values), "options")
+
+
+def _merge(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(tree)
+    for key, value in values.items():
+        before = merged.get(key)
+        if isinstance(value, Mapping):
+            merged[key] = _merge(before if isinstance(before, Mapping) else {}, value)
+        else:
+            merged[key] = _plain(value)
+    return merged
+
+
+def _plain(value: Any) -> Any:
+    """Paths as text, also in lists, since a configuration is what a YAML file can say."""
+    if isinstance(value, PurePath):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

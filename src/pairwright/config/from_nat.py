@@ -1,0 +1,410 @@
+"""A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and what of it has no counterpart.
+
+Every key of theirs either stands in ours, changes nothing, or is named with the reason; a named section stands for all
+below it. A default of theirs that is not ours is written out. `${VAR}` stays a reference. Secrets are never copied.
+
+>>> found = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
+>>> found.tree["collect"]["num_runs"], [(left.key, left.reason) for left in found.unmapped]
+(3, [('trainers.t.speed', 'no counterpart')])
+"""
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, MarkedYAMLError, YAMLError
+
+from pairwright.config.config_file import Config
+from pairwright.config.option_names import (
+    API_KEY,
+    BELOW,
+    COMPONENTS,
+    DATASET_TYPES,
+    DEFAULTS,
+    IMAGE,
+    LLM_TYPES,
+    NIM_MAX_TOKENS,
+    OTHER_REASONS,
+    PAIRS,
+    REASONS,
+    RENAMED,
+    STATUS_FAILURES,
+    STORE_TOKEN,
+    WITHOUT_EFFECT,
+    own_names,
+)
+from pairwright.errors import ConfigError
+
+# Which components of a NAT file are meant: builder, trainer and adapter of `finetuning`, and the model behind them.
+
+
+def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
+    """A file's tree with every key as text."""
+    try:
+        return {str(key): named(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+    except RecursionError:
+        raise ConfigError("a section contains itself") from None
+
+
+def entry_of(tree: Mapping[str, Any], section: str) -> Any:
+    """What a file says in a section: nothing is {}. Components must be there by name, with keys."""
+    value = tree.get(section)
+    if value is None:
+        return {}
+    if section in COMPONENTS or section == "llms":
+        if not isinstance(value, Mapping) or not all(isinstance(entry, Mapping) for entry in value.values()):
+            raise ConfigError(f"{section}: expected components by name, each with its keys")
+    elif section == "finetuning" and not isinstance(value, Mapping):
+        raise ConfigError(f"finetuning: expected keys and values, got {type(value).__name__}")
+    return value
+
+
+def chosen_component(tree: Mapping[str, Any], section: str) -> str | None:
+    """Name of the component that `finetuning` names, or the only one there is."""
+    role, _ = COMPONENTS[section]
+    names = list(entry_of(tree, section))
+    wanted = entry_of(tree, "finetuning").get(role)
+    if wanted is not None:
+        if str(wanted) not in names:
+            raise ConfigError(f"finetuning.{role}: {wanted!r} is not in {section}: {', '.join(names) or 'it is empty'}")
+        return str(wanted)
+    return names[0] if len(names) == 1 else None
+
+
+def trained_llm(tree: Mapping[str, Any]) -> str | None:
+    """Name of the model whose model_name (or name) is `finetuning.target_model`; without one, the only one there is."""
+    llms = entry_of(tree, "llms")
+    wanted = entry_of(tree, "finetuning").get("target_model")
+    if wanted is None:
+        return next(iter(llms)) if len(llms) == 1 else None
+    found = [name for name, llm in llms.items() if wanted in (name, llm.get("model_name"), llm.get("model"))]
+    return found[0] if len(found) == 1 else None
+
+
+# A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and what of it has no counterpart.
+
+Key = tuple[str, ...]
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:?-[^}]*)?\}")
+_NO_COUNTERPART = "no counterpart"
+
+
+@dataclass(frozen=True)
+class Unmapped:
+    """A key of theirs (and all below it) that is not in our configuration, and why."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Our configuration as a tree, what of theirs is not in it, and what must be set before it runs."""
+
+    tree: dict[str, Any]
+    num_mapped: int
+    unmapped: tuple[Unmapped, ...]
+    to_set: tuple[str, ...]
+
+
+def from_nat(theirs: Mapping[Any, Any]) -> Converted:
+    """Our configuration for a NAT file as `nat_file.read_nat` reads it. ConfigError where it is none for finetuning."""
+    if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
+        raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
+    tree = named(theirs)
+    curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
+    if isinstance(curriculum, dict) and not curriculum.get("enabled"):
+        del tree["finetuning"]["curriculum_learning"]
+    conversion = _Conversion(chosen={section: chosen_component(tree, section) for section in COMPONENTS})
+    conversion.chosen["llms"] = trained_llm(tree)
+    for section in sorted(tree, key=lambda name: name != "finetuning"):
+        for key, value in _leaves((section,), entry_of(tree, section)):
+            conversion.convert(key, value)
+    said = frozenset(conversion.said_by.values())
+    conversion.add_defaults(tree)
+    return conversion.result(said)
+
+
+@dataclass
+class _Conversion:
+    chosen: dict[str, str | None]
+    placed: dict[Key, Any] = field(default_factory=dict)
+    said_by: dict[Key, str] = field(default_factory=dict)
+    unmapped: dict[str, str] = field(default_factory=dict)
+
+    def convert(self, key: Key, value: Any) -> None:
+        """Put one key of theirs where it belongs, or name it."""
+        section = key[0]
+        if section in self.chosen and len(key) > 1:
+            if key[1] != self.chosen[section]:
+                self.leave(key[:2], f"not what is trained: {self._choice(section)}")
+                return
+            pattern = ".".join((section, "*", *key[2:]))
+        else:
+            pattern = ".".join(key)
+        if key[-1] == "_type" and self._type(key, value):
+            return
+        if section == "finetuning" and self._selects(key, value):
+            return
+        if pattern in WITHOUT_EFFECT and WITHOUT_EFFECT[pattern] == value:
+            return
+        if any(".".join(key).startswith(f"{left}.") for left in self.unmapped):
+            return  # named as a whole
+        self._translate(pattern, key, value)
+
+    def _translate(self, pattern: str, key: Key, value: Any) -> None:
+        below = next((theirs for theirs in BELOW if pattern.startswith(f"{theirs}.")), None)
+        if pattern in RENAMED:
+            self.place(RENAMED[pattern], value, key)
+        elif below is not None and _is_ours(own := BELOW[below] + pattern.removeprefix(below)):
+            self.place(own, value, key)
+        elif pattern in PAIRS:
+            self._pairs(key, value)
+        elif pattern == STATUS_FAILURES:
+            if isinstance(value, int) and value >= 1:
+                self.place("backend.nemo_customizer.max_status_failures", value - 1, key)
+            elif value is not None:
+                self.leave(key, "set backend.nemo_customizer.max_status_failures to one less")
+        elif pattern in (STORE_TOKEN, API_KEY):
+            self._secret(pattern, key, value)
+        else:
+            self._give_reason(pattern, key)
+
+    def place(self, own: str, value: Any, key: Key) -> None:
+        """Set a key of ours. A null of theirs leaves our default; of two that disagree the first counts."""
+        name, path = ".".join(key), tuple(own.split("."))
+        if value is None:
+            return
+        if isinstance(value, list) and "${" in str(value):
+            self.leave(key, f"references to the environment in a list: set {own}")
+            return
+        if isinstance(value, str):
+            if value.startswith("file://"):
+                self.leave(key, f"the content of a file: write it into {own}")
+                return
+            plain = _REFERENCE.sub(r"${\1}", value)
+            if "${" in re.sub(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}", "", plain):
+                self.leave(key, f"only ${{NAME}} is filled from the environment: set {own}")
+                return
+            if plain != value:
+                self.unmapped[name] = f"{own} is {plain} without its default: set the variable, or write the value"
+            value = plain
+        if path in self.placed:
+            if self.placed[path] != value:
+                self.leave(key, f"{self.said_by[path]} says another {own}")
+            return
+        self.placed[path], self.said_by[path] = value, name
+
+    def leave(self, key: Key, reason: str) -> None:
+        self.unmapped.setdefault(".".join(key), reason)
+
+    def add_defaults(self, tree: Mapping[str, Any]) -> None:
+        """What NAT takes where its file says nothing, and we would not."""
+        for pattern, value in DEFAULTS.items():
+            section, _, rest = pattern.partition(".*.")
+            if rest:
+                name = self.chosen[section]
+                if name is None or f"{section}.{name}" in self.unmapped or rest in entry_of(tree, section)[name]:
+                    continue
+                self._translate(pattern, (section, name, rest), value)
+            else:
+                self.placed.setdefault(tuple(RENAMED[pattern].split(".")), value)
+        llm = self.chosen["llms"]
+        if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
+            self.placed.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
+        if self.placed.get(("loop", "deploy")) is True:
+            self.placed.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
+        adapter = self.chosen["trainer_adapters"]
+        if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
+            self.placed[("backend", "name")] = "nemo-customizer"
+        self.placed[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
+        if ("evaluate", "dataset") not in self.placed:
+            self.placed[("loop", "evaluate")] = "never"
+
+    def result(self, said: frozenset[str]) -> Converted:
+        """The tree, with values as our configuration reads them; what it refuses is named. `said`: keys of the file."""
+        while True:
+            checked = {path: value for path, value in self.placed.items() if not _is_reference(value)}
+            try:
+                values = Config.model_validate(_tree(checked)).model_dump(mode="json")
+                break
+            except pydantic.ValidationError as error:
+                for problem in error.errors(include_url=False, include_input=False):
+                    self._refuse(tuple(map(str, problem["loc"])), problem["msg"])
+        resolved = {path: _at(values, path) if path in checked else value for path, value in self.placed.items()}
+        order = list(Config.model_fields)
+        tree = _tree(dict(sorted(resolved.items(), key=lambda item: (order.index(item[0][0]), len(item[0])))))
+        needed = ["collect.workflow", "model", "collect.dataset"]
+        if ("policy", "model") in self.placed and ("policy", "base_url") not in self.placed:
+            needed.append("policy.base_url")
+        elif ("policy", "model") not in self.placed:
+            needed.append("policy.model")
+        missing = tuple(name for name in needed if tuple(name.split(".")) not in self.placed)
+        left = tuple(Unmapped(key, reason) for key, reason in sorted(self.unmapped.items()))
+        return Converted(tree, len(said & set(self.said_by.values())), left, missing)
+
+    def _refuse(self, location: Key, message: str) -> None:
+        path = next((path for path in self.placed if location[: len(path)] == path), None)
+        if path is None:
+            raise ConfigError(f"{'.'.join(location)}: {message}")
+        del self.placed[path]
+        said_by = self.said_by.pop(path, ".".join(path))
+        self.unmapped[said_by] = f"{'.'.join(path)}: {message.removeprefix('Value error, ')}"
+
+    def _pairs(self, key: Key, value: Any) -> None:
+        if value is None:
+            return
+        try:
+            meant = own_names({key[-1]: value})
+        except ConfigError as error:
+            self.leave(key, str(error))
+            return
+        for own, ours in meant.items():
+            self.place(f"pairs.{own}", ours, key)
+
+    def _secret(self, pattern: str, key: Key, value: Any) -> None:
+        """A token or key: as a reference to the environment, or not at all."""
+        reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        if reference is None:
+            if value not in (None, ""):
+                own = "policy.api_key_env" if pattern == API_KEY else "backend.nemo_customizer.hf_token: ${HF_TOKEN}"
+                self.leave(key, f"a secret is not copied: put it into the environment and set {own}")
+        elif pattern == API_KEY:
+            self.place("policy.api_key_env", reference[1], key)
+        else:
+            self.place("backend.nemo_customizer.hf_token", f"${{{reference[1]}}}", key)
+
+    def _type(self, key: Key, value: Any) -> bool:
+        """Whether a `_type` was dealt with: known, or its component named as one that we do not know."""
+        section = key[0]
+        known: tuple[str, ...]
+        if section in COMPONENTS and len(key) == 3:
+            known = COMPONENTS[section][1]
+        elif section == "llms" and len(key) == 3:
+            known = LLM_TYPES
+        elif key == ("eval", "general", "dataset", "_type"):
+            known = DATASET_TYPES
+        else:
+            return False
+        if value not in known:
+            self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(known)}")
+        return True
+
+    def _selects(self, key: Key, value: Any) -> bool:
+        """Whether a key of `finetuning` only says which component is meant."""
+        if len(key) == 2 and key[1] in (name for name, _ in COMPONENTS.values()):
+            return True
+        return key == ("finetuning", "target_model") and (value is None or self.chosen["llms"] is not None)
+
+    def _choice(self, section: str) -> str:
+        name = self.chosen[section]
+        if section == "llms":
+            return f"llms.{name} is" if name else "finetuning.target_model does not say which is; set policy"
+        return f"finetuning.{COMPONENTS[section][0]} is {name}" if name else "finetuning names none"
+
+    def _give_reason(self, pattern: str, key: Key) -> None:
+        parts = tuple(pattern.split("."))
+        fitting = [
+            theirs.split(".")
+            for theirs in REASONS
+            if len(wanted := theirs.split(".")) <= len(parts)
+            and all(want in ("*", part) for want, part in zip(wanted, parts, strict=False))
+        ]
+        if not fitting:
+            self.leave(key, OTHER_REASONS.get(key[0], _NO_COUNTERPART))
+            return
+        longest = max(fitting, key=len)
+        self.leave(key[: len(longest)], REASONS[".".join(longest)])
+
+
+def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
+    """Every key that has a value, `_type` of a component first; an empty section says nothing."""
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name in sorted(value, key=lambda name: name != "_type"):
+        yield from _leaves((*key, str(name)), value[name])
+
+
+def _is_reference(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _is_ours(dotted: str) -> bool:
+    model: Any = Config
+    for part in dotted.split("."):
+        if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
+            return False
+        annotation = model.model_fields[part].annotation
+        inner = [kind for kind in getattr(annotation, "__args__", ()) if isinstance(kind, type)]
+        model = next((kind for kind in inner if issubclass(kind, BaseModel)), annotation)
+    return not (isinstance(model, type) and issubclass(model, BaseModel))
+
+
+def _tree(placed: Mapping[Key, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*parents, last), value in placed.items():
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = value
+    return tree
+
+
+def _at(tree: Any, path: Key) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree
+
+
+# A configuration file of NeMo Agent Toolkit (NAT) as one tree of plain values, read as NAT reads it.
+
+
+def read_nat(path: Path) -> dict[str, Any]:
+    """The tree of a file, with the files that it builds on below it."""
+    return _read(path, ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in above:
+        raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
+    tree = _parsed(path)
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
+    return _merged(_read(path.parent / base, (*above, path.resolve())), tree)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.version = (1, 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here
+            value = yaml.load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        mark = error.problem_mark if isinstance(error, MarkedYAMLError) else None
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise ConfigError(f"{path}{line}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected keys and values at the top, got {type(value).__name__}")
+    return value
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged

@@ -1,0 +1,201 @@
+"""`pairs`: which candidates are paired, in our names or those of NAT's trajectory builder and NeMo Gym's script.
+
+The only declaration of these options: `pairs.options.PairOptions` adds the seed, the command line derives its flags.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
+
+from pairwright.config.option_names import own_names
+from pairwright.config.sections import Section
+from pairwright.paths import Place, is_address
+
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+_UNITS = {"MB": 1, "GB": 1024}
+_IN_RUNS = ("all", "best-worst", "stratified")
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A reward, or a quantile of the rewards: `0.7`, `q0.8`."""
+
+    value: float
+    is_quantile: bool = False
+    text: str | float | None = field(default=None, compare=False, repr=False)
+    """As the configuration has it."""
+
+    @classmethod
+    def parse(cls, text: "str | float | Threshold") -> "Threshold":
+        if isinstance(text, Threshold):
+            return text
+        match = re.fullmatch(r"(q?)([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", str(text).strip().lower())
+        try:
+            value = float(match[2]) if match else math.nan
+        except ValueError:
+            value = math.nan
+        if match is None or not math.isfinite(value) or (match[1] and not 0 <= value <= 1):
+            raise ValueError("expected a reward such as 0.7 or a quantile such as q0.8")
+        return cls(value, bool(match[1]), text if isinstance(text, str) else value)
+
+    def __str__(self) -> str:
+        return f"{'q' if self.is_quantile else ''}{self.value!r}"
+
+
+def _as_written(threshold: Threshold) -> str | float:
+    return threshold.text if threshold.text is not None else str(threshold)
+
+
+def _megabytes(size: Any) -> Any:
+    if not isinstance(size, str) or size.strip().isdigit():
+        return size
+    number, unit = size[:-2].strip(), size[-2:].upper()
+    if unit not in _UNITS or not number.isdigit() or not int(number):
+        raise ValueError("expected megabytes, or a size such as 512MB or 2GB")
+    return int(number) * _UNITS[unit]
+
+
+def _check_place(path: Any) -> str | Place:
+    if not isinstance(path, str | Place):
+        raise ValueError("expected a path")
+    return path
+
+
+PlaceText = Annotated[str | Place, PlainValidator(_check_place), WithJsonSchema({"type": "string"})]
+RewardThreshold = Annotated[
+    Threshold,
+    PlainValidator(Threshold.parse),
+    PlainSerializer(_as_written),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
+]
+
+
+class PairsConfig(Section):
+    """How pairs are built. null means: no limit. docs/pairs.md says what each does."""
+
+    strategy: Literal["all", "best-worst", "stratified", "divergence", "teachers", "imported"] = "all"
+    """Which candidates of a group are paired."""
+    min_gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Least difference of rewards; a tie is never a pair."""
+    max_gap: float | None = None
+    """Largest difference of rewards."""
+    tie_tolerance: Annotated[float, Field(ge=0, lt=1)] = 1e-9
+    """Rewards tie that differ by no more than this share of the larger one."""
+    within_run: bool = False
+    """Compare only candidates of one run, as NAT does; false compares those of all runs of a task."""
+    min_candidates: Annotated[int, Field(ge=2)] = 2
+    """Least number of candidates in a group."""
+    max_pairs_per_group: Count | None = None
+    """Largest gaps to keep of a group."""
+    max_pairs_per_task: Count | None = None
+    """Largest gaps to keep of a task."""
+    max_pairs: Count | None = None
+    """Seeded sample of this many."""
+    weight: Literal["one", "gap", "chosen"] = "one"
+    """Weight of a pair: 1, its gap, or the chosen reward."""
+    high: RewardThreshold = Threshold(0.7, text=0.7)
+    """stratified: chosen at least this, a reward or a quantile such as q0.8."""
+    low: RewardThreshold = Threshold(0.4, text=0.4)
+    """stratified: rejected at most this, a reward or a quantile."""
+    across_groups: bool = False
+    """stratified: allow different prompts; marked."""
+    max_per_chosen: Count = 1
+    """Across groups: rejected ones for each chosen one."""
+    dedupe: bool = True
+    """Keep equal pairs once."""
+    near_duplicates: Share | None = None
+    """Drop pairs at least this similar (0 to 1, estimated Jaccard) to one that stays."""
+    contradictions: Literal["drop", "majority", "keep"] = "drop"
+    """A over B and B over A."""
+    drop_truncated: bool = False
+    """Leave truncated runs out."""
+    keep_masked: bool = False
+    """Keep failed and masked runs."""
+    length_balance: Annotated[float, Field(gt=0)] | None = None
+    """Bound on the length effect size: mean over standard deviation of the differences of lengths."""
+    balance_by: Literal["drop", "reweight"] = "drop"
+    """How lengths are balanced."""
+    validation: Share = 0.0
+    """Share of groups for the validation split."""
+    curriculum: Literal["none", "easy-first", "hard-first"] = "none"
+    """Order of tasks by mean reward."""
+    curriculum_share: Share | None = None
+    """Keep the first share of tasks."""
+    curriculum_start: PositiveShare | None = None
+    """Number the stages of the curriculum; the first has this share of the tasks."""
+    curriculum_increment: PositiveShare = 0.2
+    """Share of the tasks that each further stage adds."""
+    curriculum_interval: Count = 5
+    """Epochs for which a trainer stays at a stage."""
+    tree: bool = False
+    """divergence: compare branches by their mean reward."""
+    environment_divergence: bool = False
+    """divergence: also where a user or tool differed; marked."""
+    teachers: tuple[PlaceText, ...] = ()
+    """teachers: tables of the teachers' answers."""
+    min_teachers: Count | None = None
+    """teachers: how many must agree; by default more than half."""
+    teacher_choice: Literal["majority", "best"] = "majority"
+    """teachers: the answer of most, or the best-scored."""
+    votes: str | SkipJsonSchema[Path] | None = None
+    """A CSV file of votes instead of rewards."""
+    where: str | None = None
+    """SQL condition of the experiences that may be paired, such as 'reward > 0 AND run < 9'."""
+    memory_megabytes: Annotated[int, BeforeValidator(_megabytes), Field(ge=16)] = 1024
+    """About how much memory a build takes, in megabytes or as 512MB or 2GB."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_names(cls, data: Any) -> Any:
+        return own_names(data) if isinstance(data, dict) else data
+
+    @field_validator("votes")
+    @classmethod
+    def _votes_are_local(cls, value: str | Path | None) -> str | Path | None:
+        if value is not None and is_address(value):
+            raise ValueError("an address, but votes are read on this machine only: copy the file here")
+        return value
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "PairsConfig":
+        """Checks over several fields. A message begins with the field that it is about."""
+        if self.max_gap is not None and not self.max_gap >= self.min_gap:
+            raise ValueError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
+        if self.curriculum == "none" and self.curriculum_start is not None:
+            raise ValueError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
+        if self.across_groups and self.strategy != "stratified":
+            raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
+            raise ValueError(
+                f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
+                f"across_groups and votes; leave it out with {self.strategy!r} here"
+            )
+        return self
+
+    @property
+    def has_curriculum(self) -> bool:
+        """Whether tasks are ranked by their mean reward."""
+        return self.curriculum != "none" or self.curriculum_share is not None
+
+    def content(self) -> dict[str, Any]:
+        """The options as part of a stage's key. `imported` goes by its old name, so that older runs resume."""
+        options = self.model_dump(mode="json")
+        return {**options, "strategy": "given"} if self.strategy == "imported" else options
+
+
+STRATEGY_NAMES: tuple[str, ...] = get_args(PairsConfig.model_fields["strategy"].annotation)

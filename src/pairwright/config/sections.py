@@ -1,0 +1,198 @@
+"""What every part of the configuration is: frozen, and without a key that it does not know."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """A part of the configuration. The line below a field is its documentation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+# `engine`: where the pieces of import, pairs, tokens and train run.
+
+
+class EngineConfig(Section):
+    """Processes of this machine, or a Ray cluster. `engine: ray` is short for `engine: {name: ray}`."""
+
+    name: Literal["embedded", "ray"] = "embedded"
+    """embedded: processes of this machine. ray: tasks of a Ray cluster; needs the extra `ray`."""
+    address: str | None = None
+    """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started here for the command."""
+    workers: Annotated[int, Field(ge=1)] | None = None
+    """How many work at once; by default one a core, of this machine or of the cluster."""
+    max_retries: Annotated[int, Field(ge=0)] = 3
+    """How often a piece is done again after the worker that had it has died."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _address_needs_ray(self) -> "EngineConfig":
+        if self.address is not None and self.name != "ray":
+            raise ValueError("address: only the engine ray has one")
+        return self
+
+
+# `loop`: how often the flow goes round, and from where.
+
+
+class LoopConfig(Section):
+    """Rounds of collect, pairs, train; then the proof, and deployment."""
+
+    rounds: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Rounds; each has the model of the one before as policy."""
+    reference: Literal["initial", "previous"] = "initial"
+    """The reference of a round: the model that the first round started from, or the one that this round starts from."""
+    accumulate: bool = True
+    """Build pairs from the experience of all rounds so far, not of the last alone."""
+    evaluate: Literal["last", "each", "never"] = "last"
+    """Compare with the first model after the last round, after each, or not at all."""
+    deploy: bool = False
+    """Deploy the model through the backend when the gate opens."""
+
+
+# `sources`: what is read into the experience table.
+
+
+class SourcesConfig(Section):
+    """What is read into the experience table."""
+
+    paths: tuple[str, ...] = ()
+    """Files, folders and globs."""
+    format: str = "auto"
+    """A format's name, or auto: told by the content of each file."""
+    reward: str | None = None
+    """Name of the reward component to use where a record has several."""
+    redact: bool = False
+    """Replace API keys, tokens and private keys by placeholders."""
+    on_bad_record: Literal["quarantine", "fail"] = "quarantine"
+    """Keep bad records aside and go on, or end with exit code 1 when there are any."""
+
+
+# `tokens`: how messages become sequences. The only declaration of these options: the tokens stage, training, the flow
+
+
+class TokensConfig(Section):
+    """Messages to sequences."""
+
+    tokenizer: str | None = None
+    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
+    max_length: int | None = Field(default=None, ge=1)
+    """Tokens of an experience's sequence; longer ones are cut."""
+    max_pair_length: int | None = Field(default=None, ge=1)
+    """Tokens of a pair's side; by default max_length."""
+    truncation: Literal["keep_start", "keep_end", "drop"] = "keep_end"
+    """What to keep of what is longer; the two sides of a pair are cut alike, no trained turn is cut through."""
+    keep_first: int = Field(default=0, ge=0)
+    """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
+    boundaries: Literal["whole", "split"] = "whole"
+    """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
+    start. Pairs are always split after the prompt."""
+    control_tokens: Literal["keep", "escape", "refuse"] = "keep"
+    """Control tokens in user, tool or system text: keep them, encode them as text, or refuse the conversation."""
+    require_stop: bool = True
+    """Refuse turns that no stop token follows."""
+    verify: Literal["quick", "all"] = "quick"
+    """Render the prompts of four turns of a conversation and compare them, or of every turn."""
+    allow_dropped: bool = False
+    """Train turns of which the chat template does not render everything that the model generated (tool calls,
+    reasoning, text beside calls). By default they are refused."""
+    allow_images: bool = False
+    """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
+    recorded. By default such records are refused: no channel uses them."""
+    recorded: Literal["use", "ignore"] = "use"
+    """Token ids that were recorded when the model sampled: they are the sequence, and a record whose ids do not fit its
+    messages or this tokenizer is refused; or ignore them and encode the messages."""
+    experience: tuple[str, ...] = ()
+    """Experience tables that pairs were built from, where their recorded ids are; by default those that the pairs'
+    lineage.json names."""
+    workers: int | None = Field(default=None, ge=1)
+    """Processes; by default one a core."""
+
+    @property
+    def pair_length(self) -> int | None:
+        """The longest side of a pair."""
+        return self.max_length if self.max_pair_length is None else self.max_pair_length
+
+    def content(self) -> dict[str, Any]:
+        """The options that decide what a sequence is: part of every cache key. Paths and workers are not."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "experience", "workers"})
+
+
+# `evaluate`: how the new model is compared with the old one, and what it must show before it is deployed.
+
+Confidence = Annotated[float, Field(gt=0.5, lt=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class MetricConfig(Section):
+    """A number of each run."""
+
+    name: str
+    """Its name: reward, a component of it, or a metric that the workflow records."""
+    better: Literal["higher", "lower"] = "higher"
+    """Which direction is better."""
+
+
+class GateConfig(Section):
+    """What the first metric must show; without it exit code 2, and nothing is deployed."""
+
+    min_improvement: Finite = 0.0
+    """The confidence interval of the improvement must lie at or above this, and above zero unless this is negative."""
+    confidence: Confidence = 0.95
+    """Confidence of that interval."""
+    min_tasks: Annotated[int, Field(ge=2)] = 10
+    """With fewer tasks the gate stays closed."""
+
+
+class EvaluateConfig(Section):
+    """How the new model is compared with the old one."""
+
+    workflow: str | None = None
+    """The async function that plays a held-out task and records its score; null: the one of `collect`."""
+    dataset: str | None = None
+    """The held-out tasks, in any form that `collect.dataset` takes."""
+    split: str | None = None
+    """Split of a Hugging Face dataset that has several."""
+    num_tasks: Annotated[int, Field(ge=1)] | None = None
+    """Only the first tasks of the dataset."""
+    num_runs: Annotated[int, Field(ge=1)] = 1
+    """Runs of each task; run 3 of both models has the same seed."""
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Sampling temperature; null: the one of `policy`."""
+    metrics: tuple[MetricConfig, ...] = ()
+    """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
+    confidence: Confidence = 0.95
+    """Confidence of the intervals."""
+    num_resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
+    """Bootstrap resamples; tasks are drawn, with the run's seed."""
+    method: Literal["bca", "percentile"] = "bca"
+    """Bias-corrected and accelerated, or plain percentiles."""
+    missing: Literal["refuse", "leave_out"] | Finite = "refuse"
+    """Where one model has no score: refuse, leave_out (of both, counted), or the score that it gets."""
+    reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"
+    """What counts where a run has several scores."""
+    tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Differences of a task up to this size are draws."""
+    success: Finite | None = None
+    """A run counts as solved from this score on (McNemar); by default at 1, where scores are all 0 or 1."""
+    gate: GateConfig | None = None
+    """What must be shown before deployment; null: nothing."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return tuple(_metric(item) if isinstance(item, str) else item for item in value)
+        return value
+
+
+def _metric(text: str) -> dict[str, str]:
+    """NAME, NAME:higher or NAME:lower."""
+    name, colon, direction = text.rpartition(":")
+    return {"name": name, "better": direction} if colon and direction in ("higher", "lower") else {"name": text}

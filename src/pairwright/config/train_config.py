@@ -1,0 +1,274 @@
+"""`train`: channels, batches, optimizer, model and checkpoints, with NeMo Customizer's and NeMo RL's names accepted.
+
+A name of theirs stands beside ours in `AliasChoices`; `training_type` and `sequence_packing_enabled`, which have no
+field of their own, are translated before the section is checked.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, ConfigDict, Field, model_validator
+
+from pairwright.config.collect_config import PolicyConfig as ModelConfig
+from pairwright.config.sections import Section
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
+    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "exo_pair", "rpo", "simpo",
+    "orpo", "kto",
+)  # fmt: skip
+
+
+def _also(*names: str, **options: Any) -> Any:
+    return Field(validation_alias=AliasChoices(*names), **options)
+
+
+class Named(Section):
+    """A section whose fields may also be given by their other names."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class ChannelWeights(Section):
+    """What is trained on, and how much each counts; 0 removes a channel and its cost."""
+
+    dpo: Amount = 1.0
+    """Preference pairs."""
+    sft: Amount = 0.0
+    """The chosen side of the pairs, by likelihood alone."""
+    grpo: Amount = 0.0
+    """Scored runs, by advantage within their group."""
+    sdpo: Amount = 0.0
+    """Error turns, distilled from the same model with a hint."""
+
+    @model_validator(mode="after")
+    def _something(self) -> "ChannelWeights":
+        if not (self.dpo or self.sft or self.grpo or self.sdpo):
+            raise ValueError("every channel has weight 0: give one of dpo, sft, grpo, sdpo a weight")
+        return self
+
+
+class PreferenceConfig(Named):
+    """The preference channel: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
+
+    loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
+    """Preference loss, by its name in docs/losses.md."""
+    beta: Annotated[float, Field(gt=0)] = _also(
+        "beta", "ref_policy_kl_penalty", "reference_policy_kl_penalty", default=0.1
+    )
+    """Strength of the pull to the reference (β)."""
+    preference_loss_weight: Amount = 1.0
+    """Weight of the preference term (w_p)."""
+    preference_average_log_probs: bool = False
+    """Divide each side's log-probability by its number of tokens."""
+    sft_loss_weight: Amount = 0.0
+    """Weight of the chosen side's negative log-likelihood (w_s)."""
+    sft_average_log_probs: bool = False
+    """Divide the chosen side's log-likelihood by its number of tokens."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of labels taken to be wrong (cDPO; robust)."""
+    gamma: Amount = 0.5
+    """simpo: target margin."""
+    use_margin: bool = False
+    """Ask for a margin as large as the pair's reward gap."""
+    margin_scale: Amount = 1.0
+    """Multiplies the reward gap where it is a margin, or rpo's target."""
+    ld_alpha: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Weight of a side's tokens beyond the other side's length (length-desensitised); null counts all alike."""
+    desirable_weight: Amount = 1.0
+    """kto: weight of chosen sides."""
+    undesirable_weight: Amount = 1.0
+    """kto: weight of rejected sides."""
+
+
+class PolicyConfig(Named):
+    """The policy channel."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+    loss: Literal["token", "gspo", "cispo"] = "token"
+    """Token ratio, sequence ratio, or clipped importance weights."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """What the sum over tokens is divided by."""
+    constant_length: Positive = 1024
+    """aggregation constant: the length that every sequence counts as."""
+    clip_low: Amount = 0.2
+    """ε below 1."""
+    clip_high: Amount = 0.2
+    """ε above 1."""
+    max_ratio: Annotated[float, Field(gt=1)] | None = None
+    """Largest ratio of a token with negative advantage (dual clip)."""
+    kl_weight: Amount = 0.0
+    """Weight of the divergence from the reference."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of that divergence."""
+
+
+class DistillConfig(Named):
+    """The distillation channel."""
+
+    beta: Share = 0.5
+    """0 is KL(teacher‖student), 1 is KL(student‖teacher), between them the generalised JSD."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Divides the logits of both."""
+    top_k: Positive | None = 100
+    """Compare the k likeliest tokens and one bucket for the rest; null compares all."""
+    top_k_of: Literal["student", "teacher"] = "student"
+    """Whose k likeliest tokens."""
+    token_clip: Amount | None = None
+    """Largest loss of one token."""
+    ratio_clip: Amount | None = 2.0
+    """Largest importance ratio, where log-probabilities were recorded."""
+    entropy_weight: bool = False
+    """Weight each token by √(p(1−p)) of the student."""
+    teacher: Literal["initial", "same", "ema"] = "initial"
+    """Whose hinted answer is taught: the weights as they were, as they are, or their moving average."""
+    ema_rate: Share = 0.02
+    """teacher ema: how much of the new weights each step takes in."""
+    templates: dict[str, str] = Field(default={})
+    """Hints by error kind, beside the built-in ones."""
+    hint: str | None = None
+    """Function of (messages, site) that returns a hint or null: module:function or path/file.py:function."""
+    judge: ModelConfig = ModelConfig()
+    """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
+    hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
+        "function", "kind", "environment", "judge",
+    )  # fmt: skip
+    """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
+    hint_cache: str | None = None
+    """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
+
+
+class LoraConfig(Named):
+    """Low-rank adapters."""
+
+    adapter_dim: Positive = _also("adapter_dim", "r", "dim", default=16)
+    """Rank."""
+    alpha: Annotated[float, Field(gt=0)] = 32
+    """Scale of the update is alpha / rank."""
+    adapter_dropout: Annotated[float, Field(ge=0, lt=1)] = _also("adapter_dropout", "dropout", default=0.0)
+    """Dropout before the adapter."""
+    target_modules: tuple[str, ...] | None = None
+    """Names of linear layers; null takes all but the head."""
+
+
+class TrainConfig(Named):
+    """How a model is trained on what the earlier stages made."""
+
+    channels: ChannelWeights = ChannelWeights()
+    dpo: PreferenceConfig = PreferenceConfig()
+    grpo: PolicyConfig = PolicyConfig()
+    sdpo: DistillConfig = DistillConfig()
+    epochs: Positive = _also("epochs", "max_num_epochs", default=1)
+    """Passes over the data of the first channel."""
+    max_steps: Positive | None = _also("max_steps", "max_num_steps", default=None)
+    """Stop after this many updates."""
+    batch_size: Positive = _also("batch_size", "train_global_batch_size", "global_batch_size", default=8)
+    """Pairs (or sequences) of one update, over all processes."""
+    micro_batch_size: Positive | None = _also("micro_batch_size", "train_micro_batch_size", default=None)
+    """Most pairs in memory at once; the update is the same whatever it is."""
+    micro_batch_tokens: Positive = 4096
+    """Most tokens in memory at once (a pair that is longer goes alone)."""
+    gradient_accumulation_steps: Positive | None = None
+    """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
+    where: str | None = None
+    """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
+    shuffle: bool = True
+    """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
+    learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
+    """Largest learning rate."""
+    schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")
+    """How the rate falls after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Updates over which the rate rises from 0."""
+    min_learning_rate: Amount = 0.0
+    """Where the rate ends."""
+    optimizer: Literal["adamw", "adafactor", "adamw_8bit"] = "adamw"
+    """adamw_8bit needs bitsandbytes."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay of the second moment."""
+    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Amount = 0.0
+    """Decay of matrices; vectors (norms, biases) are left alone."""
+    max_grad_norm: Amount = _also("max_grad_norm", "gradient_clip", default=1.0)
+    """Clip the gradient's norm; 0 does not clip."""
+    max_loss: Annotated[float, Field(gt=0)] = 1e4
+    """A loss above it (or NaN) stops the run, with the batch saved."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 computes in bfloat16 on float32 weights."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass, for less memory."""
+    dropout: bool = False
+    """Keep the model's dropout on."""
+    prefix_sharing: bool = True
+    """Compute the prompt of a pair once for both sides, where the model can."""
+    threads: Positive | None = None
+    """CPU threads; null takes the cores that are idle when the run starts."""
+    finetuning_type: Literal["all_weights", "lora", "lora_merged"] = "all_weights"
+    """All weights, an adapter, or an adapter merged into the result."""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4: base weights in 4 bits under an adapter (QLoRA); needs bitsandbytes and a GPU."""
+    sharding: Literal["none", "full"] = "none"
+    """full: each process holds its piece of weights, gradients and optimizer, not all of them (FSDP)."""
+    lora: LoraConfig = LoraConfig()
+    reference: str = "initial"
+    """initial: the weights before training. none. Or a model's folder."""
+    val_check_interval: Annotated[float, Field(gt=0)] | None = _also("val_check_interval", "val_period", default=None)
+    """Validate every so many updates; below 1, every such share of an epoch; null validates at the end of each."""
+    log_every_n_steps: Positive = 1
+    """Write metrics every so many updates."""
+    save_every: Positive | None = _also("save_every", "save_period", default=None)
+    """Save a checkpoint every so many updates; null saves at each validation and at the end of each epoch."""
+    keep_top_k: Positive = 1
+    """Checkpoints to keep by metric, beside the newest."""
+    metric: str = _also("metric", "metric_name", default="eval_loss")
+    """What decides which checkpoint is best; smaller is better for names that end in loss, else larger."""
+    early_stopping_patience: Positive | None = None
+    """Stop when so many validations in a row bring no better metric."""
+    dump_batches: Annotated[int, Field(ge=0)] = 0
+    """Write the exact batches of the first so many updates, for replay."""
+    report_to: tuple[str, ...] = ()
+    """tensorboard, wandb, mlflow, trackio; metrics.jsonl is always written."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translated(cls, data: Any) -> Any:
+        """Names of the Customizer protocol that have no field of their own."""
+        if not isinstance(data, dict):
+            return data
+        data = dict(data)
+        for name in ("max_length", "truncation"):
+            if name in data:
+                raise ValueError(f"{name}: sequences are cut where they are encoded: set tokens.{name}")
+        kind = data.pop("training_type", None)
+        if kind is not None:
+            if kind not in ("dpo", "sft", "grpo"):
+                raise ValueError(f"training_type: got {kind!r}, expected dpo, sft or grpo")
+            if "channels" in data:
+                raise ValueError("training_type: give it or channels, not both")
+            data["channels"] = {"dpo": 0.0, kind: 1.0}
+        data.pop("sequence_packing_enabled", None)  # sequences are always packed
+        preference = data.get("dpo")
+        if isinstance(preference, dict) and "max_grad_norm" in preference:
+            preference = dict(preference)
+            data.setdefault("max_grad_norm", preference.pop("max_grad_norm"))
+            data["dpo"] = preference
+        return data
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "TrainConfig":
+        if self.gradient_accumulation_steps is not None and self.micro_batch_size is not None:
+            raise ValueError("gradient_accumulation_steps and micro_batch_size: give one of them")
+        if self.quantization != "none" and self.finetuning_type == "all_weights":
+            raise ValueError("quantization: 4-bit weights cannot be trained: set finetuning_type to lora")
+        if self.sharding != "none" and self.quantization != "none":
+            raise ValueError("sharding: 4-bit weights cannot be sharded: leave out quantization or sharding")
+        if self.sharding != "none" and self.optimizer != "adamw":
+            raise ValueError(f"sharding: the state of {self.optimizer} cannot be sharded: set optimizer to adamw")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError("min_learning_rate: more than learning_rate")
+        return self

@@ -1,0 +1,158 @@
+"""The engine for more than one machine: plain tasks of a Ray cluster.
+
+Tasks and results go through Ray's object store; files are on storage that all nodes see, at an address or under the
+same path. Every worker has to run the very versions that this command runs, since another one might write other bytes:
+it says so and refuses otherwise. A worker that dies, or the whole node under it, costs only the piece that it had.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pairwright.engines.engine import DEFAULT_RETRIES, Engine, EngineError, R, T
+from pairwright.errors import ConfigError, PairwrightError
+
+if TYPE_CHECKING:  # the configuration loads pydantic, which a worker does not need
+    from pairwright.config.sections import EngineConfig
+
+_CONNECT_SECONDS = 10.0
+# what decides about the bytes that are written
+_VERSIONS_OF = ("pairwright", "numpy", "polars", "pyarrow", "tokenizers")
+# a task has one core: more threads in it would only get into each other's way
+_WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": "1", "RAYON_NUM_THREADS": "1", "ARROW_IO_THREADS": "2"}
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Tasks of the cluster that this process is connected to. `in_flight` is how many are handed in at a time."""
+
+    num_workers: int
+    in_flight: int
+    max_retries: int = DEFAULT_RETRIES
+
+    def map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
+        import ray
+
+        call = ray.remote(_call).options(num_cpus=1, max_retries=self.max_retries)
+        shared, place = ray.put(function), ray.put((os.getcwd(), _versions()))
+        waiting: deque[Any] = deque()
+        try:
+            for task in tasks:
+                waiting.append(call.remote(shared, place, task))
+                if len(waiting) >= self.in_flight:
+                    yield _result(waiting.popleft())
+            while waiting:
+                yield _result(waiting.popleft())
+        finally:
+            for left in waiting:  # after an error, or where nobody asks any more
+                ray.cancel(left, force=True)
+
+
+@contextmanager
+def open_ray(settings: "EngineConfig") -> Iterator[Engine]:
+    """Connect to a cluster, or start one on this machine for as long as it is needed."""
+    with connected(settings) as num_cpus:
+        workers = settings.workers or num_cpus
+        # where the cluster has as many cores as we may use, some tasks can wait at the workers
+        in_flight = 2 * workers if workers >= num_cpus else workers
+        yield RayEngine(min(workers, num_cpus), max(2, in_flight), settings.max_retries)
+
+
+@contextmanager
+def connected(settings: "EngineConfig") -> Iterator[int]:
+    """Be connected to a Ray cluster; gives the number of its cores. A connection that is there already is used."""
+    ray = _imported_ray()
+    ours = not ray.is_initialized()
+    if ours:
+        _probe(settings.address)
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        started = {} if settings.address else {"num_cpus": settings.workers, "include_dashboard": False}
+        try:
+            ray.init(
+                address=settings.address or "local", log_to_driver=False, logging_level="ERROR",
+                runtime_env={"env_vars": _WORKER_ENVIRONMENT}, **started,
+            )  # fmt: skip
+        except Exception as error:  # whatever Ray, gRPC or the network have to say
+            raise _no_cluster(settings.address, error) from error
+    try:
+        yield max(1, int(ray.cluster_resources().get("CPU", 1)))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _probe(address: str | None) -> None:
+    """Say at once where nobody listens: Ray would try for a quarter of an hour."""
+    match = re.fullmatch(r"(?:ray://)?([^:/]+|\[[^\]]+\]):(\d+)", address or "")
+    if match:
+        try:
+            socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=_CONNECT_SECONDS).close()
+        except OSError as error:
+            raise _no_cluster(address, error) from error
+
+
+def _no_cluster(address: str | None, error: Exception) -> EngineError:
+    where = repr(address) if address else "this machine"
+    return EngineError(
+        f"engine: no Ray cluster at {where}: {error}. Start one with `ray start --head`, or leave --address out"
+    )
+
+
+def _imported_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"engine: ray is not installed ({error}): pip install 'pairwright[ray]'") from error
+    return ray
+
+
+def _call(function: Callable[[T], R], place: tuple[str, dict[str, str | None]], task: T) -> tuple[R | None, str, int]:
+    """Runs in the worker: the function's result, or the message and exit code of its error, which not every error
+    would keep on its way. Relative paths are those of the command, where the node has its folder."""
+    folder, versions = place
+    here = _versions()
+    other = [f"{name} {here[name]}, not {version}" for name, version in versions.items() if here[name] != version]
+    if other:
+        return None, f"a Ray worker has {', '.join(other)}: install the same on every node", PairwrightError.exit_code
+    try:
+        with contextlib.chdir(folder if os.path.isdir(folder) else "."):
+            return function(task), "", 0
+    except PairwrightError as error:
+        return None, str(error), error.exit_code
+
+
+def _result(reference: Any) -> Any:
+    import ray
+
+    try:
+        found, message, exit_code = ray.get(reference)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"a piece of the work was lost again and again with the workers that had it ({type(error).__name__}): "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+    if exit_code:
+        failure = EngineError(message)
+        failure.exit_code = exit_code
+        raise failure
+    return found
+
+
+def _versions() -> dict[str, str | None]:
+    return {name: _version(name) for name in _VERSIONS_OF}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

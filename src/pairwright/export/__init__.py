@@ -1,0 +1,57 @@
+"""Pairs written for other tools: one file a family of targets. `EXPORTERS` lists them by the name that `--to` takes."""
+
+import os
+from typing import Any
+
+from pairwright.errors import ConfigError
+from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
+from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
+from pairwright.pairs.container import Pairs
+from pairwright.paths import place
+
+EXPORTERS: dict[str, Exporter] = {
+    "trl": jsonl_exporter("trl", trl_export.explicit_lines),
+    "trl-implicit": jsonl_exporter("trl-implicit", trl_export.implicit_lines),
+    "trl-unpaired": jsonl_exporter("trl-unpaired", trl_export.unpaired_lines),
+    "nemo-rl-preference": jsonl_exporter("nemo-rl-preference", nemo.preference_lines),
+    "nemo-rl-binary": jsonl_exporter("nemo-rl-binary", nemo.binary_lines),
+    "customizer": jsonl_exporter("customizer", nemo.customizer_lines),
+    "openai-preference": jsonl_exporter("openai-preference", openai_export.preference_lines),
+    "together": jsonl_exporter("together", openai_export.preference_lines),
+    "fireworks": jsonl_exporter("fireworks", openai_export.preference_lines),
+    "llamafactory": jsonl_exporter("llamafactory", llamafactory.sharegpt_lines),
+    "llamafactory-v1": jsonl_exporter("llamafactory-v1", llamafactory.parts_lines),
+    "trinity": jsonl_exporter("trinity", trinity_export.plaintext_lines),
+    "trinity-messages": jsonl_exporter("trinity-messages", trinity_export.messages_lines),
+    "parquet": whole_pairs.export_parquet,
+    "hf": whole_pairs.export_hf,
+}
+
+__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter", "NothingFits", "export_pairs"]
+
+
+def export_pairs(
+    pairs: Pairs | str | os.PathLike[str], target: str, output: str | os.PathLike[str], **options: Any
+) -> ExportSummary:
+    """Write pairs for another tool.
+
+    Args:
+        pairs: Pairs, or the folder of some.
+        target: One of `EXPORTERS`, such as "trl", "nemo-rl-preference" or "parquet": see docs/exports.md.
+        output: The file to write; for "hf" the folder.
+        **options: Fields of ExportOptions: `split`, `history`, `arguments`, `needs_rows`.
+
+    >>> import pairwright as pw
+    >>> pw.export_pairs("runs/first/pairs", "trl", "pairs.jsonl").written
+    4
+    """
+    if target not in EXPORTERS:
+        raise ConfigError(f"export: got {target!r}, expected one of {', '.join(EXPORTERS)}")
+    try:
+        export_options = ExportOptions(**options)
+    except TypeError:
+        names = ", ".join(ExportOptions.__struct_fields__)
+        raise ConfigError(f"export: got {', '.join(options)}, expected among {names}") from None
+    if not isinstance(pairs, Pairs):
+        pairs = Pairs(pairs)
+    return EXPORTERS[target](pairs.on_disk(), place(output), export_options)

@@ -1,0 +1,186 @@
+"""How every export runs: rows come a batch at a time, and the output takes its name when it is complete.
+
+A target's `Lines` joins the JSON lines of one pair from the JSON text of its messages, which chat.py makes once for all
+pairs of a batch that share them. What the target cannot hold raises Unfit, and the pair is counted under that reason as
+refused; what is written, but not the whole of it or not as it would be trained elsewhere, is counted as noted. Nothing
+else is left out: pairs = written + refused.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.export.chat_lines import Content, Context, PairRow, Unfit
+from pairwright.pairs.pair_table import has_tools, pair_batches
+from pairwright.pairs.spill import plain_memory
+from pairwright.paths import Place, write_atomic
+
+_NUM_EXAMPLES = 5
+_NARROW = ("id", "weight", "chosen_reward", "rejected_reward")
+_CONTENT = ("prompt", "tools", "chosen", "rejected")
+
+
+class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user may say about an export; targets use what concerns them."""
+
+    split: Literal["train", "validation", "all"] = "all"
+    history: bool = False  # customizer: messages with the full history as prompt, instead of text
+    arguments: Literal["text", "object"] = "text"  # of tool calls, in TRL's files: JSON text or the object itself
+    needs_rows: bool = False  # raise NothingFits instead of writing a file without rows
+
+    def __post_init__(self) -> None:
+        for name, known in (("split", ("train", "validation", "all")), ("arguments", ("text", "object"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"--{name} {getattr(self, name)!r}: expected {', '.join(known)}")
+
+
+class ExportSummary(msgspec.Struct, kw_only=True):
+    """What became of every pair: `pairs` were read, `written` of them are in the output as `rows` rows.
+
+    >>> import pairwright as pw
+    >>> summary = pw.Pairs("runs/first/pairs").export("trl", "pairs.jsonl")
+    >>> summary.pairs, summary.written, summary.refused
+    (4, 4, {})
+    """
+
+    target: str
+    pairs: int = 0
+    written: int = 0
+    rows: int = 0
+    refused: dict[str, int] = {}
+    noted: dict[str, int] = {}
+    examples: dict[str, list[str]] = {}
+
+    def refuse(self, pair: str, reason: str) -> None:
+        self._count(self.refused, pair, reason)
+
+    def note(self, pair: str, reason: str) -> None:
+        self._count(self.noted, pair, reason)
+
+    def _count(self, counts: dict[str, int], pair: str, reason: str) -> None:
+        counts[reason] = counts.get(reason, 0) + 1
+        examples = self.examples.setdefault(reason, [])
+        if len(examples) < _NUM_EXAMPLES:
+            examples.append(pair)
+
+
+class NothingFits(PairwrightError):
+    """An export in which no pair was written; what was there before stays. `summary` says what became of the pairs."""
+
+    def __init__(self, summary: ExportSummary, pairs: Place, split: str) -> None:
+        self.summary = summary
+        if not summary.pairs:
+            which = "no pairs" if split == "all" else f"no pairs of the split {split!r}"
+            super().__init__(f"{pairs}: {which} to export; see: pairwright pairs stats {pairs}")
+            return
+        reasons = ", ".join(f"{num:,} × {reason}" for reason, num in sorted(summary.refused.items()))
+        super().__init__(
+            f"none of {summary.pairs:,} pairs fits {summary.target} ({reasons}); nothing was written. "
+            "docs/exports.md says what each target holds"
+        )
+
+
+def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -> None:
+    """NothingFits where no pair was written and the export needs rows."""
+    if options.needs_rows and not summary.written:
+        raise NothingFits(summary, pairs, options.split)
+
+
+Lines = Callable[[PairRow, Context], list[bytes]]  # each with its line end
+Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
+
+
+def jsonl_exporter(target: str, lines: Lines) -> Exporter:
+    """An exporter that writes what `lines` makes of each pair."""
+
+    def export(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
+        summary = ExportSummary(target=target)
+        with (
+            plain_memory(),
+            write_atomic(output, error=PairwrightError) as temporary,
+            open(temporary, "wb", buffering=2**16) as file,
+        ):
+            file.writelines(_all_lines(pairs, lines, options, summary))
+            refuse_empty(summary, pairs, options)
+        return summary
+
+    export.__doc__ = lines.__doc__
+    return export
+
+
+def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
+    """The lines of all pairs; what becomes of each pair is counted in `summary`."""
+    notes: set[str] = set()
+    context = Context(options.history, _has_tools(pairs, options.split), notes.add)
+    for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
+        if not summary.pairs:
+            context = context._replace(is_text=_is_text(batch))
+        summary.pairs += batch.num_rows
+        for row in _rows(batch, options.arguments):
+            try:
+                pair_lines = lines(row, context)
+            except Unfit as unfit:
+                summary.refuse(row.id, unfit.reason)
+            else:
+                if row.weight != 1.0:
+                    notes.add("weight_left_out")
+                for reason in notes:
+                    summary.note(row.id, reason)
+                summary.written += 1
+                summary.rows += len(pair_lines)
+                yield b"".join(pair_lines)
+            if notes:
+                notes.clear()
+
+
+def split_batches(
+    pairs: Place, split: str, columns: list[str] | None = None, *, dictionaries: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one split, or of all."""
+    if split == "all":
+        yield from pair_batches(pairs, columns, dictionaries=dictionaries)
+        return
+    for batch in pair_batches(pairs, None if columns is None else [*columns, "split"], dictionaries=dictionaries):
+        kept = batch.filter(pc.equal(batch.column("split"), split))
+        if kept.num_rows:
+            yield kept if columns is None else kept.select(columns)
+
+
+def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
+    """The rows of a batch. Equal texts are one Content, so that each is decoded and escaped once."""
+    contents: dict[str | None, Content] = {}
+    columns = [batch.column(name).to_pylist() for name in _NARROW]
+    for name in _CONTENT:
+        column = batch.column(name)
+        values: list[Any] = [*column.dictionary.to_pylist(), None]
+        if name != "tools":
+            for text in values:
+                if text not in contents:
+                    contents[text] = Content(text, arguments)
+            values = [contents[text] for text in values]
+        indices = column.indices.fill_null(-1).to_numpy(zero_copy_only=False)  # -1: a row without text, the last value
+        columns.append([values[index] for index in indices.tolist()])
+    return map(PairRow, *columns)
+
+
+def begins_with_text(pairs: Place) -> bool:
+    """Whether the first pair of a table is raw text, outside any chat template."""
+    return any(_is_text(batch) for batch in islice(pair_batches(pairs, ["prompt"]), 1))
+
+
+def _is_text(batch: pa.RecordBatch) -> bool:
+    """Whether the first pair of a batch is raw text."""
+    prompt = batch.column("prompt")[0].as_py() if batch.num_rows else None
+    return prompt is not None and prompt.startswith('[{"role":"text"')
+
+
+def _has_tools(pairs: Place, split: str) -> bool:
+    if not has_tools(pairs):
+        return False
+    batches = split_batches(pairs, split, ["tools"], dictionaries=True)
+    return any(batch.column("tools").null_count < batch.num_rows for batch in batches)

@@ -1,0 +1,116 @@
+r"""LLaMA-Factory's preference data: ShareGPT turns (v0), and messages of parts with loss weights (v1).
+
+    v0   {system, tools: JSON text, conversations: [{from, value}], chosen: {from, value}, rejected: {from, value}}
+    v1   {tools: JSON text, chosen_messages: [{role, content: [{type, value}], loss_weight}], rejected_messages: [...]}
+
+v0 holds one turn a side, so a pair of several messages is cut at its divergence (cut.py). Its turns alternate, or
+LLaMA-Factory skips the row: what does not alternate is refused, and so is a turn with text and calls, since v0 has
+turns for either. v1 holds it all; loss_weight is 1 for what the model wrote in its side and 0 for everything else.
+
+Neither has ids of calls: results answer calls in order, and a pair in which they do not is refused. Arguments are
+written as the JSON that they are, and refused where they are not a JSON object. Names of messages are left out.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from pairwright.export.chat_lines import (
+    Context,
+    PairRow,
+    Unfit,
+    call_value,
+    check_is_chat,
+    cut_at_divergence,
+    note_left_out,
+    text_of,
+)
+from pairwright.records.json_text import encode
+from pairwright.records.messages import Json, Message, ToolCall
+
+_SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
+
+
+def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
+    """LLaMA-Factory v0: formatting sharegpt, ranking true. Reasoning is left out, which is noted."""
+    prompt, chosen, rejected = cut_at_divergence(row, context)
+    note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
+    _note_names(context, [*prompt, chosen, rejected])
+    _check_results(prompt)
+    system = text_of(prompt[0]) if prompt[0].role == "system" else ""
+    turns = prompt[1:] if prompt[0].role == "system" else prompt
+    is_model = [message.role == "assistant" for message in turns]
+    if is_model != [number % 2 == 1 for number in range(len(turns))] or len(turns) % 2 == 0:
+        raise Unfit("turns_do_not_alternate")
+    made = {
+        "system": system,
+        "tools": row.tools or "",
+        "conversations": [_turn(message) for message in turns],
+        "chosen": _turn(chosen),
+        "rejected": _turn(rejected),
+    }
+    return [encode(made) + b"\n"]
+
+
+def parts_lines(row: PairRow, context: Context) -> list[bytes]:
+    """LLaMA-Factory v1: both conversations whole, with loss weights."""
+    check_is_chat(row)
+    prompt, chosen, rejected = (content.messages for content in row.contents)
+    made: Json = {"tools": row.tools or ""}
+    for name, side in (("chosen_messages", chosen), ("rejected_messages", rejected)):
+        if not any(message.is_generated for message in side):
+            raise Unfit("a_side_has_no_assistant_message")
+        if not side[0].is_generated:
+            context.note("a_side_begins_in_the_environment")
+        _check_results([*prompt, *side])
+        made[name] = [_parts(message, 0.0) for message in prompt]
+        made[name] += [_parts(message, 1.0 if message.is_generated else 0.0) for message in side]
+    note_left_out(context, (*prompt, *chosen, *rejected), reasoning=False)
+    _note_names(context, (*prompt, *chosen, *rejected))
+    return [encode(made) + b"\n"]
+
+
+def _turn(message: Message) -> Json:
+    if message.role not in _SPEAKERS:
+        raise Unfit("turns_do_not_alternate")
+    said = text_of(message)
+    if not message.tool_calls:
+        if not said and message.role == "assistant":
+            raise Unfit("a_turn_has_no_text")
+        return {"from": _SPEAKERS[message.role], "value": said}
+    if said:
+        raise Unfit("text_beside_tool_calls")
+    calls = [_call(call) for call in message.tool_calls]
+    return {"from": "function_call", "value": encode(calls[0] if len(calls) == 1 else calls).decode()}
+
+
+def _parts(message: Message, loss_weight: float) -> Json:
+    parts: list[Json] = []
+    if message.reasoning:
+        parts.append({"type": "reasoning", "value": message.reasoning})
+    if (said := text_of(message)) or not (message.tool_calls or parts):
+        parts.append({"type": "text", "value": said})
+    parts += [{"type": "tool_call", "value": encode(_call(call)).decode()} for call in message.tool_calls]
+    return {"role": message.role, "content": parts, "loss_weight": loss_weight}
+
+
+def _call(call: ToolCall) -> Json:
+    call_value(call)
+    return {"name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raise Unfit unless each result answers the next call of the turn before it, which is how it will be read."""
+    waiting: list[str | None] = []
+    for message in messages:
+        if message.tool_calls:
+            waiting = [call.id for call in message.tool_calls]
+        elif message.role == "tool":
+            expected = waiting.pop(0) if waiting else None
+            if message.tool_call_id not in (None, expected):
+                raise Unfit("tool_results_out_of_order")
+
+
+def _note_names(context: Context, messages: Sequence[Message]) -> None:
+    if any(message.name is not None for message in messages):
+        context.note("names_left_out")

@@ -1,0 +1,44 @@
+"""Preference fine-tuning data of OpenAI, Together and Fireworks.
+
+    {input: {messages, tools, parallel_tool_calls}, preferred_output: [message], non_preferred_output: [message]}
+
+One message of the assistant a side: a pair of several messages is cut at its divergence (cut.py). Calls are written
+with their arguments as JSON text; `tools` and `parallel_tool_calls` only where the pair has tools, the latter false
+where no message makes more than one call. Reasoning has no field here and is left out, which is noted.
+"""
+
+from collections.abc import Iterable
+
+from pairwright.export.chat_lines import Context, PairRow, Unfit, chat_message, cut_at_divergence, note_left_out
+from pairwright.records.json_text import decode, encode
+from pairwright.records.messages import Json, Message
+
+
+def preference_lines(row: PairRow, context: Context) -> list[bytes]:
+    """OpenAI's preference rows. Refused: sides that part at no assistant message; no text and no calls."""
+    prompt, chosen, rejected = cut_at_divergence(row, context)
+    note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
+    request: Json = {"messages": [_message(message) for message in prompt]}
+    if row.tools:
+        request["tools"] = decode(row.tools)
+        request["parallel_tool_calls"] = _calls_in_parallel([*prompt, chosen, rejected])
+    sides = {"preferred_output": [_side(chosen)], "non_preferred_output": [_side(rejected)]}
+    return [encode({"input": request, **sides}) + b"\n"]
+
+
+def _message(message: Message) -> Json:
+    made = chat_message(message, reasoning_key=None)
+    if message.tool_calls and not made["content"]:
+        made["content"] = None
+    return made
+
+
+def _side(message: Message) -> Json:
+    made = _message(message)
+    if not message.tool_calls and not made["content"]:
+        raise Unfit("a_side_has_no_text")
+    return made
+
+
+def _calls_in_parallel(messages: Iterable[Message]) -> bool:
+    return any(len(message.tool_calls) > 1 for message in messages)

@@ -1,0 +1,97 @@
+"""TRL's preference data: explicit prompt, implicit prompt, and unpaired. Conversational, with tools, or standard.
+
+    explicit   {prompt: [...], chosen: [...], rejected: [...], tools: JSON text, score_chosen, score_rejected}
+    implicit   {chosen: [prompt and answer], rejected: [prompt and answer], tools, score_chosen, score_rejected}
+    unpaired   {prompt: [...], completion: [...], label: true or false, tools}, two rows a pair
+
+`tools` is there when any pair has tools, and is JSON text: TRL decodes it, and a list of schemas would come out of
+Arrow with the keys of all of them. The arguments of calls are JSON text too; `--arguments object` writes them as
+objects, for chat templates that encode them again. TRL trains all that follows the prompt, tool results included:
+pairs with several messages a side are noted as `several_messages_a_side`.
+
+Pairs of raw text are written as TRL's standard rows, with strings in the place of the lists of messages and no tools:
+TRL trains them without a chat template. A loader takes one shape a file, which the first pair decides; pairs of the
+other shape are refused.
+"""
+
+from pairwright.export.chat_lines import (
+    TEXT_IS_NO_CHAT,
+    Context,
+    PairRow,
+    Unfit,
+    chats_of,
+    note_left_out,
+    text_of,
+    tools_text,
+)
+from pairwright.records.json_text import encode
+from pairwright.records.messages import TEXT
+
+
+def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
+    if _is_standard(row, context):
+        return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
+    chats = _checked(row, context)
+    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n' % (*chats, _tools(row, context), _scores(row))]
+
+
+def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, implicit prompt: two conversations. The prompt that TRL extracts is the longest beginning they share."""
+    if _is_standard(row, context):
+        start, *answers = _texts(row, context)
+        return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
+    prompt, *chats = chats_of(row, context)
+    sides = (prompt[:-1] + b"," + chat[1:] for chat in chats)
+    return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
+
+
+def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
+    """TRL, unpaired (KTO): the chosen side labelled true, then the rejected one labelled false.
+
+    A completion is written once for each pair that it is in, so one may appear with both labels.
+    """
+    if _is_standard(row, context):
+        tools, (start, *answers) = b"", map(encode, _texts(row, context))
+    else:
+        tools, (start, *answers) = _tools(row, context), _checked(row, context)
+    return [
+        b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (start, answer, label, tools)
+        for answer, label in zip(answers, (b"true", b"false"), strict=True)
+    ]
+
+
+def _is_standard(row: PairRow, context: Context) -> bool:
+    """Whether a pair is raw text; Unfit where it is not of the shape that the file has."""
+    is_text = row.has_raw_text
+    if is_text != context.is_text:
+        raise Unfit("text_among_chats" if is_text else "chat_among_texts")
+    return is_text
+
+
+def _texts(row: PairRow, context: Context) -> list[str]:
+    """Prompt, chosen and rejected as the text of their messages."""
+    contents = [content.messages for content in row.contents]
+    if not contents[0]:
+        raise Unfit("no_prompt")
+    if any(message.role != TEXT for messages in contents for message in messages):
+        raise Unfit(TEXT_IS_NO_CHAT)
+    if row.tools:
+        raise Unfit("tools")
+    note_left_out(context, [message for messages in contents for message in messages], reasoning=True)
+    return ["".join(map(text_of, messages)) for messages in contents]
+
+
+def _checked(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
+    chats = chats_of(row, context)
+    if row.prompt.messages[-1].role in ("system", "developer"):
+        raise Unfit("prompt_ends_with_system_message")
+    return chats
+
+
+def _tools(row: PairRow, context: Context) -> bytes:
+    return b',"tools":' + tools_text(row) if context.has_tools else b""
+
+
+def _scores(row: PairRow) -> bytes:
+    return b',"score_chosen":%b,"score_rejected":%b' % (encode(row.chosen_reward), encode(row.rejected_reward))

@@ -1,0 +1,49 @@
+"""Pairs whole: one Parquet file, or a Hugging Face dataset on disk, with the columns of the pairs table.
+
+Nothing is refused or left out. Messages, tools and info are JSON text, so that Arrow never unifies shapes across rows.
+"""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.export.exporter import ExportOptions, ExportSummary, refuse_empty, split_batches
+from pairwright.pairs.pair_table import PAIR_SCHEMA
+from pairwright.paths import Place, is_address, write_atomic
+from pairwright.store.arrow import import_datasets
+
+
+def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
+    """One Parquet file that `pairwright` commands read like the pairs table itself."""
+    num_rows = 0
+    with (
+        write_atomic(output, error=PairwrightError) as temporary,
+        pq.ParquetWriter(temporary, PAIR_SCHEMA, compression="zstd") as writer,
+    ):
+        for batch in split_batches(pairs, options.split):
+            writer.write_batch(batch)
+            num_rows += batch.num_rows
+        summary = ExportSummary(target="parquet", pairs=num_rows, written=num_rows, rows=num_rows)
+        refuse_empty(summary, pairs, options)
+    return summary
+
+
+def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
+    """A folder that `datasets.load_from_disk` opens. The rows go through a file that is mapped, not through memory."""
+    if is_address(output):
+        raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
+    datasets = import_datasets()
+    num_rows = 0
+    with write_atomic(output, error=PairwrightError) as temporary:
+        stream = temporary.with_suffix(".arrow")
+        try:
+            with pa.OSFile(str(stream), "wb") as sink, pa.ipc.new_stream(sink, PAIR_SCHEMA) as writer:
+                for batch in split_batches(pairs, options.split):
+                    writer.write_batch(batch)
+                    num_rows += batch.num_rows
+            summary = ExportSummary(target="hf", pairs=num_rows, written=num_rows, rows=num_rows)
+            refuse_empty(summary, pairs, options)
+            datasets.Dataset.from_file(str(stream)).save_to_disk(str(temporary))
+        finally:
+            stream.unlink(missing_ok=True)
+    return summary

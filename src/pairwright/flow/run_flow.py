@@ -1,0 +1,422 @@
+"""A run: collect, pairs, tokens, train, for as many rounds as asked; then the proof, the gate, the report, deployment.
+
+    RUN/config.yaml  manifest.json  evaluation.json  report.html
+    RUN/round-1/     experience/  collection/  pairs/  tokens/  train/
+    RUN/round-2/     ...
+
+A stage is done once: its key is a hash of its part of the configuration and of the keys of what it reads. The same
+command again goes on where it stopped, and does again only what has changed.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pairwright.config import Config
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.flow.manifest import Manifest, StageRecord
+from pairwright.flow.stages import (
+    View,
+    check_collection,
+    collect_stage,
+    deploy_stage,
+    evaluate_stage,
+    import_stage,
+    pairs_stage,
+    tokens_stage,
+    train_stage,
+)
+from pairwright.paths import is_address, place, stamp_of
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json
+
+
+class GateClosed(PairwrightError):
+    """The new model was not shown to be better; nothing is deployed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stage before it is done. `folders` are what it makes, and what goes away when it has to be done otherwise."""
+
+    name: str
+    key: str
+    folders: tuple[Path, ...]
+    do: Callable[[], Json]
+    is_precious: bool = False
+    check: Callable[[], None] = lambda: None
+    """Raises what `do` would refuse at its start, as far as that is known without doing anything."""
+
+
+@dataclass
+class Plan:
+    """What a run would do: stages in order, each with its state, and the first refusal.
+
+    A state is done, new, again (something that it depends on has changed, or its folder is gone), resume (it was cut
+    off), retry (it failed), refused, or not reached.
+    """
+
+    steps: list[tuple[str, str]] = field(default_factory=list)
+    refusal: PairwrightError | None = None
+
+
+class Flow:
+    """One run folder, and the stages that lead to a model."""
+
+    def __init__(self, config: Config, folder: Path, *, base: Path | None = None, view: View | None = None) -> None:
+        self.config, self.folder, self.base = config, folder, base
+        self.view = View() if view is None else view
+        self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
+        self.initial = self._initial_model()
+        self._train_key = ""  # of the newest round that was walked
+
+    def run(self) -> Json:
+        """Every stage that is not done yet. Returns what the last ones found; raises GateClosed on a verdict of no."""
+        result = self._walk(self.do)
+        if "evaluation" in result:
+            self._take_up(self.config.loop.rounds)
+        self._report()
+        self._check_gate(result)
+        if self._deploys:
+            result["deployment"] = self.do(self.deployment())
+        return result
+
+    def plan(self) -> Plan:
+        """What `run` would do with each stage now, by the same keys. Does and writes nothing."""
+        plan = Plan()
+        try:
+            result = self._walk(lambda stage: self._foresee(stage, plan))
+            if plan.refusal is None:
+                self._check_gate(result)
+        except PairwrightError as error:  # what `run` would raise between two stages
+            plan.refusal = plan.refusal or error
+            if not plan.steps:
+                raise
+        if self._deploys:
+            self._foresee(self.deployment(), plan)
+        return plan
+
+    def _walk(self, do: Callable[[Planned], Json]) -> Json:
+        """The stages of all rounds in order, each passed to `do`, whose result decides how it goes on."""
+        config = self.config
+        model, upstream = self.initial, _model_key(self.initial)
+        first, experiences = upstream, []
+        result: Json = {}
+        for number in range(1, config.loop.rounds + 1):
+            place = self.folder / f"round-{number}"
+            gathering = self.gather(number, place, model, upstream)
+            do(gathering)
+            experiences.append((place / "experience", gathering.key))
+            for stage in self.derived(number, place, model, experiences, upstream):
+                result = do(stage)
+                upstream = self._train_key = stage.key  # of the last one, which is training
+            model = Path(result["model"]) if result.get("model") else None
+            if model is None and number < config.loop.rounds:
+                raise PairwrightError(f"round {number}: the backend left no model on this machine: rounds need one")
+            is_last = number == config.loop.rounds
+            if model is not None and (config.loop.evaluate == "each" or (is_last and config.loop.evaluate == "last")):
+                result = {**result, "evaluation": do(self.proof(number, place, model, first))}
+        return result
+
+    def _foresee(self, stage: Planned, plan: Plan) -> Json:
+        """Add to a plan what `do` would do with a stage. Returns its result where it is known, else what is sure."""
+        known = self.manifest.stages.get(stage.name)
+        leaves_model = stage.name.endswith("/train") and self._waits
+        expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
+        state = "done" if self._is_done(stage) else "new"
+        if state != "done" and known is not None:
+            is_other = known.key != stage.key or known.state == "done"
+            state = "again" if is_other else "retry" if known.state == "failed" else "resume"
+        if plan.refusal is not None:
+            state = "not reached"
+        elif state != "done":
+            try:
+                self._check_precious(stage)
+                stage.check()
+            except PairwrightError as error:
+                plan.refusal, state = error, "refused"
+        plan.steps.append((stage.name, state))
+        return known.result if state == "done" and known is not None else expected
+
+    def do(self, stage: Planned) -> Json:
+        """Do a stage, unless it is done; its record tells which."""
+        if self._is_done(stage):
+            self.view.say(f"{stage.name}: unchanged")
+            return self.manifest.stages[stage.name].result
+        if self.manifest.has_other(stage.name, stage.key):
+            self._make_way(stage)
+        record = StageRecord(key=stage.key)
+        self.manifest.write(stage.name, record)
+        self.view.say(f"{stage.name}: started")
+        started = time.monotonic()
+        try:
+            record.result = stage.do()
+        except PairwrightError as error:
+            record.state, record.error = "failed", str(error)
+            self.manifest.write(stage.name, record)
+            raise
+        record.state, record.seconds = "done", round(time.monotonic() - started, 3)
+        self.manifest.write(stage.name, record)
+        counts = ", ".join(f"{name} {_shown(value)}" for name, value in list(record.result.items())[:5])
+        self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
+        return record.result
+
+    def gather(self, number: int, place: Path, model: Path | None, upstream: str) -> Planned:
+        """The experience of a round: collected by a workflow, or imported from files."""
+        if self._gathering == "import":
+            key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
+            do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
+            check: Callable[[], None] = lambda: None  # noqa: E731
+        else:
+            config = self.policy_config(model, number)
+            wanted = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
+            policy = config.policy.model_dump(
+                mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
+            )
+            key = content_hash("collect", wanted, policy, config.seed, upstream)
+            do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
+            check = lambda: check_collection(config, place)  # noqa: E731
+        name = f"round-{number}/{self._gathering}"
+        return Planned(name, key, (place / "experience",), do, is_precious=True, check=check)
+
+    def derived(
+        self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
+    ) -> list[Planned]:
+        """Pairs, tokens and training of a round."""
+        config, name = self._round_config(), f"round-{number}"
+        used = experiences if config.loop.accumulate else experiences[-1:]
+        tables = [path for path, _ in used]
+        start = self._trained(model)
+        pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used])
+        settings = config.train.model_dump(mode="json")
+        encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
+        tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
+        train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
+        inputs = {
+            "pairs": place / "pairs",
+            "experience": tables[-1],
+            "tokens": place / "tokens",
+        }
+        return [
+            Planned(
+                f"{name}/pairs", pairs_key, (place / "pairs",), lambda: pairs_stage(config, tables, place / "pairs"),
+            ),
+            Planned(
+                f"{name}/tokens", tokens_key, (place / "tokens",),
+                lambda: tokens_stage(config, place / "pairs", start, place / "tokens", self.view),
+            ),
+            Planned(
+                f"{name}/train", train_key, (place / "train",),
+                lambda: train_stage(config, start, place / "train", inputs, self.view),
+            ),
+        ]  # fmt: skip
+
+    def proof(self, number: int, place: Path, model: Path, first: str) -> Planned:
+        """The first model against the one of this round, on the held-out tasks."""
+        config = self.config
+        settings = config.evaluate.model_dump(mode="json")
+        key = content_hash("evaluate", settings, config.seed, first, self._train_key)
+        initial = self._trained(self.initial)
+        folders = (place / "evaluation", place / "evaluation.json")
+        return Planned(
+            f"round-{number}/evaluate",
+            key,
+            folders,
+            lambda: evaluate_stage(config, place, initial, model, self.base, self.view),
+        )
+
+    def deployment(self) -> Planned:
+        """The model of the last round to where it is used."""
+        config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
+        return Planned("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
+
+    def policy_config(self, model: Path | None, number: int) -> Config:
+        """The configuration whose policy is the model of the round before: the endpoint in the first round, if any."""
+        policy = self.config.policy
+        if model is not None and (number > 1 or policy.base_url is None):
+            policy = policy.model_copy(update={"model": str(model), "base_url": None})
+        collect = self.config.collect.model_copy(update={"batch": number})
+        return self.config.model_copy(update={"policy": policy, "collect": collect})
+
+    @property
+    def _deploys(self) -> bool:
+        backend = self.config.backend
+        is_asked = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
+        return self.config.loop.deploy or is_asked
+
+    @property
+    def _waits(self) -> bool:
+        """Whether training is over, and its model here, when its stage is."""
+        backend = self.config.backend
+        return backend.name != "nemo-customizer" or backend.nemo_customizer.wait_for_completion
+
+    @property
+    def _gathering(self) -> str:
+        return "import" if self.config.collect.workflow is None else "collect"
+
+    def _initial_model(self) -> Path | None:
+        """The folder of the model that is trained; an endpoint needs it beside it."""
+        config = self.config
+        name = config.model or (config.policy.model if config.policy.base_url is None else None)
+        if name is None:
+            raise ConfigError("model: expected the folder of the model that is trained")
+        if is_address(name):
+            raise ConfigError(f"model: {place(name)} is an address: copy the folder of the model here, and name that")
+        path = Path(name)
+        if self.base is not None and not path.exists() and (self.base / name).exists():
+            path = self.base / name
+        return path
+
+    def _trained(self, model: Path | None) -> Path:
+        if model is None:
+            raise ConfigError("model: expected the folder of the model that is trained")
+        return model
+
+    def _round_config(self) -> Config:
+        """The configuration of a round: its reference is what it starts from, unless the first model stays it; a
+        tokenizer of its own is found beside the configuration, as the model is."""
+        config = self.config
+        name = config.tokens.tokenizer
+        if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
+            tokens = config.tokens.model_copy(update={"tokenizer": str(self.base / name)})
+            config = config.model_copy(update={"tokens": tokens})
+        if config.loop.reference == "initial" and config.train.reference == "initial" and config.loop.rounds > 1:
+            train = config.train.model_copy(update={"reference": str(self.initial)})
+            return config.model_copy(update={"train": train})
+        return config
+
+    def _is_done(self, stage: Planned) -> bool:
+        return self.manifest.is_done(stage.name, stage.key) and all(path.exists() for path in stage.folders)
+
+    def _check_gate(self, result: Json) -> None:
+        verdict = result.get("evaluation", {})
+        if not verdict.get("passed", True):
+            raise GateClosed(
+                f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
+            )
+
+    def _check_precious(self, stage: Planned) -> None:
+        """What was collected with other settings is never removed."""
+        has_other = self.manifest.has_other(stage.name, stage.key)
+        if has_other and stage.is_precious and any(path.exists() for path in stage.folders):
+            raise ConfigError(
+                f"{stage.name}: {stage.folders[0]} was made with another configuration and is kept: restore the "
+                "configuration, choose another name, or remove the folder yourself"
+            )
+
+    def _make_way(self, stage: Planned) -> None:
+        """What was made with other settings goes."""
+        self._check_precious(stage)
+        for path in stage.folders:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Any]:
+        """Names, sizes and times of what is imported."""
+        from pairwright.sources.files import expand_paths
+
+        paths = [
+            path if self.base is None or is_address(path) or Path(path).is_absolute() else str(self.base / path)
+            for path in self.config.sources.paths
+        ]
+        return [[str(path), *stamp_of(path)] for path in expand_paths(paths)]
+
+    def _take_up(self, number: int) -> None:
+        """The last round's evaluation is the run's."""
+        for name in ("evaluation.json", "evaluation.tasks.csv"):
+            source = self.folder / f"round-{number}" / name
+            if source.exists():
+                shutil.copyfile(source, self.folder / name)
+
+    def _report(self) -> None:
+        from pairwright.report import write_report
+
+        write_report(self.folder, self.folder / "report.html")
+        self.view.say(f"report: {self.folder / 'report.html'}")
+
+
+def write_config(folder: Path, shown: Json) -> None:
+    """Keep the resolved configuration beside the run; what came from the environment stays a reference."""
+    from ruamel.yaml import YAML
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "config.yaml", "w", encoding="utf-8") as file:
+        YAML().dump(shown, file)
+
+
+def _model_key(model: Path | None) -> str:
+    """What is known of a model: its weights' hash."""
+    from pairwright.train.model.load_model import model_hash
+
+    if model is None:
+        return "endpoint"
+    if not (model / "config.json").exists():
+        raise ConfigError(f"model: {model} is not the folder of a model (no config.json)")
+    return model_hash(model)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+# What a run would do: its stages, which of them are done, and about how much each has to do.
+
+
+def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
+    """(stage, state, what is expected of it) in order; `plan` is what `flow.plan` returned, where it is known."""
+    plan = flow.plan() if plan is None else plan
+    states = dict(plan.steps)
+    return [
+        (name, state, str(plan.refusal) if state == "refused" else _expected(flow, name, states))
+        for name, state in plan.steps
+    ]
+
+
+def _expected(flow: Flow, name: str, states: dict[str, str]) -> str:
+    """Counts from the configuration, or from what the stages before have counted."""
+    config = flow.config
+    number, _, stage = name.rpartition("/")
+    if states[name] == "done":
+        return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
+    if stage == "collect":
+        return _asked(
+            flow,
+            config.collect.dataset,
+            config.collect.num_tasks,
+            config.collect.num_runs,
+            config.policy.num_candidates,
+        )
+    if stage == "evaluate":
+        section = config.evaluate
+        dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks
+        return "twice " + _asked(flow, dataset, tasks, section.num_runs, 1)
+    if stage == "train" and states.get(f"{number}/tokens") == "done":
+        tokens = flow.manifest.stages[f"{number}/tokens"]
+        return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
+    return ""
+
+
+def _asked(flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int) -> str:
+    tasks = num_tasks if dataset is None else _num_lines(flow, dataset, num_tasks)
+    if tasks is None:
+        return ""
+    answers = tasks * num_runs * num_candidates
+    limit = flow.config.policy.max_tokens
+    tokens = f", at most {answers * limit:,} tokens a step" if limit else ""
+    return f"{tasks:,} tasks, {tasks * num_runs:,} runs, {answers:,} answers a step{tokens}"
+
+
+def _num_lines(flow: Flow, dataset: str, most: int | None) -> int | None:
+    path = Path(dataset) if Path(dataset).exists() or flow.base is None else flow.base / dataset
+    if path.suffix not in (".jsonl", ".csv") or not path.is_file():
+        return most
+    with open(path, "rb") as file:
+        lines = sum(1 for _ in file) - (path.suffix == ".csv")
+    return lines if most is None else min(most, lines)

@@ -1,0 +1,31 @@
+"""Backends: the same job on this machine, on a service that speaks NeMo Customizer's protocol, in NeMo RL or in TRL.
+
+`BACKENDS` lists them by the name that `backend.name` takes. Each is submit, status, wait, cancel, deploy and logs.
+"""
+
+from pairwright.jobs.backend import Backend, JobRequest
+from pairwright.jobs.customizer import NEMO_CUSTOMIZER
+from pairwright.jobs.job import (
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    ServiceError,
+    Status,
+    Unreachable,
+    find_jobs,
+    is_submitted,
+    job_folder,
+    read_job,
+)
+from pairwright.jobs.local import LOCAL, RAY
+from pairwright.jobs.nemo_rl import NEMO_RL
+from pairwright.jobs.trl import TRL
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_RL, TRL)}
+
+__all__ = [
+    "BACKENDS", "Backend", "BackendError", "Job", "JobFailed", "JobRequest", "JobState", "JobTimeout", "ServiceError",
+    "Status", "Unreachable", "find_jobs", "is_submitted", "job_folder", "read_job",
+]  # fmt: skip

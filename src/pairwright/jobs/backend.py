@@ -1,0 +1,128 @@
+"""The interface of a backend: submit, status, cancel, deploy, logs as functions, and `wait` on top of them.
+
+Every function takes the run's folder, where the job's reference is, and the whole configuration, where the secrets
+are. They block; from an event loop call them with `asyncio.to_thread`, and `wait` refuses to be called otherwise.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pairwright.config import Config
+from pairwright.jobs.job import (
+    FINAL,
+    BackendError,
+    Job,
+    JobFailed,
+    JobState,
+    JobTimeout,
+    Status,
+    Unreachable,
+    can_become,
+    changed,
+    read_job,
+    write_job,
+)
+from pairwright.records.messages import Json
+
+Say = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRequest:
+    """What is to be trained. `launch`: start it; without it the backends that write launch files only write them."""
+
+    model: str
+    pairs: Path | None = None
+    experience: Path | None = None
+    launch: bool = True
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """One place where jobs run."""
+
+    name: str
+    submit: Callable[[Path, JobRequest, Config, Say], Job]
+    status: Callable[[Path, Job, Config], Status]
+    cancel: Callable[[Path, Job, Config], Job]
+    deploy: Callable[[Path, Job, Config, Say], Json]
+    logs: Callable[[Path, Job, Config, bool], Iterator[str]]
+    wait_limits: Callable[[Config], "WaitLimits"]
+
+    def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
+        """Follow a job to its end. Raises JobFailed if it did not complete, JobTimeout if it takes too long."""
+        _refuse_event_loop()
+        return _wait(self, folder, config, show)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitLimits:
+    """How a job is waited for. `max_failures`: status calls that may fail in a row."""
+
+    poll_interval_seconds: float
+    timeout_seconds: float | None
+    max_failures: int
+
+
+def followed(folder: Path, job: Job, status: Status) -> Job:
+    """Write down where a job is now. A state that cannot follow (a late answer) changes nothing."""
+    if status.state is job.state or not can_become(job.state, status.state):
+        return job
+    error = status.message if status.state is JobState.FAILED else job.error
+    return write_job(folder, changed(job, state=status.state, error=error))
+
+
+def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
+    limits = backend.wait_limits(config)
+    started, num_failures = time.monotonic(), 0
+    while True:
+        job = read_job(folder)
+        try:
+            status = backend.status(folder, job, config)
+            num_failures = 0
+        except Unreachable as error:
+            num_failures += 1
+            if num_failures > limits.max_failures:
+                raise Unreachable(
+                    f"{job.id}: {num_failures} status calls failed in a row, the last with: {error}. The job may be "
+                    f"going on; come back to it with: pairwright jobs attach {folder}"
+                ) from error
+        else:
+            job = followed(folder, read_job(folder), status)  # asking may have written what was learnt
+            show(status)
+            if status.state in FINAL:
+                return _ended(folder, job, status)
+            if status.state is JobState.PREPARED:
+                raise BackendError(
+                    f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
+                )
+        if limits.timeout_seconds is not None and time.monotonic() - started > limits.timeout_seconds:
+            raise JobTimeout(
+                f"{job.id}: not done after {limits.timeout_seconds:g} s. Wait on with: pairwright jobs attach "
+                f"{folder}; end it with: pairwright jobs cancel {folder}"
+            )
+        time.sleep(limits.poll_interval_seconds)
+
+
+def _ended(folder: Path, job: Job, status: Status) -> Status:
+    if status.state is JobState.COMPLETED:
+        return status
+    raise JobFailed(
+        f"{job.id}: {status.state}: {status.message or 'no reason given'}; see: pairwright jobs logs {folder}"
+    )
+
+
+def _refuse_event_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise BackendError("a job was waited for inside an event loop, which would stand still: use asyncio.to_thread")

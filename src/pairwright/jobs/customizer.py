@@ -1,0 +1,278 @@
+"""Jobs on a service that speaks NeMo Customizer's protocol.
+
+submit: export, namespace, dataset, upload, job. The run's folder has the reference before the job is created; the job
+carries a name that only this run uses, so that a lost answer never starts it twice and a crash never loses it.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.config import Config
+from pairwright.config.backend_config import NemoCustomizerConfig
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.jobs import customizer_files as customizer_upload
+from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
+from pairwright.jobs.customizer_api import CustomizerApi
+from pairwright.jobs.customizer_files import deploy
+from pairwright.jobs.job import (
+    FILE_NAME,
+    BackendError,
+    Job,
+    JobState,
+    ServiceError,
+    Status,
+    Unreachable,
+    changed,
+    new_job,
+    read_job,
+    write_job,
+)
+from pairwright.jobs.translation import has_curriculum_order
+from pairwright.paths import write_bytes
+from pairwright.records.messages import Json
+
+_STATES = {
+    "created": JobState.PENDING,
+    "pending": JobState.PENDING,
+    "running": JobState.RUNNING,
+    "cancelling": JobState.CANCELLING,
+    "cancelled": JobState.CANCELLED,
+    "failed": JobState.FAILED,
+    "completed": JobState.COMPLETED,
+    "ready": JobState.COMPLETED,
+}
+# the metrics of our trainer by the names of the service
+_NAMES = {"train_loss": "loss", "val_loss": "eval_loss", "train_accuracy": "rewards/accuracies",
+          "val_accuracy": "eval_rewards/accuracies"}  # fmt: skip
+
+
+def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    if request.pairs is None:
+        raise ConfigError("the nemo-customizer backend trains on pairs: give --pairs DIR")
+    if config.train.where is not None:
+        raise ConfigError("train.where: nemo-customizer takes the pairs as they are: filter them with pairs.where")
+    settings = config.backend.nemo_customizer
+    has_curriculum_order(request.pairs, trainer="NeMo Customizer")
+    with CustomizerApi(settings) as api:  # a missing address is said before anything is written
+        job = _interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
+        if job.details and (found := api.find_job(job.details["namespace"], job.id)) is not None:
+            say(f"job {found['id']} was created before, when submitting it was interrupted")
+            return _noted(folder, job, found)
+        job = write_job(folder, changed(job, details=_reference(api, settings, job.id, request)))
+        files = Path(settings.dataset_output_dir) if settings.dataset_output_dir else folder / "exports" / "customizer"
+        dataset = customizer_upload.export(request.pairs, files, settings, seed=config.seed)
+        say(f"exported {dataset} to {files}")
+        job = write_job(folder, changed(job, details={**job.details, "files": dataset.as_json()}))
+        if settings.create_namespace_if_missing:
+            api.create_namespace(settings.namespace)
+        revision = customizer_upload.upload(api, dataset, settings, message=f"{job.id}: {dataset.num_training} pairs")
+        api.create_dataset(settings.namespace, settings.dataset_name)
+        say(f"uploaded to {settings.namespace}/{settings.dataset_name} as revision {revision}")
+        job = write_job(folder, changed(job, details={**job.details, "revision": revision}))
+        job = _created(api, folder, job, _body(job, settings, dataset_revision=revision, model=request.model))
+        say(f"job {job.details['job_id']} makes {job.details['output_model'] or 'a model'}")
+    return job
+
+
+def status(folder: Path, job: Job, config: Config) -> Status:
+    with CustomizerApi(_settings(job, config)) as api:
+        job = _with_id(api, folder, job)
+        found = api.job_status(job.details["job_id"])
+        name = str(found.get("status", "")).lower()
+        if name not in _STATES:
+            raise Unreachable(f"{job.details['job_id']}: the service says its status is {found.get('status')!r}")
+        if not job.details.get("output_model") and _STATES[name] is JobState.COMPLETED:
+            output = api.job(job.details["job_id"]).get("output_model")
+            write_job(folder, changed(job, details={**job.details, "output_model": output}))
+    write_metrics(folder, found)
+    return _status(_STATES[name], found)
+
+
+def cancel(folder: Path, job: Job, config: Config) -> Job:
+    with CustomizerApi(_settings(job, config)) as api:
+        job = _with_id(api, folder, job)
+        try:
+            found = api.cancel_job(job.details["job_id"])
+        except ServiceError as error:
+            if error.status != 409:  # 409: it had ended already
+                raise
+            found = api.job(job.details["job_id"])
+    state = _STATES.get(str(found.get("status", "")).lower(), JobState.CANCELLING)
+    return write_job(folder, changed(job, state=state if state in _ENDING else JobState.CANCELLING))
+
+
+def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
+    """The service's log lines; with `follow` until the job has ended."""
+    settings = _settings(job, config)
+    num_seen = 0
+    with CustomizerApi(settings) as api:
+        job = _with_id(api, folder, job)
+        while True:
+            state = _STATES.get(str(api.job_status(job.details["job_id"]).get("status", "")).lower())
+            entries = api.job_logs(job.details["job_id"])
+            lines = list(_lines(entries))
+            yield from lines[num_seen:]
+            num_seen = max(num_seen, len(lines))
+            if not follow or state in (JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED):
+                return
+            time.sleep(settings.poll_interval_seconds)
+
+
+def wait_limits(config: Config) -> WaitLimits:
+    settings = config.backend.nemo_customizer
+    return WaitLimits(
+        poll_interval_seconds=settings.poll_interval_seconds, timeout_seconds=settings.training_timeout_seconds,
+        max_failures=settings.max_status_failures,
+    )  # fmt: skip
+
+
+_ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
+
+
+def _interrupted(folder: Path) -> Job | None:
+    """The job whose submission to the same place was cut short: its name is used again, so it cannot start twice."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    job = read_job(folder)
+    return job if job.backend == "nemo-customizer" and job.state is JobState.CREATED else None
+
+
+def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, request: JobRequest) -> Json:
+    return {
+        "entity_host": api.entity_host, "datastore_host": api.datastore_host, "namespace": settings.namespace,
+        "dataset_name": settings.dataset_name, "job_name": name, "job_id": None, "output_model": None,
+        "config": settings.customization_config or request.model,
+    }  # fmt: skip
+
+
+def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, model: str) -> Json:
+    repo = f"{settings.namespace}/{settings.dataset_name}"
+    dataset: Json = {"name": settings.dataset_name, "namespace": settings.namespace}
+    if settings.pin_revision:
+        dataset["files_url"] = f"hf://datasets/{repo}@{dataset_revision}"
+    return {
+        "name": job.id,
+        "namespace": settings.namespace,
+        "description": f"{job.details['files']['num_training']} preference pairs by pairwright",
+        "config": settings.customization_config or model,
+        "dataset": dataset,
+        "hyperparameters": settings.hyperparameters.model_dump(exclude_none=True, mode="json"),
+        "custom_fields": {"pairwright_revision": dataset_revision},
+    }
+
+
+def _created(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
+    """Create the job. An answer that was lost is looked for by name before anything is sent again."""
+    try:
+        found: Json | None = api.create_job(body)
+    except Unreachable as error:
+        found = api.find_job(body["namespace"], job.id)
+        if found is None:
+            raise Unreachable(
+                f"{error}; no job named {job.id} was created. Try again with: pairwright jobs submit"
+            ) from error
+    assert found is not None
+    return _noted(folder, job, found)
+
+
+def _with_id(api: CustomizerApi, folder: Path, job: Job) -> Job:
+    """The job with its id, looked for by name where we crashed before we had it."""
+    if job.details.get("job_id"):
+        return job
+    found = api.find_job(job.details["namespace"], job.details["job_name"])
+    if found is None:
+        raise BackendError(
+            f"{job.id}: was never created at {job.details['entity_host']}: submitting it was interrupted. "
+            f"Submit it again with the same command"
+        )
+    return _noted(folder, job, found)
+
+
+def _noted(folder: Path, job: Job, found: Json) -> Job:
+    details = {**job.details, "job_id": found["id"], "output_model": found.get("output_model")}
+    return write_job(folder, changed(job, state=JobState.PENDING, details=details))
+
+
+def _settings(job: Job, config: Config) -> NemoCustomizerConfig:
+    """The configuration for a job that exists: hosts and names as they were when it was submitted, tokens as now."""
+    names = ("entity_host", "datastore_host", "namespace", "dataset_name")
+    return config.backend.nemo_customizer.model_copy(update={name: job.details[name] for name in names})
+
+
+def _status(state: JobState, found: Json) -> Status:
+    step, per_epoch = _integer(found, "steps_completed"), _integer(found, "steps_per_epoch")
+    percentage = _number(found, "percentage_done")
+    done = None
+    if step and percentage:
+        done = round(step * 100 / percentage)
+    messages = [log.get("message") for log in found.get("status_logs") or [] if isinstance(log, dict)]
+    details = [
+        log.get("detail") for log in found.get("status_logs") or [] if isinstance(log, dict) and log.get("detail")
+    ]
+    words = str(messages[-1]) if messages and messages[-1] else ""
+    if state is JobState.FAILED and details:
+        words = f"{words}: {details[-1]}" if words else str(details[-1])
+    return Status(
+        state=state, percentage=percentage, step=step, num_steps=done, message=words,
+        epoch=step / per_epoch if step is not None and per_epoch else _number(found, "epochs_completed"),
+        train_loss=_number(found, "train_loss"), validation_loss=_number(found, "val_loss"),
+    )  # fmt: skip
+
+
+def _lines(value: Any) -> Iterator[str]:
+    """The lines of container logs: text, lists and maps of it by pod and container."""
+    if isinstance(value, str):
+        yield from value.splitlines()
+    elif isinstance(value, list):
+        for item in value:
+            yield from _lines(item)
+    elif isinstance(value, dict):
+        said = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
+        for item in [said] if said is not None else [item for item in value.values() if isinstance(item, dict | list)]:
+            yield from _lines(list(item.values()) if isinstance(item, dict) else item)
+
+
+def _number(found: Json, key: str) -> float | None:
+    value: Any = found.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _integer(found: Json, key: str) -> int | None:
+    value = _number(found, key)
+    return None if value is None else int(value)
+
+
+def metric_rows(details: Json) -> list[Json]:
+    """The rows of a status answer: one a step, training before validation.
+
+    >>> metric_rows({"metrics": {"metrics": {"train_loss": [{"step": 1, "value": 0.7}]}}})
+    [{'step': 1, 'loss': 0.7}]
+    """
+    outer = details.get("metrics")
+    series = outer.get("metrics") if isinstance(outer, dict) else None
+    rows: dict[tuple[int, bool], Json] = {}
+    for name, points in (series or {}).items() if isinstance(series, dict) else ():
+        own = _NAMES.get(str(name), str(name))
+        for point in points if isinstance(points, list) else ():
+            if isinstance(point, dict) and isinstance(point.get("step"), int) and point.get("value") is not None:
+                key = (point["step"], own.startswith("eval_") or str(name).startswith("val_"))
+                rows.setdefault(key, {"step": point["step"]})[own] = point["value"]
+    return [rows[key] for key in sorted(rows)]
+
+
+def write_metrics(folder: Path, details: Json) -> None:
+    """Replace the run's metrics by what the service has; nothing if it tells nothing."""
+    rows = metric_rows(details)
+    if rows:
+        content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
+        write_bytes(folder / "metrics.jsonl", content, error=PairwrightError)
+
+
+NEMO_CUSTOMIZER = Backend(
+    name="nemo-customizer", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs,
+    wait_limits=wait_limits,
+)  # fmt: skip

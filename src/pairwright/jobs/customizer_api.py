@@ -1,0 +1,188 @@
+"""The calls of NeMo Customizer's protocol, over plain HTTP.
+
+httpx rather than the vendor's SDK: that one repeats a POST by itself when an answer is lost, which can start a job
+twice, and accepts answers without the fields that a job cannot be followed without. Here only what changes nothing is
+repeated. A token is sent only if there is one.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pairwright.config.backend_config import NemoCustomizerConfig
+from pairwright.errors import ConfigError
+from pairwright.jobs.job import ServiceError, Unreachable
+from pairwright.records.messages import Json
+
+if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine need none of it
+    import httpx
+
+_TRIES = 3
+_PAUSE_SECONDS = 0.5
+_AGAIN = (408, 425, 429, 500, 502, 503, 504)
+_PAGE_SIZE = 100
+_MAX_PAGES = 1000
+
+
+class CustomizerApi:
+    """A connection to the entity host and the data store of one service."""
+
+    def __init__(self, config: NemoCustomizerConfig) -> None:
+        if config.entity_host is None:
+            raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
+        import httpx
+
+        self.entity_host = config.entity_host
+        self.datastore_host = config.datastore_host or config.entity_host
+        self.hf_token = config.hf_token.get_secret_value() if config.hf_token else None
+        token = config.api_token.get_secret_value() if config.api_token else None
+        if token is None and httpx.URL(self.entity_host).netloc == httpx.URL(self.datastore_host).netloc:
+            token = self.hf_token
+        self._tokens = {self.entity_host: token, self.datastore_host: self.hf_token or token}
+        timeout = httpx.Timeout(config.request_timeout_seconds, connect=min(10, config.request_timeout_seconds))
+        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+
+    def __enter__(self) -> "CustomizerApi":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def create_namespace(self, namespace: str) -> bool:
+        """Create a namespace in both stores; False if it was in both."""
+        entity = self._created("POST", self.entity_host, "/v1/namespaces",
+                               json={"id": namespace, "description": "Made by pairwright"}, there=(409,))  # fmt: skip
+        store = self._created("POST", self.datastore_host, "/v1/datastore/namespaces",
+                              data={"namespace": namespace}, there=(409, 422))  # fmt: skip
+        return entity or store
+
+    def create_dataset(self, namespace: str, name: str) -> bool:
+        """Register a dataset; False if it was there."""
+        body = {
+            "name": name, "namespace": namespace, "files_url": f"hf://datasets/{namespace}/{name}",
+            "description": "Preference pairs, written by pairwright",
+        }  # fmt: skip
+        return self._created("POST", self.entity_host, "/v1/datasets", json=body, there=(409,))
+
+    def create_job(self, body: Json) -> Json:
+        return _with(self._sent("POST", "/v1/customization/jobs", json=body), "id", "a job")
+
+    def find_job(self, namespace: str, name: str) -> Json | None:
+        """A job by the name that we gave it."""
+        found = (row for row in self._rows("/v1/customization/jobs") if row.get("name") == name)
+        return next((row for row in found if row.get("namespace") in (None, namespace)), None)
+
+    def job(self, job_id: str) -> Json:
+        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}")
+
+    def job_status(self, job_id: str) -> Json:
+        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}/status")
+
+    def job_logs(self, job_id: str) -> Json:
+        return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}/container-logs")
+
+    def cancel_job(self, job_id: str) -> Json:
+        return self._sent("POST", f"/v1/customization/jobs/{quote(job_id, safe='')}/cancel")
+
+    def configs(self) -> list[Json]:
+        return list(self._rows("/v1/customization/configs"))
+
+    def create_deployment_config(self, body: Json) -> bool:
+        return self._created("POST", self.entity_host, "/v1/deployment/configs", json=body, there=(409,))
+
+    def create_deployment(self, body: Json) -> bool:
+        return self._created("POST", self.entity_host, "/v1/deployment/model-deployments", json=body, there=(409,))
+
+    def find_deployment(self, namespace: str, name: str) -> Json | None:
+        rows = self._rows("/v1/deployment/model-deployments")
+        return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
+
+    def _rows(self, path: str) -> Iterator[Json]:
+        """All rows of a paged list."""
+        for page in range(1, _MAX_PAGES + 1):
+            found = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
+            rows = found.get("data") or []
+            yield from (row for row in rows if isinstance(row, dict))
+            pagination = found.get("pagination")
+            total = pagination.get("total_pages") if isinstance(pagination, dict) else None
+            if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
+                return
+
+    def _got(self, path: str, **options: Any) -> Json:
+        """A GET, repeated a few times: it changes nothing."""
+        for attempt in range(_TRIES):
+            try:
+                return self._sent("GET", path, **options)
+            except Unreachable:
+                if attempt + 1 == _TRIES:
+                    raise
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _sent(self, method: str, path: str, **options: Any) -> Json:
+        response = self._request(method, self.entity_host, path, **options)
+        try:
+            value = response.json()
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise Unreachable(f"{method} {self.entity_host}{path}: expected a JSON object, got {response.text[:200]!r}")
+        return value
+
+    def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
+        """A create that may find its thing there already; so it can be repeated."""
+        for attempt in range(_TRIES):
+            try:
+                self._request(method, host, path, **options)
+                return True
+            except ServiceError as error:
+                if error.status in there:
+                    return False
+                raise
+            except Unreachable:
+                if attempt + 1 == _TRIES:
+                    raise
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
+        import httpx
+
+        token = self._tokens[host]
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        where = f"{method} {host}{path}"
+        try:
+            response = self._client.request(method, host + path, headers=headers, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status_code in _AGAIN:
+            raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
+        if response.status_code in (401, 403):
+            raise ServiceError(
+                f"{where}: {response.status_code}: {_words(response)}: check backend.nemo_customizer.hf_token and "
+                f"api_token, and that they may use the namespace", status=response.status_code,
+            )  # fmt: skip
+        if not response.is_success:
+            raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
+        return response
+
+
+def _with(value: Json, field: str, what: str) -> Json:
+    if not isinstance(value.get(field), str) or not value[field]:
+        raise ServiceError(f"the service answered without the {field} of {what}: {str(value)[:200]}", status=200)
+    return value
+
+
+def _words(response: "httpx.Response") -> str:
+    """What a service says about a refusal: its own words, without the envelope."""
+    try:
+        value = response.json()
+    except ValueError:
+        return response.text[:500]
+    while isinstance(value, dict):
+        inner = next((value[key] for key in ("detail", "error", "message") if value.get(key)), None)
+        if inner is None:
+            break
+        value = inner
+    return str(value)[:1000]

@@ -1,0 +1,142 @@
+"""What a remote trainer gets to read: the pairs in its format, split by group into training and validation files.
+
+A table that has a validation split keeps it. One that has none is split here, by groups that share no task and no
+prompt (pairs/candidates/pair_ids.py), so nothing that is validated on was trained on. Same pairs and seed give the
+same bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pairwright.export import EXPORTERS, ExportOptions
+from pairwright.jobs.job import BackendError
+from pairwright.pairs.candidates.pair_ids import splits
+from pairwright.pairs.pair_table import pair_batches, write_pairs
+from pairwright.records.messages import Json
+
+_SPLIT_BY = ["tid", "prompt_hash", "across_groups", "rejected_uid", "split"]
+# Notes that mean: the trainer would not train what the pair says.
+UNFAITHFUL = ("several_messages_a_side", "tools_not_rendered", "a_side_begins_in_the_environment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """The files that were written, and what became of every pair."""
+
+    training: Path
+    validation: Path | None
+    num_training: int
+    num_validation: int
+    refused: dict[str, int]
+    noted: dict[str, int]
+
+    def as_json(self) -> Json:
+        return {
+            "training": str(self.training), "validation": None if self.validation is None else str(self.validation),
+            "num_training": self.num_training, "num_validation": self.num_validation,
+            "refused": self.refused, "noted": self.noted,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        refused = ", ".join(f"{reason} {num}" for reason, num in sorted(self.refused.items()))
+        noted = ", ".join(f"{reason} {num}" for reason, num in sorted(self.noted.items()))
+        told = (f"; refused: {refused}" if refused else "") + (f"; noted: {noted}" if noted else "")
+        return f"{self.num_training:,} pairs for training, {self.num_validation:,} for validation{told}"
+
+
+def write_dataset(
+    pairs: Path,
+    folder: Path,
+    *,
+    target: str,
+    names: tuple[str, str],
+    validation: float,
+    seed: int,
+    history: bool = False,
+) -> Dataset:
+    """Write a pairs table for `target` as two files of these names below `folder`."""
+    table = _with_split(pairs, folder / "pairs", validation=validation, seed=seed)
+    refused: dict[str, int] = {}
+    noted: dict[str, int] = {}
+    written: list[int] = []
+    parts: tuple[tuple[Literal["train", "validation"], str], ...] = (("train", names[0]), ("validation", names[1]))
+    for split, name in parts:
+        summary = EXPORTERS[target](table, folder / name, ExportOptions(split=split, history=history))
+        written.append(summary.written)
+        for counts, found in ((refused, summary.refused), (noted, summary.noted)):
+            for reason, num in found.items():
+                counts[reason] = counts.get(reason, 0) + num
+    noted |= _lost_by_text(table)
+    _check(written, refused, pairs=pairs, target=target, validation=validation)
+    if not written[1]:
+        (folder / names[1]).unlink()
+    return Dataset(
+        training=folder / names[0], validation=folder / names[1] if written[1] else None,
+        num_training=written[0], num_validation=written[1], refused=refused, noted=noted,
+    )  # fmt: skip
+
+
+def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
+    """Stop where a trainer would train something else than the pairs say, unless the user accepted that."""
+    found = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
+    if found and not is_accepted:
+        counts = ", ".join(f"{reason} {num}" for reason, num in found.items())
+        raise BackendError(
+            f"{trainer} would train other data than these pairs hold ({counts}; docs/exports.md says what that means): "
+            f"train with the local backend, or accept it with {key}: true"
+        )
+
+
+def _lost_by_text(pairs: Path) -> dict[str, int]:
+    """What a trainer that gets text cannot know: sides whose sampled token ids were recorded, which it encodes anew,
+    and sides that were cut short, to which it adds a stop token."""
+    facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
+    columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]
+    counts = dict.fromkeys(facts, 0)
+    for batch in pair_batches(pairs, columns):
+        for note, name in facts.items():
+            counts[note] += sum(pc.sum(batch.column(f"{side}_{name}")).as_py() or 0 for side in ("chosen", "rejected"))
+    return {note: num for note, num in counts.items() if num}
+
+
+def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Path:
+    """The table itself if it has a split, or if none is asked for; else a copy of it that has one."""
+    narrow = [pl.from_arrow(batch) for batch in pair_batches(pairs, _SPLIT_BY)]
+    if not narrow:
+        raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")
+    frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
+    if validation <= 0 or (frame["split"] == "validation").any():
+        return pairs
+    found = splits(frame, validation=validation, seed=seed)
+    if (found == "train").all() or (found == "validation").all():
+        raise BackendError(
+            f"{pairs}: its pairs share tasks or prompts, so that none can be held out for validation: "
+            f"set validation: 0 in the backend's section, or bring more tasks"
+        )
+    write_pairs(output, _replaced(pairs, found))
+    return output
+
+
+def _replaced(pairs: Path, found: pl.Series) -> Iterator[pa.RecordBatch]:
+    start = 0
+    for batch in pair_batches(pairs):
+        column = pa.array(found[start : start + batch.num_rows].to_list(), pa.string())
+        yield batch.set_column(batch.schema.get_field_index("split"), "split", column)
+        start += batch.num_rows
+
+
+def _check(written: list[int], refused: dict[str, int], *, pairs: Path, target: str, validation: float) -> None:
+    reasons = ", ".join(f"{reason} {num}" for reason, num in sorted(refused.items()))
+    if not written[0]:
+        raise BackendError(f"{pairs}: no pair for training fits {target} ({reasons}); docs/exports.md has the reasons")
+    if not written[1] and validation > 0:
+        raise BackendError(
+            f"{pairs}: none of the pairs held out for validation fits {target} ({reasons}): bring more "
+            f"tasks, or set validation: 0 in the backend's section"
+        )

@@ -1,0 +1,1 @@
+"""`pairwright doctor`: what will not work, before it is tried."""

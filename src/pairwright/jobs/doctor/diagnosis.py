@@ -1,0 +1,311 @@
+"""What a run needs, looked at before it starts: each thing is fine, or wrong with the way out, or could not be told.
+
+Nothing is changed and nothing is trained. A check that itself goes wrong is a finding too, never a crash.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.errors import PairwrightError
+from pairwright.jobs.doctor.findings import Finding, Patient, Verdict, fine, untold, wrong
+from pairwright.jobs.doctor.services import check_policy, check_service
+from pairwright.jobs.doctor.token_checks import check_tokens
+from pairwright.sources.files import expand_paths
+
+# How large a model is, told from the headers of its files, and what training it takes.
+
+_MAX_HEADER = 100 * 2**20
+_LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
+
+
+@dataclass(frozen=True)
+class Size:
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Needs:
+    memory_bytes: int
+    disk_bytes: int
+
+
+def model_size(folder: Path) -> Size | None:
+    """The parameters in a folder's safetensors files; None where there are none, or they cannot be read."""
+    files = sorted(folder.glob("*.safetensors"))
+    counts = [_num_parameters(path) for path in files]
+    return Size(sum(counts)) if counts and all(counts) else None
+
+
+def needs(size: Size, train: TrainConfig) -> Needs:
+    """Weights are trained in float32, whatever they are computed in. Activations come on top, by batch and length."""
+    weights = 4 * size.num_parameters
+    if train.finetuning_type == "all_weights":
+        moments = {"adamw": 2.0, "adamw_8bit": 0.5, "adafactor": 0.1}[train.optimizer]
+        has_reference = train.reference != "none" and train.channels.dpo > 0
+        memory = weights * (2 + moments + has_reference)
+        checkpoint = weights * (1 + moments)
+    else:
+        share = 0.25 if train.quantization == "nf4" else 1.0
+        memory = weights * (share + _LORA_BYTES_SHARE)
+        checkpoint = weights * _LORA_BYTES_SHARE
+    result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
+    return Needs(int(memory), int(checkpoint * (train.keep_top_k + 1) + result))
+
+
+def memory_available(*, shared: bool = False) -> tuple[int, str]:
+    """Memory that a training on this machine could take: of its GPUs if it has some, else of the machine. `shared`: by
+    processes that have the model in shards, one on each GPU."""
+    gpus = _gpu_memory()
+    if gpus and shared:
+        return sum(gpus), f"free on {len(gpus)} GPUs"
+    if gpus:
+        return max(gpus), "free on the largest GPU"
+    return _machine_memory(), "free on this machine"
+
+
+def _gpu_memory() -> list[int]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+
+
+def _machine_memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
+    try:
+        return min(found, int(limit.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return found
+
+
+def _num_parameters(path: Path) -> int:
+    try:
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _MAX_HEADER:
+                return 0
+            header = json.loads(file.read(length))
+    except (OSError, ValueError):
+        return 0
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__" and "shape" in entry]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+# What a run needs, looked at before it starts: each thing is fine, or wrong with the way out, or could not be told.
+
+_PACKAGES = {
+    "local": {"torch": "train", "transformers": "train"},
+    "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
+}
+
+
+def diagnose(patient: Patient) -> list[Finding]:
+    """All findings, in the order of the flow."""
+    found: list[Finding] = []
+    for check in (
+        check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_memory, check_disk,
+        check_packages, check_programs, check_service,
+    ):  # fmt: skip
+        try:
+            found += check(patient)
+        except (PairwrightError, OSError) as error:
+            found.append(Finding(check.__name__.removeprefix("check_"), Verdict.FAILED, str(error)))
+    return found
+
+
+def check_sources(patient: Patient) -> Iterator[Finding]:
+    for path in patient.config.sources.paths:
+        try:
+            num_files = len(expand_paths([path]))
+        except PairwrightError as error:
+            yield wrong("sources", str(error), "correct sources.paths")
+            continue
+        yield fine("sources", f"{path}: {num_files} files")
+
+
+def check_tasks(patient: Patient) -> Iterator[Finding]:
+    from pairwright.collect.tasks import load_tasks
+    from pairwright.collect.user_code import WORKFLOWS, load_function
+
+    collect = patient.config.collect
+    if collect.dataset is not None or collect.num_tasks is not None:
+        try:
+            yield fine("tasks", f"{len(load_tasks(collect)):,} tasks")
+        except PairwrightError as error:
+            yield wrong("tasks", str(error), "correct collect.dataset")
+    if collect.workflow is not None:
+        try:
+            load_function(collect.workflow, group=WORKFLOWS, base=patient.base)
+            yield fine("workflow", f"{collect.workflow} can be loaded")
+        except PairwrightError as error:
+            yield wrong("workflow", str(error), "correct collect.workflow")
+
+
+def check_pairs(patient: Patient) -> Iterator[Finding]:
+    from pairwright.pairs.pair_stats import lint_pairs
+    from pairwright.pairs.pair_table import count_pairs
+
+    if patient.pairs is None:
+        return
+    num_pairs = count_pairs(patient.pairs)
+    if not num_pairs:
+        yield wrong("pairs", f"{patient.pairs}: no pairs", f"pairwright pairs stats {patient.pairs}")
+        return
+    yield fine("pairs", f"{patient.pairs}: {num_pairs:,} pairs of the right form")
+    findings = lint_pairs(patient.pairs)
+    for finding in findings:
+        yield wrong(f"pairs: {finding.name}", finding.message, f"pairwright pairs lint {patient.pairs}")
+    yield from _check_fit(patient)
+
+
+def _check_fit(patient: Patient) -> Iterator[Finding]:
+    """Whether the pairs are what the backend can train on."""
+    import tempfile
+
+    from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
+
+    backend = patient.config.backend
+    targets = {"nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+               "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
+               "trl": ("trl", backend.trl.validation)}  # fmt: skip
+    if patient.pairs is None or backend.name not in targets:
+        return
+    target, share = targets[backend.name]
+    with tempfile.TemporaryDirectory(prefix="pairwright-doctor-") as folder:
+        try:
+            made = write_dataset(
+                patient.pairs, Path(folder), target=target, names=("a.jsonl", "b.jsonl"), validation=share,
+                seed=patient.config.seed, history=backend.nemo_customizer.use_full_message_history,
+            )  # fmt: skip
+        except PairwrightError as error:
+            yield wrong("dataset", str(error), "docs/exports.md says what each trainer can hold")
+            return
+    odd = sum(made.refused.values()) + sum(made.noted.get(reason, 0) for reason in UNFAITHFUL)
+    if odd:
+        yield wrong(
+            "dataset", f"as {target}: {made}", "docs/exports.md has the reasons; the local backend has no such limits"
+        )
+    else:
+        yield fine("dataset", f"as {target}: {made}")
+
+
+def check_model(patient: Patient) -> Iterator[Finding]:
+    from pairwright.export.exporter import begins_with_text
+    from pairwright.tokens import ChatTokenizer, TokensError, check_template
+
+    if patient.model is None:
+        return
+    folder = Path(patient.model)
+    if not folder.is_dir():
+        if patient.config.backend.name in ("local", "trl"):
+            yield wrong("model", f"{folder}: no such folder", "give the folder of a model with --model")
+        else:
+            yield untold("model", f"{patient.model}: not a folder here; the backend knows whether it has it")
+        return
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        yield wrong("model", f"{folder}: no config.json", "give the folder of a model, as save_pretrained writes it")
+        return
+    size = model_size(folder)
+    if size is None:
+        yield wrong("model", f"{folder}: no *.safetensors", "save the weights with save_pretrained")
+    else:
+        yield fine("model", f"{folder}: {size.num_parameters / 1e6:,.1f} M parameters")
+    try:
+        tokenizer = ChatTokenizer.from_folder(folder)
+        if not tokenizer.has_template and patient.pairs is not None and begins_with_text(patient.pairs):
+            yield fine("template", "none, and none is needed: the pairs are raw text")
+            return
+        found = check_template(tokenizer)
+    except TokensError as error:
+        yield wrong("template", str(error), "bring tokenizer.json and a chat template, as save_pretrained writes them")
+        return
+    quirks = ", ".join(quirk.name for quirk in found.quirks)
+    if found.is_supported:
+        yield fine("template", "supported" + (f"; quirks: {quirks}" if quirks else ""))
+    else:
+        yield wrong("template", f"not supported: {quirks}", f"pairwright tokens check --tokenizer {folder}")
+
+
+def check_memory(patient: Patient) -> Iterator[Finding]:
+    size = _trained_here(patient)
+    if size is None:
+        return
+    is_sharded = patient.config.train.sharding != "none"
+    memory, where = memory_available(shared=is_sharded)
+    needed = needs(size, patient.config.train).memory_bytes
+    message = (
+        f"about {_gigabytes(needed)} for weights, reference, gradients and optimizer; {_gigabytes(memory)} {where}"
+    )
+    if needed <= memory:
+        yield fine("memory", message)
+    elif is_sharded:  # by how many machines is known to whoever starts them
+        yield untold(
+            "memory", f"{message}; the shards need {math.ceil(needed / max(memory, 1))} machines like this one"
+        )
+    else:
+        way_out = "train.finetuning_type: lora, train.sharding: full on more GPUs, a smaller model, or another backend"
+        yield wrong("memory", message, f"train with {way_out}")
+
+
+def check_disk(patient: Patient) -> Iterator[Finding]:
+    place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    size = _trained_here(patient)
+    needed = needs(size, patient.config.train).disk_bytes if size is not None else 2**30
+    message = f"about {_gigabytes(needed)} for checkpoints and the result; {_gigabytes(free)} free at {place}"
+    if needed > free:
+        yield wrong(
+            "disk", message, "choose another folder with -o, keep fewer checkpoints (train.keep_top_k), or free some"
+        )
+    else:
+        yield fine("disk", message)
+
+
+def check_packages(patient: Patient) -> Iterator[Finding]:
+    for package, extra in _PACKAGES.get(patient.config.backend.name, {}).items():
+        if find_spec(package) is None:
+            yield wrong("packages", f"{package} is not installed", f"pip install 'pairwright[{extra}]'")
+        else:
+            yield fine("packages", f"{package} is installed")
+
+
+def check_programs(patient: Patient) -> Iterator[Finding]:
+    backend = patient.config.backend
+    launcher = ("sbatch", "sacct", "scancel") if backend.nemo_rl.launcher == "slurm" else ("uv",)
+    wanted = {"trl": backend.trl.command[:1], "nemo-rl": launcher}
+    for program in wanted.get(backend.name, ()):
+        if shutil.which(program) is None:
+            yield wrong(
+                "programs",
+                f"{program}: not found",
+                "install it, or write the files with --no-launch and run them elsewhere",
+            )
+        else:
+            yield fine("programs", f"{program}: found")
+
+
+def _trained_here(patient: Patient) -> Size | None:
+    """The size of the model, if it is this machine that trains it."""
+    if patient.model is None or patient.config.backend.name not in ("local", "trl"):
+        return None
+    folder = Path(patient.model)
+    return model_size(folder) if folder.is_dir() else None
+
+
+def _gigabytes(number: int) -> str:
+    return f"{number / 2**30:,.1f} GB"

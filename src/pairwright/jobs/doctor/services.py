@@ -1,0 +1,137 @@
+"""Endpoints that a run needs: whether they answer, whether they accept us, whether they have what is asked for."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pairwright.config.collect_config import PolicyConfig
+from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
+from pairwright.jobs.job import ServiceError, Unreachable
+
+_SECONDS = 10
+
+
+def check_policy(patient: Patient) -> Iterator[Finding]:
+    config = patient.config
+    if config.policy.model is not None:
+        yield from _check_endpoint("policy", config.policy)
+    if config.collect.scorer.kind == "judge":
+        yield from _check_endpoint("judge", config.collect.scorer.judge)
+
+
+def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
+    if policy.base_url is None:
+        folder = Path(policy.model or "")
+        if folder.is_dir():
+            yield fine(name, f"{folder}: a local model")
+        else:
+            yield wrong(
+                name, f"{folder}: no such folder", f"set {name}.base_url for an endpoint, or {name}.model to a folder"
+            )
+        return
+    try:
+        import httpx
+    except ImportError:
+        yield wrong(name, "httpx is not installed", "pip install 'pairwright[collect]'")
+        return
+    key = os.environ.get(policy.api_key_env or "")
+    if policy.api_key_env and not key:
+        yield wrong(name, f"the environment has no {policy.api_key_env}", f"export {policy.api_key_env}=...")
+        return
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    url = policy.base_url.rstrip("/") + "/models"
+    try:
+        answer = httpx.get(url, headers=headers, timeout=_SECONDS)
+    except (httpx.TransportError, httpx.InvalidURL) as error:
+        yield wrong(name, f"{url}: {type(error).__name__}: {error}", f"start the endpoint, or correct {name}.base_url")
+        return
+    if answer.status_code in (401, 403):
+        yield wrong(
+            name,
+            f"{url}: {answer.status_code}: the token was refused",
+            f"set {name}.api_key_env to the variable that has it",
+        )
+    elif not answer.is_success:
+        yield untold(name, f"{url}: answers {answer.status_code}; it may not list its models")
+    else:
+        yield from _check_name(name, policy, answer)
+
+
+def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Finding]:
+    try:
+        listed = [card["id"] for card in answer.json()["data"]]  # type: ignore[attr-defined]
+    except (ValueError, KeyError, TypeError):
+        yield untold(name, f"{policy.base_url}: answers, but lists no models")
+        return
+    if policy.model in listed:
+        yield fine(name, f"{policy.base_url}: answers and has {policy.model}")
+    else:
+        yield wrong(name, f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
+                    f"set {name}.model to one of these")  # fmt: skip
+
+
+def check_service(patient: Patient) -> Iterator[Finding]:
+    """The fine-tuning service, if that is where the job goes."""
+    if patient.config.backend.name != "nemo-customizer":
+        return
+    from pairwright.jobs.customizer_api import CustomizerApi
+
+    settings = patient.config.backend.nemo_customizer
+    quick = settings.model_copy(update={"request_timeout_seconds": min(_SECONDS, settings.request_timeout_seconds)})
+    wanted = settings.customization_config or patient.model
+    with CustomizerApi(quick) as api:
+        try:
+            listed = [_config_name(row) for row in api.configs()]
+        except Unreachable as error:
+            yield wrong("service", str(error), "start the service, or correct backend.nemo_customizer.entity_host")
+            return
+        except ServiceError as error:
+            tokens, place = "hf_token and backend.nemo_customizer.api_token", "entity_host: is it such a service?"
+            yield wrong(
+                "service",
+                str(error),
+                f"check backend.nemo_customizer.{tokens if error.status in (401, 403) else place}",
+            )
+            return
+        yield fine("service", f"{api.entity_host}: answers and accepts us")
+        if wanted and listed and wanted not in listed:
+            yield wrong("service", f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
+                        "set backend.nemo_customizer.customization_config to one of these")  # fmt: skip
+        elif wanted and listed:
+            yield fine("service", f"it tunes {wanted}")
+        yield from _check_store(api.datastore_host, f"{settings.namespace}/{settings.dataset_name}", api.hf_token)
+
+
+def _config_name(row: dict[str, object]) -> str:
+    """`namespace/name`, as a job names a config, with or without its target's parts."""
+    name, namespace = str(row.get("name") or row.get("id") or ""), row.get("namespace")
+    return name if "/" in name or not namespace else f"{namespace}/{name}"
+
+
+def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding]:
+    """The data store: any answer but a refusal of the token will do, since the dataset need not be there yet."""
+    import httpx
+
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    try:
+        answer = httpx.get(f"{host}/v1/hf/api/datasets/{dataset}", headers=headers, timeout=_SECONDS)
+    except httpx.TransportError as error:
+        yield wrong(
+            "data store", f"{host}: {type(error).__name__}: {error}", "correct backend.nemo_customizer.datastore_host"
+        )
+        return
+    if answer.status_code in (401, 403) and not _is_unknown(answer):
+        yield wrong(
+            "data store",
+            f"{host}: {answer.status_code}: the token may not use {dataset}",
+            "check backend.nemo_customizer.hf_token and namespace",
+        )
+    elif answer.status_code >= 500:
+        yield wrong("data store", f"{host}: answers {answer.status_code}", "look at the data store's log")
+    else:
+        yield fine("data store", f"{host}: answers")
+
+
+def _is_unknown(answer: object) -> bool:
+    """Hubs hide what one may not see: 401 with RepoNotFound says nothing about the token."""
+    return "RepoNotFound" in str(getattr(answer, "headers", {}).get("x-error-code", ""))

@@ -1,0 +1,154 @@
+"""What the model's chat template makes of the data: a sample is encoded as training would do it, calls are counted in
+all of it."""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pairwright.config.sections import TokensConfig
+from pairwright.errors import PairwrightError
+from pairwright.jobs.doctor.findings import Finding, Patient, fine, warn, wrong
+from pairwright.pairs.pair_table import FILE_NAME, pair_batches
+from pairwright.paths import is_address
+from pairwright.records.experience import Experience, Kind
+from pairwright.sources.files import expand_paths
+from pairwright.sources.format import Options, Rejected
+from pairwright.sources.reading import detect, read_file
+from pairwright.store.table import Table
+from pairwright.tokens.refusals import TokensError
+from pairwright.tokens.stage.check import check_template
+from pairwright.tokens.stage.items import Item, Source
+from pairwright.tokens.stage.stage import encode_items
+
+_SAMPLE = 256
+_WAY_OUT = "train a model whose chat template has tool calls, or accept it: tokens.allow_dropped: true"
+_TOKENS_ALONE = "tokens.allow_images: true trains on the tokens alone"
+_REASONS = {"dropped": _WAY_OUT, "multimodal": _TOKENS_ALONE, "multi_modal_inputs": _TOKENS_ALONE}
+
+
+def check_tokens(patient: Patient) -> Iterator[Finding]:
+    """Whether the template renders what is trained."""
+    tokenizer = patient.config.tokens.tokenizer or patient.model
+    if tokenizer is None or not (Path(tokenizer) / "tokenizer.json").is_file():
+        return
+    try:
+        renders_calls = "no_calls" not in {quirk.name for quirk in check_template(tokenizer).quirks}
+    except TokensError:
+        return  # check_model has the reason
+    options = patient.config.tokens.model_copy(update={"tokenizer": tokenizer})
+    tables = list(_tables(patient))
+    for folder in tables:
+        finding = None if renders_calls else _check_calls(folder, options)
+        if finding is not None:
+            yield finding
+        else:
+            yield from _check_items(str(folder), islice(_items(folder, options), _SAMPLE), options)
+    if not tables:
+        yield from _check_items("sources.paths", islice(_source_items(patient), _SAMPLE), options)
+
+
+def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
+    """Calls in the whole table, for a template that renders none. Where their token ids were recorded, these are
+    trained: so some of the records with calls are encoded."""
+    num_calls, num_rows = _count_calls(folder)
+    if not num_calls:
+        return None
+    with_calls = islice((item for item in _items(folder, options) if _has_calls(item)), _SAMPLE)
+    if not any(row.get("refusal") == "dropped" for row in encode_items(list(with_calls), options)):
+        return None
+    records = f"{folder}: {num_calls:,} of {num_rows:,} records"
+    return wrong("tokens", f"{records} have tool calls, but the chat template renders none", _WAY_OUT)
+
+
+def _items(folder: Path, options: TokensConfig) -> Iterator[Item]:
+    source = Source(folder, salt="", experience=options.experience, use_recorded=options.recorded == "use")
+    return source.items(set())
+
+
+def _has_calls(item: Item) -> bool:
+    completion = () if item.experience is None else item.experience.completion
+    return any(message.tool_calls for message in (*completion, *item.chosen, *item.rejected))
+
+
+def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> Iterator[Finding]:
+    """Encode some items, and tell what is refused and what is missing from prompts."""
+    sample = list(items)
+    if not sample:
+        return
+    rows = encode_items(sample, options)
+    size = f"{where}: {len(sample):,} records encoded"
+    refused = [row for row in rows if row.get("refusal")]
+    for reason, count in Counter(row["refusal"] for row in refused).items():
+        example = next(row["detail"] for row in refused if row["refusal"] == reason)
+        message = f"{size}, {count:,} refused as {reason}, the first one because {example}"
+        if reason in _REASONS or count == len(sample):
+            yield wrong("tokens", message, _REASONS.get(reason, "docs/tokens.md has the reasons for a refusal"))
+        else:
+            yield warn("tokens", message)
+    lacking: Counter[str] = Counter()
+    for row in rows:
+        report = msgspec.json.decode(row.get("report") or "{}")
+        lacking.update({field for _, field in report.get("prompt_dropped", ())})
+    if lacking:
+        fields = ", ".join(f"{name} in {count:,}" for name, count in sorted(lacking.items()))
+        yield warn("tokens", f"{size}; the chat template does not render parts of the prompt: {fields}")
+    if not refused and not lacking:
+        yield fine("tokens", size)
+
+
+def _tables(patient: Patient) -> Iterator[Path]:
+    """The pairs, and the experience tables that the configuration names or that the run has."""
+    if patient.pairs is not None and (patient.pairs / FILE_NAME).is_file():
+        yield patient.pairs
+    named = [Path(path) for path in patient.config.tokens.experience if not is_address(path)]
+    for folder in (*named, patient.output / "experience", *sorted(patient.output.glob("round-*/experience"))):
+        if (folder / "table.json").is_file():
+            yield folder
+
+
+def _source_items(patient: Patient) -> Iterator[Item]:
+    """The first records of the files that are imported."""
+    sources = patient.config.sources
+    for given in sources.paths:
+        is_relative = patient.base is not None and not is_address(given) and not Path(given).is_absolute()
+        try:
+            files = expand_paths([str(patient.base / given) if patient.base and is_relative else given])
+        except PairwrightError:
+            continue  # check_sources has the reason
+        for path in files:
+            layout = detect(path, sources.format)
+            if not isinstance(layout, Rejected):
+                records = read_file(path, layout, Options(reward=sources.reward))
+                yield from (_item_of(record) for record in records if isinstance(record, Experience))
+
+
+def _item_of(experience: Experience) -> Item:
+    name = experience.eid.uid
+    if experience.kind is not Kind.PREFERENCE or experience.chosen is None or experience.rejected is None:
+        return Item(name, name, experience)
+    sides = experience.chosen.messages, experience.rejected.messages
+    return Item(name, name, None, experience.prompt, experience.tools, *sides)
+
+
+def _count_calls(folder: Path) -> tuple[int, int]:
+    """Records with tool calls in what was generated, and all records. The key of a message's calls stands in its JSON
+    only where there are some; in text its quotes are escaped."""
+    is_pairs = (folder / FILE_NAME).is_file()
+    columns = ["chosen", "rejected"] if is_pairs else ["completion"]
+    batches: Iterator[Any] = (
+        pair_batches(folder, columns) if is_pairs else Table(folder, create=False).scan(columns=columns)
+    )
+    num_calls = num_rows = 0
+    for batch in batches:
+        has_calls = pa.array([False] * batch.num_rows)
+        for name in columns:
+            has_calls = pc.or_(has_calls, pc.fill_null(pc.match_substring(batch.column(name), '"tool_calls":'), False))
+        num_calls += int(pc.sum(has_calls).as_py() or 0)
+        num_rows += batch.num_rows
+    return num_calls, num_rows

@@ -1,0 +1,192 @@
+"""Training on a Ray cluster: Ray Train starts the workers, and each runs the loop that one process runs (train/).
+
+The run's folder is on storage that all nodes see. It is the only place where the state of a run is, so a worker that is
+lost costs what was done since the last checkpoint: the others stop, all start anew, and go on from there. An error of
+ours would come again each time, so the first worker that has one writes it down, and the run ends with it.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from pairwright.config import Config
+from pairwright.config.sections import EngineConfig
+from pairwright.engines.engine import EngineError
+from pairwright.engines.ray_engine import connected
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.ledger.run_status import read_status
+from pairwright.paths import write_bytes
+
+if TYPE_CHECKING:
+    from pairwright.train import TrainResult
+
+Progress = Callable[[dict[str, Any]], None]
+STORAGE = "ray"  # what Ray Train itself keeps, below the run's folder
+_FAILURE = ".failure.json"
+_POLL_SECONDS = 1.0
+
+
+class _Failure(msgspec.Struct):
+    message: str
+    exit_code: int
+
+
+def train_on_ray(
+    config: Config,
+    *,
+    model: Path,
+    output: Path,
+    pairs: Path | None = None,
+    experience: Path | None = None,
+    validation: Path | None = None,
+    tokens: Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda event: None,
+) -> "TrainResult":
+    """What `train` does, by the workers of a cluster; `engine` in the configuration says of which, and how many."""
+    from pairwright.train.channels.channels import use_tokens
+    from pairwright.train.run_dir import RunFolder
+
+    if tokens is not None:
+        config, pairs, experience = use_tokens(config, tokens, pairs, experience)
+    RunFolder(output, is_writer=True, resume=resume)  # refuses a folder that has a run already
+    (output / _FAILURE).unlink(missing_ok=True)
+    paths = {"model": model, "output": output, "pairs": pairs, "experience": experience, "validation": validation,
+             "tokens": tokens}  # fmt: skip
+    task = {
+        "config": config.model_dump(mode="json"),
+        "folder": os.getcwd(),
+        "paths": {name: None if path is None else str(path.absolute()) for name, path in paths.items()},
+    }
+    with connected(config.engine), _told(output, progress):
+        _fit(task, output, config.engine)
+    return _result(output)
+
+
+def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
+    try:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise ConfigError(f"Ray Train is not installed ({error}): pip install 'pairwright[ray]'") from error
+    num_workers, use_gpu = _workers(engine)
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config=task,
+        scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
+        run_config=RunConfig(
+            name="run", storage_path=str((output / STORAGE).absolute()),
+            failure_config=FailureConfig(max_failures=engine.max_retries),
+        ),
+    )  # fmt: skip
+    try:
+        trainer.fit()
+    except Exception as error:  # whatever Ray wraps it in; what we know of it is in the file
+        failure = _read_failure(output)
+        if failure is not None:
+            raise _error(failure) from error
+        reason = " ".join(str(error).split())[:300]
+        raise EngineError(
+            f"training on Ray failed ({type(error).__name__}): {reason}. What was saved is intact: go on with --resume"
+        ) from error
+
+
+def _workers(engine: EngineConfig) -> tuple[int, bool]:
+    """How many, and whether each has a GPU: one a GPU, or one a node where there is none."""
+    import ray
+
+    num_gpus = int(ray.cluster_resources().get("GPU", 0))
+    num_nodes = sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes())
+    if num_gpus and engine.workers is not None and engine.workers > num_gpus:
+        raise ConfigError(f"engine.workers: {engine.workers} workers need as many GPUs, the cluster has {num_gpus}")
+    return engine.workers or num_gpus or max(1, num_nodes), num_gpus > 0
+
+
+def _work(task: dict[str, Any]) -> None:
+    """Runs in each worker, whose process group Ray Train has set up. Also after others were lost: then it goes on."""
+    from pairwright.train import train
+
+    paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
+    output: Path = paths["output"]
+    known = _read_failure(output)
+    if known is not None:
+        raise _error(known)
+    try:
+        with contextlib.chdir(task["folder"] if os.path.isdir(task["folder"]) else "."):
+            train(Config.model_validate(task["config"]), resume=True, **paths)
+    except PairwrightError as error:
+        write_bytes(output / _FAILURE, msgspec.json.encode(_Failure(str(error), error.exit_code)))
+        raise _error(_Failure(str(error), error.exit_code)) from None
+
+
+def _error(failure: _Failure) -> PairwrightError:
+    error = PairwrightError(failure.message)
+    error.exit_code = failure.exit_code
+    return error
+
+
+def _read_failure(output: Path) -> _Failure | None:
+    try:
+        return msgspec.json.decode((output / _FAILURE).read_bytes(), type=_Failure)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def _result(output: Path) -> "TrainResult":
+    from pairwright.train import TrainResult
+
+    status = read_status(output)
+    if status is None or status.state != "completed" or status.model is None:
+        raise EngineError(
+            f"{output}: the workers ended, but the run is {status and status.state!r}; see its train.json"
+        )
+    last: dict[str, Any] = {}
+    for _, row in _rows(output, 0):
+        last = {**last, **row} if "eval_loss" in row else row
+    values = {key: float(value) for key, value in last.items() if key not in ("step", "epoch", "time")}
+    return TrainResult(model=output / status.model, num_steps=status.step, metrics=values, best_step=status.best_step)
+
+
+@contextlib.contextmanager
+def _told(output: Path, progress: Progress) -> Iterator[None]:
+    """Tell of the metrics as the first worker writes them, from a thread of its own."""
+    done = threading.Event()
+    path = output / "metrics.jsonl"
+    start = path.stat().st_size if path.exists() else 0
+    watcher = threading.Thread(target=_watch, args=(output, start, progress, done), daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _watch(output: Path, start: int, progress: Progress, done: threading.Event) -> None:
+    while True:
+        is_last = done.wait(_POLL_SECONDS)
+        status = read_status(output)
+        for end, row in _rows(output, start):
+            start = end
+            kind = "validation" if "eval_loss" in row else "step"
+            progress({"kind": kind, "num_steps": status.num_steps if status else 0, **row})
+        if is_last:
+            return
+
+
+def _rows(output: Path, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The whole lines of the metrics from a byte on, each with where it ends."""
+    try:
+        data = (output / "metrics.jsonl").read_bytes()
+    except FileNotFoundError:
+        return
+    for line in data[start:].splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        start += len(line)
+        yield start, msgspec.json.decode(line)

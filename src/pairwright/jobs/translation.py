@@ -1,0 +1,113 @@
+"""The section `train` for other people's trainers: what they can do is translated, what they cannot is refused.
+
+A trainer that ignores an option trains something else than was asked for, so nothing is left out silently.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.errors import ConfigError
+from pairwright.jobs.job import BackendError
+from pairwright.pairs.pair_table import pair_batches
+from pairwright.pairs.selection import read_curriculum
+from pairwright.tokens import ChatTokenizer, TokensError
+
+
+def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str, ...], more: dict[str, bool]) -> None:
+    """Raise for every option that `trainer` cannot honour; `more` has further ones: (key, is it asked for)."""
+    asked = {
+        "train.channels": (train.channels.sft, train.channels.grpo, train.channels.sdpo) != (0, 0, 0),
+        "train.channels.dpo": train.channels.dpo != 1.0,
+        "train.dpo.use_margin": train.dpo.use_margin,
+        "train.reference": train.reference != "initial",
+        "train.quantization": train.quantization != "none",
+        "train.early_stopping_patience": train.early_stopping_patience is not None,
+        "train.dump_batches": train.dump_batches > 0,
+        "train.where": train.where is not None,
+        **more,
+    }
+    found = [key for key, is_asked in asked.items() if is_asked]
+    if train.dpo.loss not in losses:
+        found.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
+    if found:
+        raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(found)}: leave them out, or train with "
+                          f"backend.name: local")  # fmt: skip
+
+
+def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
+    """Whether a pairs table stands in the order of a curriculum; raises where `trainer` would not follow it.
+
+    Nobody else's trainer knows stages. One that shuffles what it reads (not `keeps_order`) loses the order, too.
+    """
+    column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in _stages(pairs))])
+    curriculum = read_curriculum(pairs, column)
+    if curriculum is None:
+        return False
+    if curriculum.stages is not None or not keeps_order:
+        what = "the order of a curriculum" if curriculum.stages is None else "the stages of a curriculum"
+        raise ConfigError(
+            f"{pairs}: the pairs have {what} ({curriculum.name}), which {trainer} would not follow: train with "
+            "backend.name: local, or build them without pairs.curriculum"
+        )
+    return True
+
+
+def _stages(pairs: Path) -> Iterator[pa.RecordBatch]:
+    return pair_batches(pairs, ["curriculum_stage"])
+
+
+def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int, int]:
+    """Pairs a device and pass, and passes a step, so that a step is exactly `batch_size` pairs."""
+    if train.batch_size % num_gpus:
+        raise ConfigError(
+            f"train.batch_size: {train.batch_size} pairs cannot be shared by {num_gpus} GPUs of {trainer}"
+        )
+    share = train.batch_size // num_gpus
+    if train.gradient_accumulation_steps is not None:
+        size, rest = divmod(share, train.gradient_accumulation_steps)
+        if rest:
+            raise ConfigError(
+                f"train.gradient_accumulation_steps: {train.gradient_accumulation_steps} does not divide {share}"
+            )
+        return size, train.gradient_accumulation_steps
+    wanted = min(train.micro_batch_size or 1, share)
+    size = next(number for number in range(wanted, 0, -1) if share % number == 0)
+    return size, share // size
+
+
+def steps_between(interval: float | None, steps_per_epoch: int) -> int:
+    """An interval of steps, or of a share of an epoch, as steps; None is an epoch."""
+    if interval is None:
+        return steps_per_epoch
+    return max(1, round(interval * steps_per_epoch)) if interval < 1 else round(interval)
+
+
+def steps_per_epoch(num_pairs: int, train: TrainConfig, *, keeps_rest: bool) -> int:
+    steps = math.ceil(num_pairs / train.batch_size) if keeps_rest else num_pairs // train.batch_size
+    if not steps:
+        raise ConfigError(
+            f"train.batch_size: {train.batch_size} is more than the {num_pairs} pairs for training, and the trainer "
+            f"leaves out a step that is not full: choose a smaller one"
+        )
+    return steps
+
+
+def model_folder(model: str, *, trainer: str, needs_template: bool = True) -> str:
+    """Where the trainer finds model and tokenizer: a folder as an absolute path, anything else as a name."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return model
+    if (folder / "adapter_config.json").exists():
+        raise BackendError(f"{folder}: is an adapter; {trainer} wants the whole model: merge it first")
+    try:
+        tokenizer = ChatTokenizer.from_folder(folder)
+    except TokensError as error:
+        raise BackendError(f"{error}; {trainer} would not train with this model's own template") from error
+    if needs_template and not tokenizer.has_template:
+        raise BackendError(f"{folder}: no chat template, and {trainer} would render the pairs with one: add it there")
+    return str(folder.resolve())

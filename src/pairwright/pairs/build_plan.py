@@ -1,0 +1,151 @@
+"""The plan of a build: every partition planned and put aside, until all drafts can be compared with each other."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from pairwright.engines import Engine
+from pairwright.pairs.candidates.gaps import Floats, Scale, added
+from pairwright.pairs.funnel import Funnel
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
+from pairwright.pairs.selection import Selection, narrow_columns, selected
+from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets
+from pairwright.pairs.strategies.strategies import with_thresholds
+from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
+from pairwright.pairs.why_empty import Clues
+from pairwright.pairs.workers import BucketPlan, Progress, SpreadRows
+from pairwright.paths import Place
+from pairwright.store.table import Table
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Drafts and experiences of all partitions, and which drafts are kept.
+
+    tables    the experiences, then those of teachers
+    sizes     how many drafts each partition has
+    crowded   marks of the tasks and steps that have candidates at several prompts
+    """
+
+    tables: tuple[Table, ...]
+    options: PairOptions
+    strategy: str
+    drafts: Spill[pl.DataFrame]
+    experiences: Spill[pl.DataFrame]
+    sizes: list[int]
+    funnel: Funnel
+    scales: dict[str, Scale]
+    clues: Clues
+    crowded: pl.DataFrame
+    selection: Selection
+
+    def partitions(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Drafts and experiences, partition by partition; only once."""
+        for number in range(len(self.sizes)):
+            drafts, experiences = self.drafts.take(number), self.experiences.take(number)
+            assert drafts is not None, "every partition was put aside"
+            assert experiences is not None, "every partition was put aside"
+            yield drafts, experiences
+
+
+@dataclass
+class _Gathered:
+    """What is known of the partitions that were planned so far."""
+
+    drafts: Spill[pl.DataFrame]
+    experiences: Spill[pl.DataFrame]
+    sizes: list[int] = field(default_factory=list)
+    funnel: Funnel = field(default_factory=Funnel)
+    scales: dict[str, Scale] = field(default_factory=dict)
+    clues: Clues = field(default_factory=Clues)
+    narrow: list[pl.DataFrame] = field(default_factory=list)
+    steps: list[pl.DataFrame] = field(default_factory=list)
+    tasks: list[pl.DataFrame] = field(default_factory=list)
+
+    def add(self, plan: PartitionPlan, options: PairOptions) -> None:
+        number = len(self.sizes)
+        self.drafts.add(number, plan.drafts)
+        self.experiences.add(number, plan.experiences)
+        self._count(plan, narrow_columns(plan.drafts, options), plan.drafts.height)
+
+    def adopt(self, found: BucketPlan) -> None:
+        """Take over what a worker has planned and put aside."""
+        number = len(self.sizes)
+        self.drafts.adopt(number, found.drafts)
+        self.experiences.adopt(number, found.experiences)
+        self._count(found.plan, found.narrow, found.num_drafts)
+
+    def _count(self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int) -> None:
+        self.sizes.append(num_drafts)
+        self.funnel.add(plan.funnel)
+        self.scales = added(self.scales, plan.scales)
+        self.clues = self.clues.merged(plan.clues)
+        self.narrow.append(narrow)
+        self.steps.append(plan.steps)
+        self.tasks.append(plan.tasks)
+
+
+def plan_pairs(
+    tables: Sequence[Table],
+    options: PairOptions,
+    folder: Place | None = None,
+    *,
+    engine: Engine | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Plan:
+    """Decide which pairs there are. With a folder, what does not fit in memory is put aside there; with an engine as
+    well, its workers plan, if partitions can be planned apart from each other."""
+    everything = (*tables, *(Table(path, create=False) for path in options.teachers))
+    votes: Votes | None = None
+    if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
+        spread = SpreadRows(tables, options, folder, engine, progress)
+        resolved = _resolved(spread.rewards(options), options)
+        gathered = _Gathered(Spill(folder, "plans", kind=pl.DataFrame), Spill(folder, "experiences", kind=pl.DataFrame))
+        for found in spread.plans(resolved):
+            gathered.adopt(found)
+    else:
+        gathered, resolved, votes = _planned_here(tables, everything, options, folder)
+    steps = pl.concat(gathered.steps)
+    selection = selected(pl.concat(gathered.narrow), pl.concat(gathered.tasks), resolved, everything)
+    return Plan(
+        tables=everything, options=options, strategy=options.strategy if votes is None else "votes",
+        drafts=gathered.drafts, experiences=gathered.experiences, sizes=gathered.sizes, funnel=gathered.funnel,
+        scales=gathered.scales, clues=gathered.clues, selection=selection,
+        crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
+    )  # fmt: skip
+
+
+def _planned_here(
+    tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place | None
+) -> tuple[_Gathered, PairOptions, Votes | None]:
+    number = 1 if folder is None else num_buckets(tables, options)
+    buckets = Buckets(tables, options, number, folder)
+    rows: Iterable[pl.DataFrame] = buckets
+    votes: Votes | None = None
+    if options.votes is not None:
+        (only,) = rows
+        votes = read_votes(Path(options.votes), only["uid"])
+        if votes.ratings is not None:
+            rows, votes = [with_ratings(only, votes.ratings)], None
+    resolved = _resolved((candidate_rewards(some, options) for some in rows), options)
+    aside = None if buckets.fits else folder
+    gathered = _Gathered(
+        Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame)
+    )  # fmt: skip
+    for some in rows:
+        gathered.add(plan_partition(some, resolved, tables=everything, votes=votes), resolved)
+    return gathered, resolved, votes
+
+
+def _resolved(candidates: Iterable[Floats], options: PairOptions) -> PairOptions:
+    """Options with the thresholds as rewards; the rewards of candidates are asked for where that needs them."""
+    if options.strategy != "stratified":
+        return options
+    rewards: Floats = np.zeros(0)
+    if options.high.is_quantile or options.low.is_quantile:
+        rewards = np.concatenate([rewards, *candidates])
+    return with_thresholds(options, rewards)

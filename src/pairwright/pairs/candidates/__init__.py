@@ -1,0 +1,1 @@
+"""Candidates of a build: their rows, rewards, groups and ids."""

@@ -1,0 +1,285 @@
+"""Which experiences may be compared: read as narrow columns, each either a candidate of a group or left under a reason.
+
+A group is one task and step (of one run, on request) with equal prompts (canonical form, tools included). Its
+candidates are scored, not empty, not failed. Rows are sorted by group, then from the highest reward down, with ties
+broken by content and id, so that nothing that follows depends on the order in which they were read. Groups stand in the
+order of their prompt hashes, so that rows which were parted by prompt hash come out as they would have in one piece.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import PairwrightError
+from pairwright.pairs.candidates.gaps import Floats
+from pairwright.pairs.candidates.pair_ids import Words, words_of
+from pairwright.pairs.funnel import NUM_EXAMPLES, Reason, Stage
+from pairwright.pairs.options import PairOptions
+from pairwright.records.canonical import content_hash
+from pairwright.records.json_text import from_json
+from pairwright.store.columns import SCHEMA, parse_where
+from pairwright.store.table import Table
+
+Indices = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+GROUP_KEYS = ("prompt_hash", "tid", "step")
+_RUN_KEYS = (*GROUP_KEYS, "run", "source")  # runs of several files are several, whatever their numbers
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def group_keys(options: PairOptions) -> tuple[str, ...]:
+    """What the candidates of a group have in common."""
+    return _RUN_KEYS if options.within_run else GROUP_KEYS
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Rows that may be paired, sorted; group g has the rows from starts[g] up to starts[g + 1].
+
+    `scopes` numbers what groups lie in, such as their prompts; without it each group is a scope of its own.
+    """
+
+    frame: pl.DataFrame
+    starts: Indices
+    scopes: Indices | None = None
+
+    @property
+    def rewards(self) -> Floats:
+        return self.frame["reward"].to_numpy()
+
+    @property
+    def sizes(self) -> Indices:
+        return np.diff(self.starts)
+
+    @property
+    def groups(self) -> Indices:
+        """The group of each row."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def completions(self) -> Words:
+        """The hash of each row's completion."""
+        return words_of(self.frame["completion_hash"])
+
+    @cached_property
+    def recurring(self) -> Indices:
+        """Rows whose completion may stand in another row of their scope too; certainly those for which it does."""
+        scopes = self.groups if self.scopes is None else self.scopes[self.groups]
+        marks = self.completions[:, 0] ^ (scopes.astype(np.uint64) * _SPREAD)
+        in_order = np.sort(marks)
+        again = in_order[1:][in_order[1:] == in_order[:-1]]
+        return np.flatnonzero(np.isin(marks, again)) if len(again) else np.zeros(0, np.int64)
+
+    def first_uids(self, groups: Flags) -> list[str]:
+        """The ids of the first candidates of a few of these groups, as examples."""
+        return self.frame["uid"].gather(self.starts[:-1][groups]).bottom_k(NUM_EXAMPLES).to_list()
+
+
+def distinct(values: Indices) -> Indices:
+    """The values in order, each once. Sorting is many times as fast here as `np.unique`, which hashes."""
+    in_order = np.sort(values)
+    return np.compress(np.append(np.ones(min(1, len(values)), np.bool_), in_order[1:] != in_order[:-1]), in_order)
+
+
+def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
+    """Rows with a column `reason`: null for those that may be candidates."""
+    wants_pairs = options.strategy == "imported"
+    is_pair = pl.col("kind") == "preference"
+    checks: list[tuple[Reason, pl.Expr]] = [
+        (Reason.REPEATED_RECORD, _is_repeated(rows)),
+        (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
+        (Reason.NO_PROMPT, pl.col("no_prompt")),
+    ]
+    if "is_filtered" in rows.columns:
+        checks.insert(0, (Reason.FILTERED, pl.col("is_filtered")))
+    if not wants_pairs:
+        checks.insert(2, (Reason.UNSCORED, pl.col("reward").is_null()))
+        empty = pl.col("completion_hash").is_null() | ((pl.col("num_characters") == 0) & pl.col("has_calls").not_())
+        checks.append((Reason.EMPTY, empty))
+    if not options.keep_masked:
+        checks.insert(2, (Reason.FAILED, pl.col("failed")))
+    if options.drop_truncated:
+        checks.append((Reason.TRUNCATED, pl.col("truncated")))
+    reason = pl.coalesce([pl.when(condition).then(pl.lit(name.value)) for name, condition in checks])
+    return rows.with_columns(reason=reason)
+
+
+def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
+    """Count the rows that have a reason, with example ids that do not depend on the order of reading."""
+    dropped = rows.filter(pl.col("reason").is_not_null())
+    found = dropped.group_by("reason").agg(pl.len(), pl.col("uid").bottom_k(NUM_EXAMPLES)).sort("reason")
+    for reason, count, examples in found.iter_rows():
+        stage.drop(Reason(reason), count, examples)
+
+
+def grouped(
+    rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] | None = None
+) -> tuple[pl.DataFrame, Candidates]:
+    """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
+
+    Rows that could be compared come first, sorted as the candidates are. A single candidate is `single` here; whether
+    its step has candidates at other prompts only all rows can tell.
+    """
+    keys = group_keys(options) if keys is None else keys
+    free = pl.col("reason").is_null()
+    order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
+    found = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
+    starts = _starts(found, keys)
+    sizes = np.repeat(np.diff(starts), np.diff(starts))
+    repeated = ~_is_new(found, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
+    names = [(Reason.SINGLE, sizes == 1), (Reason.TOO_FEW, sizes < options.min_candidates)]
+    names += [(Reason.REPEATED_CANDIDATE, repeated)]
+    reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
+    found = found.with_columns(reason=reason) if found.height else found
+    frame = found.filter(free).drop("reason")
+    return pl.concat([found, rows.filter(~free)]), _candidates(frame, keys)
+
+
+def candidates_of(rows: pl.DataFrame) -> Candidates:
+    """All rows without a reason, sorted, as they stand in groups."""
+    frame = rows.filter(pl.col("reason").is_null()).drop("reason")
+    frame = frame.sort([*GROUP_KEYS, "reward", "completion_hash", "uid"], descending=[*[False] * 3, True, False, False])
+    return _candidates(frame, GROUP_KEYS)
+
+
+def _candidates(frame: pl.DataFrame, keys: Sequence[str]) -> Candidates:
+    """Sorted rows as groups; what has one and the same first key is a scope."""
+    starts = _starts(frame, keys)
+    return Candidates(frame, starts, np.cumsum(_is_new(frame, keys[:1]), dtype=np.int64)[starts[:-1]])
+
+
+def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:
+    return np.append(np.flatnonzero(_is_new(sorted_rows, keys)), sorted_rows.height).astype(np.int64)
+
+
+def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
+    """Which rows differ from the one before them."""
+    differs = pl.any_horizontal([pl.col(key).ne_missing(pl.col(key).shift()) for key in keys])
+    new: Flags = sorted_rows.select(differs.alias("new")).to_series().to_numpy().copy()
+    new[:1] = True
+    return new
+
+
+def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
+    """Rows whose id and prompt another one has; the first by content is not one of them."""
+    if rows["uid"].n_unique() == rows.height:
+        return pl.lit(False)
+    return pl.int_range(pl.len()).over("uid", "prompt_hash", order_by=["completion_hash", "reward"]) > 0
+
+
+# Experiences as narrow rows: what planning needs of them, and where their text is.
+
+PLACE_BITS = 40
+_NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
+_OF_RUN = ("run", "source")  # read only where the candidates of a run are a group
+_MASKED, _FAILED = "mask_sample", "_ng_failure_class"
+_READ = (
+    *_NARROW, "num_prompt_messages", "num_completion_messages", "num_completion_characters", "num_tool_calls",
+    "truncate_status", "model_version", "prompt_text", "response_text", "info",
+)  # fmt: skip
+_BATCH_BYTES = 32 * 2**20
+
+
+def read_rows(
+    tables: Sequence[Table], *, first: int = 0, where: str | None = None, with_runs: bool = False
+) -> pl.DataFrame:
+    """The narrow rows of all experiences; the first table has the number `first`. `with_runs`: which run each is of.
+
+    With `where`, a column `is_filtered` says for which of them the condition does not hold.
+    """
+    if not tables:
+        raise PairwrightError("no experience table was named")
+    return pl.concat(
+        [
+            _finished(_of_columns(table.lazy(), number << PLACE_BITS, where, with_runs).collect())
+            for number, table in enumerate(tables, first)
+        ]
+    )
+
+
+def row_batches(
+    tables: Sequence[Table], *, where: str | None = None, with_runs: bool = False
+) -> Iterator[pl.DataFrame]:
+    """The same, about so many at a time as are read with 32 MB."""
+    conditions = () if where is None else parse_where(where).meta.root_names()
+    columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
+    for number, table in enumerate(tables):
+        first = number << PLACE_BITS
+        for rows in _read_together(table.scan(columns=columns)):
+            yield _finished(_of_columns(rows.lazy(), first, where, with_runs).collect())
+            first += rows.height
+
+
+def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+    """Batches put together until they have 32 MB."""
+    pending: list[pa.RecordBatch] = []
+    num_bytes = 0
+    for batch in batches:
+        pending.append(batch)
+        num_bytes += batch.nbytes
+        if num_bytes >= _BATCH_BYTES:
+            yield pl.DataFrame(pa.Table.from_batches(pending))
+            pending, num_bytes = [], 0
+    if pending:
+        yield pl.DataFrame(pa.Table.from_batches(pending))
+
+
+def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
+    """The columns of narrow rows, and none of them."""
+    empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
+    return _finished(_of_columns(empty, 0, where, with_runs).collect())
+
+
+def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
+    """The narrow rows of a table; `first` is the number of its first row."""
+    no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
+    mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
+    return experiences.with_row_index("row").select(
+        *_NARROW,
+        *(_OF_RUN if with_runs else ()),
+        pl.col("row").cast(pl.Int64) + first,
+        pl.when(no_completion)
+        .then(pl.col("response_text").str.len_chars().cast(pl.Int64))
+        .otherwise("num_completion_characters")
+        .fill_null(0)
+        .alias("num_characters"),
+        (pl.col("num_tool_calls") > 0).alias("has_calls"),
+        pl.col("truncate_status").is_not_null().alias("truncated"),
+        pl.col("model_version"),
+        (no_prompt & (pl.col("prompt_text").fill_null("") == "")).alias("no_prompt"),
+        pl.when(no_prompt).then("prompt_text").alias("prompt_text"),
+        pl.when(mentions & ~_is_fine()).then("info").alias("failure"),
+        *([] if where is None else [parse_where(where).not_().alias("is_filtered")]),
+    )
+
+
+def _is_fine() -> pl.Expr:
+    """Says without decoding that a rollout is neither masked nor failed: one key, and its value is false."""
+    info = pl.col("info")
+    once = info.str.count_matches(f'"{_MASKED}"', literal=True) == 1
+    return once & info.str.contains(f'"{_MASKED}":false', literal=True) & ~info.str.contains(_FAILED, literal=True)
+
+
+def _finished(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose prompt is plain text, and those that may have failed, seen to one by one: few are."""
+    odd = rows["failure"].drop_nulls()
+    failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)
+    places = rows["failure"].is_not_null().arg_true()
+    rows = rows.with_columns(failed=pl.repeat(False, rows.height, eager=True).scatter(places, failed))
+    if rows["prompt_text"].null_count() < rows.height:
+        hashes = [
+            content_hash(digest, text) if text else digest
+            for digest, text in rows.select("prompt_hash", "prompt_text").iter_rows()
+        ]
+        rows = rows.with_columns(pl.Series("prompt_hash", hashes))
+    return rows.drop("failure", "prompt_text")
+
+
+def _is_failed(text: str) -> bool:
+    info = from_json(text)
+    return isinstance(info, dict) and (info.get(_MASKED) not in (None, False, 0) or bool(info.get(_FAILED)))

@@ -1,0 +1,142 @@
+"""Differences of rewards as people write them: 0.3 - 0.1 is 0.2, not 0.19999999999999998.
+
+A reward stands for the decimal number that its shortest text shows. Nearly all rewards have at most nine decimals: they
+are whole numbers of 1e-9, and their differences are exact in integers. The others are subtracted as floats, and again
+as decimals where the result lies so near a threshold that rounding could decide.
+
+Rewards that differ by no more than float noise tie: 1.0 and 0.9999999999999998 say the same. The tolerance is relative
+to the larger of the two magnitudes, which counts as at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+_UNITS = 1e9
+TIE_TOLERANCE = 1e-9
+TIE_FLOOR = 1e-6
+_LIMIT = 2.0**52  # below it a whole number of units is exact, and so is a difference of two
+
+
+def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) -> Floats:
+    """higher - lower, row by row, as decimals; exact where it decides about one of the thresholds in `near`.
+
+    >>> import numpy as np
+    >>> 0.3 - 0.1 >= 0.2, bool(reward_gaps(np.array([0.3]), np.array([0.1]))[0] >= 0.2)
+    (False, True)
+    """
+    higher, lower = np.broadcast_arrays(higher, lower)
+    units_high, on_grid_high = _units(higher)
+    units_low, on_grid_low = _units(lower)
+    on_grid = on_grid_high & on_grid_low
+    with np.errstate(over="ignore"):  # rewards of 1e308 and -1e308: the gap is infinite, and is one all the same
+        plain = np.minimum(higher - lower, np.finfo(np.float64).max)
+    gaps: Floats = np.where(on_grid, (units_high - units_low) / _UNITS, plain)
+    if near and not on_grid.all():
+        _sharpen(gaps, higher, lower, near, ~on_grid)
+    return gaps
+
+
+def decimal_gap(higher: float, lower: float) -> float:
+    """The same for two numbers, always exact."""
+    return float(Decimal(repr(float(higher))) - Decimal(repr(float(lower))))
+
+
+def is_tied(
+    higher: Floats | float, lower: Floats | float, tolerance: float, *, scale: Floats | float = TIE_FLOOR
+) -> Flags:
+    """Row by row, whether two rewards differ by no more than `tolerance` times the larger of them (at least `scale`).
+
+    For a fixed reward, those that tie with it are neighbours in sorted order.
+
+    >>> is_tied(np.array([1.0, 1.0, 2e-12]), np.array([0.9999999999999998, 0.999, 1e-12]), 1e-9).tolist()
+    [True, False, False]
+    """
+    with np.errstate(over="ignore"):
+        size = np.maximum(np.maximum(np.abs(higher), np.abs(lower)), scale)
+        tied: Flags = np.abs(higher - lower) <= tolerance * size
+    return tied
+
+
+def tied_rewards(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
+    """`is_tied` of two columns, as an expression."""
+    size = pl.max_horizontal(pl.col(one).abs(), pl.col(other).abs(), pl.lit(TIE_FLOOR))
+    tied: pl.Expr = (pl.col(one) - pl.col(other)).abs() <= tolerance * size
+    return tied
+
+
+def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        units = np.rint(rewards * _UNITS)
+        on_grid = (np.abs(units) < _LIMIT) & (units / _UNITS == rewards)
+    return np.where(on_grid, units, 0.0), on_grid
+
+
+def _sharpen(gaps: Floats, higher: Floats, lower: Floats, near: Sequence[float], off_grid: Any) -> None:
+    size = np.maximum(np.abs(higher), np.abs(lower))
+    for threshold in near:
+        doubtful = off_grid & (np.abs(gaps - threshold) <= 1e-12 * np.maximum(size, abs(threshold)))
+        for place in zip(*np.nonzero(doubtful), strict=True):
+            gaps[place] = decimal_gap(higher[place], lower[place])
+
+
+# The scale of rewards by source: range and mean. Sums are exact, so that the order of adding does not matter.
+
+_BITS, _LOW = 53, 26
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many rewards there are, their sum, and the smallest and largest of them."""
+
+    num: int
+    total: Fraction
+    least: float
+    most: float
+
+    def __add__(self, other: "Scale") -> "Scale":
+        least, most = min(self.least, other.least), max(self.most, other.most)
+        return Scale(self.num + other.num, self.total + other.total, least, most)
+
+    def as_json(self) -> dict[str, float]:
+        return {"min": self.least, "mean": float(self.total / self.num), "max": self.most}
+
+
+def scales_of(rows: pl.DataFrame) -> dict[str, Scale]:
+    """The scale of each source format that has rewards."""
+    scored = rows.select("source_format", "reward").drop_nulls("reward")
+    found = {}
+    for (name,), some in scored.group_by("source_format"):
+        rewards = some["reward"].to_numpy()
+        found[str(name)] = Scale(len(rewards), exact_sum(rewards), float(rewards.min()), float(rewards.max()))
+    return found
+
+
+def added(one: dict[str, Scale], other: dict[str, Scale]) -> dict[str, Scale]:
+    """Both together, by name."""
+    both = {name: one[name] + other[name] for name in one.keys() & other.keys()}
+    return dict(sorted({**one, **other, **both}.items()))
+
+
+def exact_sum(values: Floats) -> Fraction:
+    """The sum of finite floats, without rounding: whole numbers times powers of two, added power by power.
+
+    >>> exact_sum(np.array([0.1] * 10 + [-1.0])) == 10 * Fraction(0.1) - 1
+    True
+    """
+    mantissas, exponents = np.frexp(values)
+    wholes = np.ldexp(mantissas, _BITS).astype(np.int64)
+    total = Fraction(0)
+    for exponent in np.unique(exponents).tolist():
+        some = wholes[exponents == exponent]
+        whole = (int((some >> _LOW).sum()) << _LOW) + int((some & (2**_LOW - 1)).sum())
+        total += Fraction(whole) * Fraction(2) ** (exponent - _BITS)
+    return total

@@ -1,0 +1,118 @@
+"""Ids of pairs, and seeded draws, from hashes that are there already: no text is read, and no row is looped over.
+
+A prompt and a completion have 128-bit content hashes (records/canonical.py), written as 32 hex digits. A pair's id
+mixes the three of its prompt, chosen and rejected side, in that order, into 128 bits more. The mixing is
+multiplication by odd constants and shifts on 64-bit words, the same on every machine and in every release: ids and
+draws are written down.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from pairwright.records.experience import EID
+
+Words = npt.NDArray[np.uint64]
+_FACTORS = tuple(np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+_START = np.uint64(0x27D4EB2F165667C5), np.uint64(0x85EBCA77C2B2AE63)
+HEX_DIGITS = 32
+# two digits, read as one 16-bit number, for each byte; and the byte for each such number
+_DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
+_BYTES = np.zeros(2**16, np.uint8)
+_BYTES[_DIGITS] = np.arange(256)
+
+
+def pair_keys(prompts: Words, chosen: Words, rejected: Words) -> Words:
+    """The ids of pairs, from the hashes of their parts."""
+    return _mixed([prompts, chosen, rejected])
+
+
+def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
+    """The same for one pair.
+
+    >>> pair_key("0" * 32, "1" * 32, "2" * 32) == pair_key("0" * 32, "2" * 32, "1" * 32)
+    False
+    """
+    parts = words_of(pl.Series([prompt_hash, chosen_hash, rejected_hash]))
+    return str(hex_digits(pair_keys(parts[:1], parts[1:2], parts[2:]))[0])
+
+
+def seeded(seed: int, *hashes: Words) -> Words:
+    """64 bits for each row of these columns of hashes: a shuffle that the seed decides, and nothing else."""
+    return _mixed([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
+
+
+def words_of(hashes: pl.Series) -> Words:
+    """Hashes as rows of two 64-bit words; they sort as their text does."""
+    if not len(hashes):
+        return np.zeros((0, 2), np.uint64)
+    text = hashes.to_arrow().cast(pa.large_string())
+    offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
+    assert not text.null_count, "every hash is there"
+    assert (np.diff(offsets) == HEX_DIGITS).all(), "every hash has 32 hex digits"
+    digits = np.frombuffer(text.buffers()[2], np.uint16, len(text) * HEX_DIGITS // 2, int(offsets[0]))
+    return _BYTES[digits].view(">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def hex_digits(words: Words) -> pl.Series:
+    """Rows of two words as 32 hex digits; inverts `words_of`."""
+    values = np.ascontiguousarray(words).astype(">u8").view(np.uint8)
+    digits = _DIGITS[values]
+    offsets = np.arange(len(words) + 1, dtype=np.int64) * HEX_DIGITS
+    buffers = [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(digits.tobytes())]
+    return pl.Series(pa.Array.from_buffers(pa.large_string(), len(words), buffers)).cast(pl.String)
+
+
+def _mixed(columns: Sequence[Words]) -> Words:
+    one = np.full(len(columns[0]), _START[0])
+    other = np.full(len(columns[0]), _START[1])
+    for column in columns:
+        for word in (column[:, 0], column[:, 1]):
+            one = _turned((one ^ word) * _FACTORS[0], 32)
+            other = _turned((other + one) * _FACTORS[1], 29)
+            one += other
+    one = _turned(_turned((one ^ other) * _FACTORS[1], 31) * _FACTORS[2], 32)
+    other = _turned(_turned((other + one) * _FACTORS[2], 29) * _FACTORS[0], 32)
+    return np.stack([one, other], axis=1)
+
+
+def _turned(words: Words, shift: int) -> Words:
+    return words ^ (words >> np.uint64(shift))
+
+
+# The train and validation splits: by groups that share nothing. No prompt, and no task, stands on both sides.
+
+
+def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
+    """For each draft 'train' or 'validation'."""
+    if validation <= 0 or not drafts.height:
+        return pl.Series("split", ["train"] * drafts.height, pl.String)
+    sets = _sets(drafts)
+    names = sets.unique().sort()
+    hashes = seeded(seed, words_of(names))
+    held = hashes.astype(np.float64) < validation * 2.0**64
+    if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
+        held[np.argmin(hashes)] = True
+        if held.all():
+            held[np.argmax(hashes)] = False
+    side = pl.Series(np.where(held, "validation", "train"))
+    return sets.replace_strict(names, side, return_dtype=pl.String).alias("split")
+
+
+def _sets(drafts: pl.DataFrame) -> pl.Series:
+    """The set of each draft, named by its smallest prompt hash: labels spread until they no longer change."""
+    links = drafts.select("tid", "prompt_hash")
+    across = drafts.filter(pl.col("across_groups"))
+    if across.height:
+        others = pl.Series("tid", [EID.parse(uid).tid for uid in across["rejected_uid"]], pl.String)
+        links = pl.concat([links, across.select("prompt_hash").with_columns(others).select("tid", "prompt_hash")])
+    links = links.with_columns(label=pl.col("prompt_hash"))
+    while True:
+        spread = links.with_columns(label=pl.col("label").min().over("tid"))
+        spread = spread.with_columns(label=pl.col("label").min().over("prompt_hash"))
+        if spread["label"].equals(links["label"]):
+            return spread["label"].head(drafts.height)
+        links = spread

@@ -1,0 +1,90 @@
+"""Trajectories as chains of message hashes: where two runs part is where their chains differ.
+
+A chain has one entry a message, prompt and completion alike, in canonical form with calls numbered from the start of
+the conversation; runs with different tools have nothing in common from the first message on.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import polars as pl
+import xxhash
+
+from pairwright.pairs.pair_table import num_characters
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.messages import Message, completion_of_text, text_prompt
+from pairwright.store.table import Table
+
+_CONTENT = ("uid", "prompt", "tools", "completion", "prompt_text", "response_text")
+messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The messages of a run as hashes; `made` says which of them the model wrote in this run."""
+
+    hashes: tuple[bytes, ...]
+    made: tuple[bool, ...]
+    characters: tuple[int, ...]
+
+    def common(self, other: "Chain") -> int:
+        """How many messages two runs share from the start."""
+        for place, (own, theirs) in enumerate(zip(self.hashes, other.hashes, strict=False)):
+            if own != theirs:
+                return place
+        return min(len(self.hashes), len(other.hashes))
+
+    def prefix_hash(self, cut: int) -> str:
+        return xxhash.xxh3_128_hexdigest(b"".join(self.hashes[:cut]))
+
+    def rest_hash(self, cut: int) -> str:
+        return xxhash.xxh3_128_hexdigest(b"".join(self.hashes[cut:]))
+
+
+def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
+    """The chains of the experiences with these ids."""
+    found: dict[str, Chain] = {}
+    tools_seen: dict[str | None, str] = {}
+    for uid, prompt, tools, completion in conversations(tables, uids):
+        if tools not in tools_seen:
+            tools_seen[tools] = content_hash(msgspec.json.decode(tools) if tools else [])
+        found[uid] = _chain(prompt, completion, tools_seen[tools].encode())
+    return found
+
+
+def conversations(
+    tables: Iterable[Table], uids: pl.Series
+) -> Iterator[tuple[str, tuple[Message, ...], str | None, tuple[Message, ...]]]:
+    """Id, prompt, tools as JSON text, and completion of the experiences with these ids, each once."""
+    left = set(uids)
+    for table in tables:
+        for batch in table.scan(columns=_CONTENT):
+            wanted = pl.DataFrame(batch).filter(pl.col("uid").is_in(uids.implode()))
+            for uid, prompt, tools, completion, prompt_text, response_text in wanted.iter_rows():
+                if uid in left:
+                    left.discard(uid)
+                    answer = completion_messages(completion, response_text, prompt_is_text=not prompt)
+                    yield uid, prompt_messages(prompt, prompt_text), tools, answer
+
+
+def prompt_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
+    """The messages of a prompt; plain text is one message of role text."""
+    return messages_of(prompt) if prompt else text_prompt(prompt_text)
+
+
+def completion_messages(
+    completion: str | None, response_text: str | None, *, prompt_is_text: bool
+) -> tuple[Message, ...]:
+    """The messages of a completion; plain text is one message."""
+    return messages_of(completion) if completion else completion_of_text(response_text, prompt_is_text=prompt_is_text)
+
+
+def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes) -> Chain:
+    messages = [*prompt, *completion]
+    digest, encode = xxhash.xxh3_128_digest, msgspec.json.Encoder(order="sorted").encode
+    return Chain(
+        hashes=tuple(digest(root + encode(form)) for form in canonical_messages(messages)),
+        made=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
+        characters=tuple(num_characters([message]) for message in messages),
+    )

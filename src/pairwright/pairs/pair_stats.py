@@ -1,0 +1,168 @@
+"""A pairs table in numbers, and what is wrong with it: read in one pass, a row group at a time."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.pairs.candidates.gaps import TIE_TOLERANCE, is_tied
+from pairwright.pairs.candidates.trajectories import messages_of
+from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
+from pairwright.pairs.funnel import read_funnel
+from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
+from pairwright.pairs.selection import Signature, length_effect, near_duplicates, signature
+from pairwright.paths import Place
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.messages import Message
+
+NEAR = 0.8
+MAX_SIGNED = 20_000
+_CONTENT = ("prompt", "chosen", "rejected")
+
+
+@dataclass
+class _Content:
+    """What only the text of pairs can tell."""
+
+    num_blank: int = 0
+    num_empty: int = 0
+    preferences: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    signatures: list[Signature | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a pairs table that should not be trained on unseen."""
+
+    name: str
+    message: str
+
+
+def pair_statistics(folder: Place) -> dict[str, Any]:
+    """Counts, gaps, lengths, duplicates and splits of a pairs table."""
+    frame = _narrow(folder)
+    content = _read_content(folder)
+    num_pairs = frame.height
+    differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
+    per_task = frame.group_by("tid").len()["len"]
+    rewards = [frame[f"{side}_reward"].to_numpy() for side in ("chosen", "rejected")]
+    sides = [frame.filter(pl.col("split") == split) for split in ("train", "validation")]
+    found: dict[str, Any] = {
+        "pairs": num_pairs,
+        "tasks": frame["tid"].n_unique() if num_pairs else 0,
+        "prompts": frame["prompt_hash"].n_unique() if num_pairs else 0,
+        "train": sides[0].height,
+        "validation": sides[1].height,
+        "gap_min": frame["gap"].min(),
+        "gap_median": frame["gap"].median(),
+        "gap_max": frame["gap"].max(),
+        "pairs_per_task_min": per_task.min(),
+        "pairs_per_task_median": per_task.median(),
+        "pairs_per_task_max": per_task.max(),
+        "chosen_characters_mean": frame["num_chosen_characters"].mean(),
+        "rejected_characters_mean": frame["num_rejected_characters"].mean(),
+        "length_effect": length_effect(differences),
+        "across_groups": int(frame["across_groups"].sum()),
+        "not_rising": int((frame["chosen_reward"] <= frame["rejected_reward"]).sum()),
+        "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
+        "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
+        "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
+        "contradictions": sum(
+            count
+            for (prompt, one, other), count in content.preferences.items()
+            if (prompt, other, one) in content.preferences
+        ),
+        "differ_in_white_space_only": content.num_blank,
+        "empty_sides": content.num_empty,
+        "prompts_in_both_splits": _overlap(sides, "prompt_hash"),
+        "tasks_in_both_splits": _overlap(sides, "tid"),
+    }
+    found["strategy"] = dict(frame.group_by("strategy").len().sort("strategy").iter_rows())
+    found["gap_histogram"] = _histogram(frame["gap"].to_numpy())
+    if (folder / FUNNEL_NAME).exists():
+        found["reward_scale"] = read_funnel(folder).get("reward_scale", {})
+    return found
+
+
+def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
+    """What is wrong with a pairs table; empty where nothing is."""
+    found = pair_statistics(folder)
+    num = max(1, found["pairs"])
+    checks = [
+        ("no-pairs", found["pairs"] == 0, "there are no pairs"),
+        ("not-rising", found["not_rising"], f"{found['not_rising']:,} pairs whose chosen reward is not the higher one"),
+        ("tied", found["tied"], f"{found['tied']:,} pairs whose rewards are equal but for float noise"),
+        ("empty", found["empty_sides"], f"{found['empty_sides']:,} sides are empty"),
+        ("duplicates", found["duplicates"], f"{found['duplicates']:,} pairs are there more than once"),
+        ("contradictions", found["contradictions"], f"{found['contradictions']:,} pairs contradict another one"),
+        ("white-space", found["differ_in_white_space_only"],
+         f"{found['differ_in_white_space_only']:,} pairs whose sides differ in white space only"),
+        ("across-groups", found["across_groups"], f"{found['across_groups']:,} pairs compare different prompts"),
+        ("split-prompts", found["prompts_in_both_splits"],
+         f"{found['prompts_in_both_splits']:,} prompts in both splits"),
+        ("split-tasks", found["tasks_in_both_splits"], f"{found['tasks_in_both_splits']:,} tasks in both splits"),
+        ("length", abs(found["length_effect"]) > max_length_effect and found["pairs"] > 1,
+         f"length effect size {found['length_effect']:.2f}, bound {max_length_effect:g}: build with --length-balance"),
+        ("near-duplicates", found["near_duplicates"] / num > max_near,
+         f"{found['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
+        ("one-task", found["tasks"] > 1 and found["pairs"] >= 20 and found["pairs_per_task_max"] * 2 > found["pairs"],
+         f"one task has {found['pairs_per_task_max']} of {found['pairs']} pairs: build with --max-pairs-per-task"),
+        ("scales", _scales_differ(found.get("reward_scale", {})), "sources have rewards on different scales"),
+    ]  # fmt: skip
+    return [Finding(name, message) for name, holds, message in checks if holds]
+
+
+def _tie_tolerance(folder: Place) -> float:
+    """The tolerance that the pairs were built with, where the funnel says it."""
+    options = read_funnel(folder).get("options") if (folder / FUNNEL_NAME).exists() else None
+    tolerance = options.get("tie_tolerance") if isinstance(options, dict) else None
+    return TIE_TOLERANCE if tolerance is None else float(tolerance)
+
+
+def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:
+    spans = [scale["max"] - scale["min"] for scale in scales.values() if scale["max"] > scale["min"]]
+    return len(spans) > 1 and max(spans) > 10 * min(spans)
+
+
+def _narrow(folder: Place) -> pl.DataFrame:
+    empty = pa.schema(list(NARROW_PAIR_TYPES.items())).empty_table()
+    return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
+
+
+def _read_content(folder: Place) -> _Content:
+    content = _Content()
+    for batch in pair_batches(folder, ["prompt_hash", *_CONTENT]):
+        for prompt_hash, _, chosen_text, rejected_text in pl.DataFrame(batch).iter_rows():
+            chosen, rejected = messages_of(chosen_text or "[]"), messages_of(rejected_text or "[]")
+            forms = canonical_messages(chosen), canonical_messages(rejected)
+            content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
+            words = _words(chosen), _words(rejected)
+            content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
+            content.num_empty += (not words[0]) + (not words[1])
+            if len(content.signatures) < MAX_SIGNED:
+                content.signatures.append(signature(" ".join([prompt_hash, *words[0], *words[1]])))
+    return content
+
+
+def _words(messages: tuple[Message, ...]) -> list[str]:
+    words: list[str] = []
+    for message in messages:
+        words += [*(message.reasoning or "").split(), *message.text.split()]
+        for call in message.tool_calls:
+            words += [call.name, *call.arguments.split()]
+    return words
+
+
+def _overlap(sides: list[pl.DataFrame], column: str) -> int:
+    return len(set(sides[0][column]) & set(sides[1][column]))
+
+
+def _histogram(gaps: Any) -> dict[str, int]:
+    """Ten equal bins from 0 to the largest gap."""
+    if not len(gaps):
+        return {}
+    counts, edges = np.histogram(gaps, bins=10, range=(0.0, float(gaps.max())))
+    return {f"{low:.4g}–{high:.4g}": int(count) for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)}

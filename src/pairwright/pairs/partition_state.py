@@ -1,0 +1,50 @@
+"""A partition while it is being planned: what strategies and filters share, and where every drop is written down."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pairwright.pairs.candidates.candidates import Candidates
+from pairwright.pairs.funnel import NUM_EXAMPLES, Funnel, Reason, Stage
+from pairwright.pairs.options import PairOptions
+from pairwright.store.table import Table
+
+
+@dataclass
+class Work:
+    """Rows with their reasons so far, the funnel, and what happened to drafts.
+
+    `tables` are there for strategies that read text while they plan; those that go by groups never look at them.
+    """
+
+    tables: Sequence[Table]
+    options: PairOptions
+    rows: pl.DataFrame
+    funnel: Funnel = field(default_factory=Funnel)
+    candidates: Candidates | None = None
+    lost: list[pl.DataFrame] = field(default_factory=list)
+
+    @property
+    def stage(self) -> Stage:
+        """The stage of the pairs, which is the last one."""
+        return self.funnel.stages[-1]
+
+    def drop(self, drafts: pl.DataFrame, reason: Reason, bad: npt.NDArray[np.bool_] | pl.Series) -> pl.DataFrame:
+        """Drafts without the bad ones, which are counted."""
+        mask = pl.Series(bad)
+        num_bad = int(mask.sum())
+        gone = drafts.filter(mask) if num_bad else drafts.clear()
+        self.stage.drop(reason, num_bad, pair_examples(gone))
+        if not num_bad:
+            return drafts
+        self.lost.append(gone.select("chosen_row", "rejected_row").with_columns(reason=pl.lit(reason.value)))
+        return drafts.filter(~mask)
+
+
+def pair_examples(drafts: pl.DataFrame) -> list[str]:
+    """A few of the drafts as text, the same few in whatever order they come."""
+    named = drafts.select(pl.concat_str("chosen_uid", pl.lit(" over "), "rejected_uid").alias("pair"))
+    return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()

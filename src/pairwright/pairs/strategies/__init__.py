@@ -1,0 +1,1 @@
+"""Which candidates of a group are paired."""

@@ -1,0 +1,90 @@
+"""Strategy `imported`: preferences that were imported as such, passed through with their own sides.
+
+Rewards are those of the sides where both have one, else 1 and 0. Where they say the opposite of the given order, or are
+equal, the preference is left out and counted.
+"""
+
+import math
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from pairwright.pairs.candidates.gaps import decimal_gap, tied_rewards
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.pair_table import num_characters
+from pairwright.pairs.partition_state import Work
+from pairwright.pairs.strategies.pairing import finished, no_drafts
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.messages import Message, completion_of_text
+from pairwright.store.block import SideMeta, side_of_meta
+
+_side = msgspec.json.Decoder(SideMeta).decode
+
+
+def plan_given(work: Work) -> pl.DataFrame:
+    """Drafts of all preferences."""
+    rows = work.rows.filter(pl.col("reason").is_null()).sort("uid")
+    work.funnel.stage("pairs", rows.height)
+    sides: dict[str, dict[str, Any]] = {}
+    for table in work.tables:
+        columns = ["uid", "chosen", "rejected", "num_prompt_messages"]
+        for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
+            for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
+                sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=num_messages == 0))
+    if not rows.height:
+        return no_drafts()
+    found = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
+    drafts = finished(
+        rows.select(
+            "tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid", chosen_row="row",
+            rejected_row="row",
+        ).hstack(found)
+    )  # fmt: skip
+    return _judged(drafts, work)
+
+
+def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
+    """The messages of a side as the table keeps it; plain text is one message."""
+    meta = _side(text)
+    return meta.messages or completion_of_text(meta.text, prompt_is_text=prompt_is_text)
+
+
+def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool) -> dict[str, Any]:
+    chosen, rejected = side_of_meta(_side(chosen_text), {}), side_of_meta(_side(rejected_text), {})
+    assert chosen is not None
+    assert rejected is not None
+    rewards = chosen.reward, rejected.reward
+    if (
+        rewards[0] is None
+        or rewards[1] is None
+        or not all(math.isfinite(reward) for reward in rewards if reward is not None)
+    ):
+        rewards = 1.0, 0.0
+    found: dict[str, Any] = {"gap": decimal_gap(rewards[0] or 0.0, rewards[1] or 0.0)}
+    for name, side, text, reward in zip(
+        ("chosen", "rejected"), (chosen, rejected), (chosen_text, rejected_text), rewards, strict=True
+    ):
+        messages = side_messages(text, prompt_is_text=prompt_is_text)
+        found[f"{name}_hash"] = content_hash(canonical_messages(messages))
+        found[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
+        found[f"{name}_reward"] = float(reward or 0.0)
+        empty = not any(message.text.strip() or message.tool_calls for message in messages)
+        found[f"num_{name}_characters"] = -1 if empty else num_characters(messages)
+    return found
+
+
+def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+    options: PairOptions = work.options
+    checks = [
+        (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
+        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        (Reason.TIED, tied_rewards(options.tie_tolerance)),
+        (Reason.OPPOSITE, pl.col("gap") < 0),
+        (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
+        (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),
+    ]
+    for reason, bad in checks:
+        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+    return drafts

@@ -1,0 +1,419 @@
+"""Pairs of rows inside sorted groups, without building more of them than are wanted.
+
+In a group sorted by reward, the i-th best with the j-th worst has at least i·j - 1 pairs with no smaller gap: those of
+the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about K·ln K of them, however
+large the group. Where d of a group's pairs are of no use (identical completions, rewards that differ by float noise
+only), i·j ≤ K + d takes their place.
+Equal gaps are ordered by i + j, then by i, which respects that rule. With a maximum gap the rule does not hold, since
+the largest gaps are of no use; then the rows of a large group are walked from their own largest gap within the bound.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pairwright.errors import PairwrightError
+from pairwright.pairs.candidates.candidates import Candidates, Flags, Indices, distinct
+from pairwright.pairs.candidates.gaps import Floats, is_tied, reward_gaps
+from pairwright.pairs.candidates.pair_ids import Words, hex_digits, pair_keys, words_of
+from pairwright.pairs.funnel import Funnel, Reason, Stage
+from pairwright.pairs.options import PairOptions
+
+MAX_PLANNED = 100_000_000
+_SMALL = 32
+_COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits in the cache
+
+
+@dataclass(frozen=True)
+class RowPairs:
+    """Rows that are paired: the chosen one, the rejected one, and by how much they differ."""
+
+    chosen: Indices
+    rejected: Indices
+    gaps: Floats
+
+    def select(self, keep: npt.NDArray[np.bool_] | Indices) -> "RowPairs":
+        return RowPairs(self.chosen[keep], self.rejected[keep], self.gaps[keep])
+
+
+def group_pairs(
+    candidates: Candidates, options: PairOptions, *, largest: int | None,
+    num_high: Indices | None = None, num_low: Indices | None = None,
+) -> RowPairs:  # fmt: skip
+    """Pairs of each group with a gap within bounds and different completions; the `largest` K gaps, or all.
+
+    With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
+    the last so many.
+    """
+    hashes = candidates.completions
+    sizes = candidates.sizes
+    num_high = sizes if num_high is None else num_high
+    num_low = sizes if num_low is None else num_low
+    budget = np.full(len(sizes), -1)
+    walked: list[tuple[int, int]] = []
+    if largest is not None and options.max_gap is None:
+        budget = largest + _num_identical(candidates) + _num_noise_ties(candidates, options.tie_tolerance)
+    elif largest is not None:
+        large = sizes > _SMALL
+        budget[large] = 0
+        for group in np.flatnonzero(large).tolist():
+            walk = _walked(candidates, hashes, group, (int(num_high[group]), int(num_low[group])), options)
+            walked += [pair for pair, _ in zip(walk, range(largest), strict=False)]
+    chosen, rejected = _positions(candidates.starts, budget, num_high, num_low)
+    if walked:
+        chosen, rejected = (
+            np.append(rows, more) for rows, more in zip((chosen, rejected), np.array(walked).T, strict=True)
+        )
+    near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
+    gaps = reward_gaps(candidates.rewards[chosen], candidates.rewards[rejected], near=near)
+    tied = is_tied(candidates.rewards[chosen], candidates.rewards[rejected], options.tie_tolerance)
+    keep = within_bounds(gaps, options) & ~tied
+    differ = (hashes[chosen] != hashes[rejected]).any(axis=1)
+    pairs = RowPairs(chosen, rejected, gaps).select(keep & differ)
+    return pairs if largest is None else _largest(candidates, pairs, largest)
+
+
+def _walked(
+    candidates: Candidates, hashes: Words, group: int, most: tuple[int, int], options: PairOptions
+) -> Iterator[tuple[int, int]]:
+    """Pairs of one group with a gap of at most `max_gap`, from the largest down, no more of them made than are read.
+
+    For the i-th best, gaps fall from the worst up, so that the next pair of all is the next of one of the rows.
+    """
+    start, end = int(candidates.starts[group]), int(candidates.starts[group + 1])
+    rewards, size = candidates.rewards[start:end], end - start
+    assert options.max_gap is not None
+    near = [options.min_gap, options.max_gap]
+    firsts = _num_beyond(rewards[::-1], options.max_gap, inclusive=False)[::-1] + 1
+
+    def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
+        there = (j <= most[1]) & (i + j <= size)
+        i, j = i[there], j[there]
+        gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
+        return list(zip((-gaps).tolist(), (i + j).tolist(), i.tolist(), j.tolist(), strict=True))
+
+    best = np.arange(1, min(most[0], size - 1) + 1)
+    heap = entries(best, firsts[: len(best)])
+    heapq.heapify(heap)
+    while heap and -heap[0][0] >= options.min_gap and heap[0][0] < 0:
+        _, _, i, j = heap[0]
+        tied = is_tied(rewards[i - 1], rewards[size - j], options.tie_tolerance)
+        if not tied and (hashes[start + i - 1] != hashes[end - j]).any():
+            yield start + i - 1, end - j
+        following = entries(np.array([i]), np.array([j + 1]))
+        heapq.heapreplace(heap, following[0]) if following else heapq.heappop(heap)
+
+
+def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
+    keep = (gaps > 0) & (gaps >= options.min_gap)
+    return keep if options.max_gap is None else keep & (gaps <= options.max_gap)
+
+
+def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
+    """How many of all the pairs inside groups are tied, below the minimum gap, above the maximum gap."""
+    sizes = np.diff(starts)
+    tied = below = above = 0
+    for size in distinct(sizes[sizes > 1]).tolist():
+        firsts = starts[:-1][sizes == size]
+        if size <= _SMALL:
+            high, low = np.triu_indices(size, 1)
+            for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
+                counts = _counted(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
+                tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
+            continue
+        for first in firsts.tolist():
+            counts = _counted_in_large(rewards[first : first + size], options)
+            tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
+    return tied, below, above
+
+
+def _counted(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, int, int]:
+    near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
+    gaps = reward_gaps(higher, lower, near=near)
+    tied = is_tied(higher, lower, options.tie_tolerance)
+    below = int(((gaps < options.min_gap) & ~tied).sum()) if options.min_gap > 0 else 0
+    above = 0 if options.max_gap is None else int(((gaps > options.max_gap) & ~tied).sum())
+    return int(tied.sum()), below, above
+
+
+def _counted_in_large(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
+    """The same for one large group, sorted from the highest reward down, in n·log n by distinct rewards."""
+    values, counts = np.unique(rewards, return_counts=True)
+    totals = np.concatenate([[0], np.cumsum(counts)])
+    own = np.arange(len(values))
+    apart = _num_apart(values, options.tie_tolerance)  # the first so many values do not tie with the own one
+    tied = int((counts * (counts - 1) // 2 + counts * (totals[own] - totals[apart])).sum())
+    below = above = 0
+    if options.min_gap > 0:
+        far = _num_beyond(values, options.min_gap, inclusive=True)
+        below = int((counts * (totals[apart] - totals[np.minimum(far, apart)])).sum())
+    if options.max_gap is not None:
+        far = _num_beyond(values, options.max_gap, inclusive=False)
+        above = int((counts * totals[np.minimum(far, apart)]).sum())
+    return tied, below, above
+
+
+def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
+    """For each of the ascending values, how many lower ones are at least (or more than) `bound` away."""
+
+    def beyond(others: Floats) -> npt.NDArray[np.bool_]:
+        gaps = reward_gaps(values, others, near=[bound])
+        return gaps >= bound if inclusive else gaps > bound
+
+    return _num_lower(values, beyond)
+
+
+def _num_apart(values: Floats, tolerance: float) -> Indices:
+    """For each of the ascending values, how many lower ones do not tie with it."""
+    own = np.arange(len(values))
+    if not is_tied(values[1:], values[:-1], tolerance).any():
+        return own
+    return _num_lower(values, lambda others: ~is_tied(values, others, tolerance))
+
+
+def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]]) -> Indices:
+    """For each of the ascending values, how many lower ones it holds for: all up to one of them, found by bisection."""
+    low, high = np.zeros(len(values), np.int64), np.arange(len(values))
+    while (open_ := low < high).any():
+        middle = (low + high) // 2
+        beyond = holds(values[middle])
+        low = np.where(open_ & beyond, middle + 1, low)
+        high = np.where(open_ & ~beyond, middle, high)
+    return low
+
+
+def _num_identical(candidates: Candidates) -> Indices:
+    """For each group, how many of its pairs have one and the same completion."""
+    rows = candidates.recurring
+    groups, hashes = candidates.groups[rows], candidates.completions[rows]
+    order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
+    same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
+    starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]
+    counts = np.diff(np.append(starts, len(groups)))
+    result = np.zeros(len(candidates.sizes), np.int64)
+    np.add.at(result, groups[order][starts], counts * (counts - 1) // 2)
+    return result
+
+
+def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
+    """For each group, how many of its pairs tie although their rewards differ.
+
+    Exact ties have the smallest gaps of all; these need not, since the tolerance grows with the rewards.
+    """
+    rewards, groups = candidates.rewards, candidates.groups
+    near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
+    result = np.zeros(len(candidates.sizes), np.int64)
+    for group in distinct(groups[:-1][near]).tolist():
+        values, counts = np.unique(rewards[candidates.starts[group] : candidates.starts[group + 1]], return_counts=True)
+        totals = np.concatenate([[0], np.cumsum(counts)])
+        result[group] = (counts * (totals[: len(values)] - totals[_num_apart(values, tolerance)])).sum()
+    return result
+
+
+def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
+    """Rows (i-th best, j-th worst) of each group with i·j within its budget; -1 is no bound."""
+    sizes = np.diff(starts)
+    columns = np.stack([sizes, budget, num_high, num_low])
+    firsts_of_shapes, shape_of = _shapes(columns)
+    chosen, rejected, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
+    for number, (size, bound, high, low) in enumerate(columns[:, firsts_of_shapes].T.tolist()):
+        best = np.arange(1, min(high, size - 1) + 1)
+        if bound >= 0:
+            best = best[best <= bound]
+        most = np.minimum(low, size - best)
+        if bound >= 0:
+            most = np.minimum(most, bound // best)
+        most = np.maximum(most, 0)
+        firsts = starts[:-1][shape_of == number]
+        total += int(most.sum()) * len(firsts)
+        if total > MAX_PLANNED:
+            raise PairwrightError(
+                f"more than {MAX_PLANNED:,} pairs at prompts that must be planned together: bound them with "
+                "--max-pairs-per-group"
+            )
+        i = np.repeat(best, most)
+        j = np.arange(len(i)) - np.repeat(np.cumsum(most) - most, most) + 1
+        chosen.append((firsts[:, None] + (i - 1)).ravel())
+        rejected.append((firsts[:, None] + (size - j)).ravel())
+    return np.concatenate(chosen), np.concatenate(rejected)
+
+
+def _shapes(columns: Indices) -> tuple[Indices, Indices]:
+    """Groups that are alike in all columns have one number: the first group of each number, and the number of each."""
+    numbers = np.zeros(columns.shape[1], np.int64)
+    firsts = np.zeros(min(1, columns.shape[1]), np.int64)
+    for column in columns:
+        together = numbers * (int(column.max(initial=0)) + 2) + column + 1
+        _, firsts, numbers = np.unique(together, return_index=True, return_inverse=True)
+    return firsts, numbers
+
+
+def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
+    """At most `largest` of each group, from the largest gap down."""
+    groups = candidates.groups[pairs.chosen]
+    i = pairs.chosen - candidates.starts[groups]
+    j = candidates.starts[groups + 1] - pairs.rejected
+    order = np.lexsort([i, i + j, -pairs.gaps, groups])
+    pairs, groups = pairs.select(order), groups[order]
+    firsts = np.flatnonzero(np.diff(groups, prepend=-1))
+    rank = np.arange(len(groups)) - np.repeat(firsts, np.diff(np.append(firsts, len(groups))))
+    return pairs.select(rank < largest)
+
+
+# Groups and their pairs counted by what became of them, arithmetically: pairs that nobody built are counted too.
+
+
+def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Flags:
+    """The stage of the groups; returns which of them gave a pair."""
+    sizes, rewards = candidates.sizes, candidates.rewards
+    stage = funnel.stage("groups", len(sizes))
+    gave = np.zeros(len(sizes), np.bool_)
+    gave[candidates.groups[pairs.chosen]] = True
+    best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
+    largest = reward_gaps(best, worst, near=[options.min_gap])
+    hashes = candidates.completions
+    first = hashes[np.repeat(candidates.starts[:-1], sizes)]
+    differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
+    same = differs == 0
+    tied = is_tied(best, worst, options.tie_tolerance)
+    checks = [(Reason.IDENTICAL, same), (Reason.TIED, tied), (Reason.BELOW_GAP, largest < options.min_gap)]
+    if options.strategy == "stratified":
+        checks += [(Reason.NOT_HIGH, best < options.high.value), (Reason.NOT_LOW, worst > options.low.value)]
+    if options.max_gap is not None:
+        checks.append((Reason.ABOVE_GAP, np.ones(len(sizes), np.bool_)))
+    left = ~gave
+    for reason, holds in checks:
+        found = left & holds
+        stage.drop(reason, int(found.sum()), candidates.first_uids(found))
+        left &= ~found
+    stage.drop(Reason.NOT_PICKED, int(left.sum()), candidates.first_uids(left))
+    stage.close(int(gave.sum()))
+    return gave
+
+
+def count_group_pairs(
+    candidates: Candidates, gave: Flags, num_pairs: int, options: PairOptions, funnel: Funnel
+) -> Stage:
+    """The stage of the pairs, begun: of all pairs in the groups that gave some, those that the strategy left."""
+    sizes, rows = candidates.sizes[gave], np.repeat(gave, candidates.sizes)
+    stage = funnel.stage("pairs", int((sizes * (sizes - 1) // 2).sum()))
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    tied, below, above = count_gaps(starts, candidates.rewards[rows], options)
+    identical = _num_identical_apart(candidates, rows, options)
+    stage.drop(Reason.TIED, tied)
+    stage.drop(Reason.BELOW_GAP, below)
+    stage.drop(Reason.ABOVE_GAP, above)
+    stage.drop(Reason.IDENTICAL, identical)
+    rest = stage.num_in - tied - below - above - identical - num_pairs
+    capped = options.strategy == "all"
+    stage.drop(Reason.GROUP_CAP if capped else Reason.NOT_PICKED, rest)
+    return stage
+
+
+def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOptions) -> int:
+    """Of some rows, pairs of one completion with itself whose rewards lie within the bounds of the gap."""
+    rows = candidates.recurring[giving[candidates.recurring]]
+    again = pl.DataFrame({"group": candidates.groups[rows], "reward": candidates.rewards[rows]})
+    again = again.with_columns(completion_hash=candidates.frame["completion_hash"].gather(rows))
+    again = again.filter(pl.len().over("group", "completion_hash") > 1) if again.height else again
+    if not again.height:
+        return 0
+    again = again.sort("group", "completion_hash", "reward", descending=[False, False, True])
+    runs = again.select(pl.struct("group", "completion_hash").rle_id()).to_series().to_numpy()
+    starts = np.append(np.flatnonzero(np.diff(runs, prepend=-1)), again.height)
+    sizes = np.diff(starts)
+    return int((sizes * (sizes - 1) // 2).sum()) - sum(count_gaps(starts, again["reward"].to_numpy(), options))
+
+
+# Drafts: pairs as narrow rows, before any text is read. What a strategy returns and every filter works on.
+
+DRAFT_SCHEMA: dict[str, Any] = {
+    "key": pl.String,
+    "tid": pl.String,
+    "task": pl.String,
+    "step": pl.Int64,
+    "group": pl.Int64,
+    "prompt_hash": pl.String,
+    "chosen_hash": pl.String,
+    "rejected_hash": pl.String,
+    "chosen_uid": pl.String,
+    "rejected_uid": pl.String,
+    "chosen_row": pl.Int64,
+    "rejected_row": pl.Int64,
+    "chosen_reward": pl.Float64,
+    "rejected_reward": pl.Float64,
+    "gap": pl.Float64,
+    "across_groups": pl.Boolean,
+    "num_chosen_characters": pl.Int64,
+    "num_rejected_characters": pl.Int64,
+    "cut": pl.Int64,
+    "chosen_at": pl.Int64,
+    "rejected_at": pl.Int64,
+    "row_uid": pl.String,
+    "info": pl.String,
+}
+ORDER = ("prompt_hash", "tid", "step", "gap", "key", "chosen_uid", "rejected_uid")
+_DESCENDING = [name == "gap" for name in ORDER]
+_OF_PAIR = ("tid", "task", "step", "prompt_hash")
+_OF_SIDE = ("completion_hash", "num_characters", "uid", "row", "reward")
+HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")
+
+
+def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
+    """Rows of groups that were paired, as drafts in order."""
+    frame = candidates.frame.select(*_OF_PAIR, *_OF_SIDE)
+    prompts, completions = words_of(frame["prompt_hash"]), candidates.completions
+    keys = pair_keys(prompts[pairs.chosen], completions[pairs.chosen], completions[pairs.rejected])
+    groups = candidates.groups[pairs.chosen]
+    order = _order(groups, pairs, keys)
+    pairs = pairs.select(order)
+    chosen, rejected = frame[pairs.chosen], frame.select(_OF_SIDE)[pairs.rejected]
+    columns = {
+        "key": hex_digits(keys[order]),
+        **{name: chosen[name] for name in _OF_PAIR},
+        "group": groups[order],
+        "gap": pairs.gaps,
+        "across_groups": (prompts[pairs.chosen] != prompts[pairs.rejected]).any(axis=1),
+    }
+    for side, rows in (("chosen", chosen), ("rejected", rejected)):
+        columns |= {f"{side}_hash": rows["completion_hash"], f"num_{side}_characters": rows["num_characters"]}
+        columns |= {f"{side}_{name}": rows[name] for name in ("uid", "row", "reward")}
+    return _complete(pl.DataFrame(columns))
+
+
+def finished(frame: pl.DataFrame) -> pl.DataFrame:
+    """Drafts of any strategy with their key and every column; their order stays."""
+    keys = hex_digits(pair_keys(*(words_of(frame[name]) for name in HASHES)))
+    return _complete(frame.with_columns(keys.alias("key")))
+
+
+def ordered(drafts: pl.DataFrame) -> pl.DataFrame:
+    """By prompt, task and step, then from the largest gap down."""
+    return drafts.sort(ORDER, descending=_DESCENDING)
+
+
+def no_drafts() -> pl.DataFrame:
+    return pl.DataFrame(schema=DRAFT_SCHEMA)
+
+
+def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
+    """The order of drafts. Rows of equal reward and completion stand by id, so that their numbers order equal keys."""
+    order = np.lexsort([-pairs.gaps, groups])
+    tied = (np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)
+    places = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))
+    some = order[places]  # rows that share group and gap stand together, and stay together
+    columns = (pairs.rejected, pairs.chosen, keys[:, 1], keys[:, 0], -pairs.gaps, groups)
+    order[places] = some[np.lexsort([column[some] for column in columns])]
+    return order
+
+
+def _complete(frame: pl.DataFrame) -> pl.DataFrame:
+    missing = [name for name in DRAFT_SCHEMA if name not in frame.columns]
+    frame = frame.with_columns(pl.lit(None, DRAFT_SCHEMA[name]).alias(name) for name in missing)
+    frame = frame.with_columns(pl.col("across_groups").fill_null(False))
+    return frame.select(pl.col(name).cast(kind) for name, kind in DRAFT_SCHEMA.items())

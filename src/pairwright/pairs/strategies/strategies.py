@@ -1,0 +1,131 @@
+"""The strategies by name: each turns the rows of a partition into drafts, and counts what it leaves.
+
+`IN_GROUPS` are those that need nothing but the rows of a group, so that rows may be parted by prompt hash.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from pairwright.errors import ConfigError
+from pairwright.pairs.candidates.candidates import Candidates, Indices, candidates_of, grouped
+from pairwright.pairs.candidates.gaps import Floats, reward_gaps, tied_rewards
+from pairwright.pairs.candidates.pair_ids import Words, seeded, words_of
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.options import PairOptions, Threshold
+from pairwright.pairs.partition_state import Work
+from pairwright.pairs.strategies.divergence import plan_divergence
+from pairwright.pairs.strategies.imported import plan_given
+from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, count_groups, drafts_of, group_pairs
+from pairwright.pairs.strategies.teachers import plan_teachers
+
+# Strategy `stratified`: high rewards against low ones, at or above one threshold and at or below another.
+
+
+def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """Pairs of a high and a low candidate of one group."""
+    rewards, high, low = candidates.rewards, options.high.value, options.low.value
+    return group_pairs(
+        candidates, options, largest=options.max_pairs_per_group,
+        num_high=_count(candidates, rewards >= high), num_low=_count(candidates, rewards <= low),
+    )  # fmt: skip
+
+
+def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """Each high candidate with a few low ones of any prompt; bounds of the gap are not looked at here."""
+    rewards, high, low = candidates.rewards, options.high.value, options.low.value
+    order = seeded(options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash")))
+    highs, lows = (_by(order, np.flatnonzero(rows)) for rows in (rewards >= high, rewards <= low))
+    num_each = min(options.max_per_chosen, len(lows))
+    chosen = np.repeat(highs, num_each)
+    rejected = lows[np.arange(len(chosen)) % len(lows)] if len(lows) else chosen[:0]
+    near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
+    gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
+    return RowPairs(chosen, rejected, gaps)
+
+
+def with_thresholds(options: PairOptions, rewards: Floats) -> PairOptions:
+    """Options whose thresholds are rewards: quantiles are looked up among the rewards of all candidates."""
+    high, low = (_value(rewards, threshold) for threshold in (options.high, options.low))
+    if low > high:
+        raise ConfigError(f"low: got {options.low} ({low!r}), expected at most high, {options.high} ({high!r})")
+    return options.model_copy(update={"high": Threshold(high), "low": Threshold(low)})
+
+
+def _value(rewards: Floats, threshold: Threshold) -> float:
+    if not threshold.is_quantile or not len(rewards):
+        return threshold.value
+    return float(np.quantile(rewards, threshold.value, method="inverted_cdf"))
+
+
+def _count(candidates: Candidates, rows: npt.NDArray[np.bool_]) -> Indices:
+    totals = np.concatenate([[0], np.cumsum(rows)])
+    return np.asarray(totals[candidates.starts[1:]] - totals[candidates.starts[:-1]], np.int64)
+
+
+def _by(order: Words, rows: Indices) -> Indices:
+    return rows[np.argsort(order[rows], kind="stable")]
+
+
+# The strategies by name: each turns the rows of a partition into drafts, and counts what it leaves.
+
+Planner = Callable[[Work], pl.DataFrame]
+
+
+def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
+    """A strategy that picks pairs of rows inside groups."""
+
+    def plan(work: Work) -> pl.DataFrame:
+        work.rows, candidates = grouped(work.rows, work.options)
+        work.candidates = candidates
+        pairs = pick(candidates, work.options)
+        gave = count_groups(candidates, pairs, work.options, work.funnel)
+        count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
+        return drafts_of(candidates, pairs)
+
+    return plan
+
+
+def all_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """Every two candidates of a group with different rewards, or the `max_pairs_per_group` with the largest gaps."""
+    return group_pairs(candidates, options, largest=options.max_pairs_per_group)
+
+
+def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
+    """The best against the worst of each group, one pair a group.
+
+    Where they are the same completion, the next largest gap between two different ones takes their place.
+    """
+    return group_pairs(candidates, options, largest=1)
+
+
+def plan_stratified(work: Work) -> pl.DataFrame:
+    """High against low, inside groups unless asked for otherwise."""
+    if not work.options.across_groups:
+        return in_groups(stratified_pairs)(work)
+    candidates = work.candidates = candidates_of(work.rows)
+    dealt = across_groups_pairs(candidates, work.options)
+    work.funnel.stage("pairs", len(dealt.chosen))
+    drafts = drafts_of(candidates, dealt)
+    gap, options = pl.col("gap"), work.options
+    for reason, bad in (
+        (Reason.TIED, tied_rewards(options.tie_tolerance) | (gap <= 0)),
+        (Reason.BELOW_GAP, gap < options.min_gap),
+        (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
+        (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
+    ):
+        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+    return drafts
+
+
+STRATEGIES: dict[str, Planner] = {
+    "all": in_groups(all_pairs),
+    "best-worst": in_groups(best_worst_pairs),
+    "stratified": plan_stratified,
+    "divergence": plan_divergence,
+    "teachers": plan_teachers,
+    "imported": plan_given,
+}
+IN_GROUPS = ("all", "best-worst", "stratified")

@@ -1,0 +1,217 @@
+"""Strategy `teachers`: at every recorded decision of a student, what teachers agree on against what the student did.
+
+One action is compared with one action: the message that the student wrote at a state (decisions.py) with the message
+that a teacher wrote there. A teacher's answer belongs to a state by its prompt hash. A teacher is a table, or a model
+where a table holds several. The chosen answer is the one most teachers gave (or the best-scored one); it needs
+`min_teachers` behind it, by default more than half of those that answered. A student that gave the same answer gives no
+pair. Rewards are the shares of the teachers that gave the chosen and the student's answer.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, read_rows, with_reasons
+from pairwright.pairs.candidates.gaps import tied_rewards
+from pairwright.pairs.candidates.trajectories import messages_of, prompt_messages
+from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.pair_table import num_characters
+from pairwright.pairs.partition_state import Work
+from pairwright.pairs.strategies.pairing import finished, no_drafts
+from pairwright.records.canonical import canonical_messages, content_hash
+from pairwright.records.messages import Message
+from pairwright.store.table import Table
+
+# Decisions: every message that a model wrote in a recorded run, and the state that it was written at.
+
+_CONTENT = ("prompt", "tools", "completion", "prompt_text")
+_PER_DECISION = {"prompt_hash": pl.String, "completion_hash": pl.String, "num_characters": pl.Int64}
+_SCHEMA: dict[str, Any] = {
+    "row": pl.Int64,
+    "at": pl.Int64,
+    "decision": pl.Int64,
+    "is_empty": pl.Boolean,
+    **_PER_DECISION,
+}
+
+
+def split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int = 0) -> pl.DataFrame:
+    """Narrow rows with one row for each decision; the first of the tables has the number `first`.
+
+    `at` is the position of the decision's message in the conversation, `decision` that in the completion, `is_empty`
+    whether nothing stands in it. A completion of one message is one decision, and has neither position; one of several
+    messages of which the model wrote none is no row.
+    """
+    several = _rows_of_several(tables, first)
+    is_several = pl.Series(np.isin(rows["row"].to_numpy(), several, assume_unique=True))
+    single = rows.filter(~is_several).with_columns(
+        pl.lit(None, pl.Int64).alias("at"), pl.lit(None, pl.Int64).alias("decision"), pl.lit(False).alias("is_empty")
+    )
+    runs = rows.filter(is_several)
+    if not runs.height:
+        return single
+    wanted = np.sort(runs["row"].to_numpy())
+    decisions = pl.concat([pl.DataFrame(schema=_SCHEMA), *_read_decisions(tables, wanted, first)])
+    split = runs.drop(*_PER_DECISION).join(decisions, on="row", how="inner", maintain_order="left_right")
+    return pl.concat([single, split.select(single.columns)])
+
+
+def _rows_of_several(tables: Sequence[Table], first: int) -> Indices:
+    """The rows whose completion has more than one message; ascending."""
+    found = [np.zeros(0, np.int64)]
+    for number, table in enumerate(tables, first):
+        counts = table.lazy().select("num_completion_messages").collect().to_series().fill_null(0).to_numpy()
+        found.append(np.flatnonzero(counts > 1) + (number << PLACE_BITS))
+    return np.concatenate(found)
+
+
+def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Iterator[pl.DataFrame]:
+    """The decisions of these rows, batch by batch."""
+    for number, table in enumerate(tables, first):
+        start = number << PLACE_BITS
+        for batch in table.scan(columns=_CONTENT):
+            own = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
+            if len(own):
+                texts = batch.take(pa.array(own - start))
+                found = [row for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
+                         for row in _decisions(place, text)]  # fmt: skip
+                yield pl.DataFrame(found, schema=_SCHEMA, orient="row")
+            start += batch.num_rows
+
+
+def _decisions(row: int, text: dict[str, Any]) -> Iterator[tuple[int, int, int, bool, str, str, int]]:
+    prompt, completion = prompt_messages(text["prompt"], text["prompt_text"]), messages_of(text["completion"])
+    tools = list(msgspec.json.decode(text["tools"])) if text["tools"] else []
+    # calls are numbered from the start, so that the forms of a state are the first of the whole conversation
+    forms = canonical_messages([*prompt, *completion])
+    for decision, message in enumerate(completion):
+        if message.is_generated:
+            at = len(prompt) + decision
+            state, action = content_hash(forms[:at], tools), content_hash(canonical_messages([message]))
+            yield row, at, decision, _is_empty(message), state, action, num_characters([message])
+
+
+def _is_empty(message: Message) -> bool:
+    return not (message.tool_calls or message.text or message.reasoning)
+
+
+# Strategy `teachers`: at every recorded decision of a student, what teachers agree on against what the student did.
+
+_IN_ORDER = ("tid", "step", "prompt_hash", "uid", "decision")
+
+
+def plan_teachers(work: Work) -> pl.DataFrame:
+    """Drafts of all decisions at which teachers answered."""
+    options = work.options
+    unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
+    work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
+    students = work.rows.filter(pl.col("reason").is_null())
+    decisions = split_decisions(students, work.tables[: len(work.tables) - len(options.teachers)])
+    without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
+    work.rows = work.rows.with_columns(
+        reason=pl.when(without).then(pl.lit(Reason.NO_DECISION.value)).otherwise("reason")
+    )
+    answers = _answers(work.tables, options)
+    work.funnel.stage("decisions", decisions.height)
+    asked = pl.col("prompt_hash").is_in(answers["prompt_hash"].unique().implode())
+    for reason, bad in ((Reason.EMPTY, pl.col("is_empty")), (Reason.NO_TEACHER, asked.not_())):
+        decisions = _drop_decisions(decisions, reason, bad, work)
+    work.stage.close(decisions.height)
+    work.funnel.stage("pairs", decisions.height)
+    if not decisions.height:
+        return no_drafts()
+    return _judged(_drafts(decisions.sort(_IN_ORDER), answers), options, work)
+
+
+def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, work: Work) -> pl.DataFrame:
+    """Decisions without the bad ones, which are counted."""
+    gone = decisions.filter(bad)
+    work.stage.drop(reason, gone.height, gone["uid"].unique().bottom_k(NUM_EXAMPLES).sort().to_list())
+    if gone.height:
+        rows = gone.select(chosen_row="row", rejected_row="row")
+        work.lost.append(rows.with_columns(reason=pl.lit(reason.value)))
+    return decisions.filter(~bad)
+
+
+def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
+    """One row for each answer at each state: how many teachers gave it, out of how many, and the favourite."""
+    # Table by table: two teachers that say the same have two voices, even where their records have one id.
+    first = len(tables) - len(options.teachers)
+    usable = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
+    several = []
+    for number, table in enumerate(tables[first:], first):
+        rows = with_reasons(read_rows([table], first=number), options).filter(usable)
+        rows = split_decisions(rows, [table], first=number).filter(~pl.col("is_empty"))
+        several.append(rows.with_columns(table=pl.lit(number, pl.UInt32)))
+    rows = pl.concat(several).with_columns(teacher=pl.struct("table", "model_version"))
+    # A teacher that answered more than once has one voice: its best-scored answer, then the first by id.
+    rows = rows.sort("reward", "uid", "decision", descending=[True, False, False], nulls_last=True)
+    rows = rows.unique(["prompt_hash", "teacher"], keep="first", maintain_order=True)
+    answers = rows.group_by("prompt_hash", "completion_hash", maintain_order=True).agg(
+        pl.len().alias("num_votes"),
+        pl.col("uid").sort().first().alias("teacher_uid"),
+        pl.col("row").sort_by("uid").first().alias("teacher_row"),
+        pl.col("at").sort_by("uid").first().alias("teacher_at"),
+        pl.col("num_characters").sort_by("uid").first().alias("num_teacher_characters"),
+        pl.col("reward").max().alias("score"),
+    )
+    order = ["score", "num_votes"] if options.teacher_choice == "best" else ["num_votes", "score"]
+    answers = answers.sort(*order, "completion_hash", descending=[True, True, False], nulls_last=True)
+    return answers.with_columns(
+        num_teachers=pl.col("num_votes").sum().over("prompt_hash"),
+        place=pl.int_range(pl.len()).over("prompt_hash"),
+    )
+
+
+def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+    favourites = answers.filter(pl.col("place") == 0)
+    own = answers.select("prompt_hash", "completion_hash", num_own="num_votes")
+    joined = students.join(
+        favourites.rename({"completion_hash": "teacher_hash"}), on="prompt_hash", how="left", maintain_order="left"
+    ).join(own, on=["prompt_hash", "completion_hash"], how="left", maintain_order="left")
+    share, own_share = (
+        pl.col("num_votes") / pl.col("num_teachers"),
+        pl.col("num_own").fill_null(0) / pl.col("num_teachers"),
+    )
+    return finished(
+        joined.select(
+            "tid", "task", "step", "prompt_hash",
+            group=pl.struct("tid", "step", "prompt_hash").rle_id(),
+            chosen_hash="teacher_hash",
+            rejected_hash="completion_hash",
+            chosen_uid="teacher_uid",
+            rejected_uid="uid",
+            chosen_row="teacher_row",
+            rejected_row="row",
+            chosen_at="teacher_at",
+            rejected_at="at",
+            info=pl.concat_str(pl.lit('{"decision":'), "decision", pl.lit("}")),
+            chosen_reward=share,
+            rejected_reward=own_share,
+            gap=(pl.col("num_votes") - pl.col("num_own").fill_null(0)) / pl.col("num_teachers"),
+            num_chosen_characters="num_teacher_characters",
+            num_rejected_characters="num_characters",
+        )
+    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])  # fmt: skip
+
+
+def _judged(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:
+    majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
+    enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
+    if options.min_teachers is None and options.teacher_choice == "best":
+        enough = pl.lit(True)
+    checks = [
+        (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
+        (Reason.TEACHERS_DISAGREE, ~enough),
+        (Reason.TIED, (pl.col("gap") <= 0) | tied_rewards(options.tie_tolerance)),
+        (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
+        (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
+    ]
+    for reason, bad in checks:
+        drafts = work.drop(drafts, reason, drafts.select(bad.alias("bad")).to_series())
+    return drafts.drop("num_votes", "num_teachers")

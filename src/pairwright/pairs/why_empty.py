@@ -1,0 +1,111 @@
+"""When no pair results: which filter removed the last ones, and what value would have let some through."""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from pairwright.pairs.candidates.candidates import Candidates
+from pairwright.pairs.candidates.gaps import is_tied, reward_gaps
+from pairwright.pairs.funnel import Funnel, Reason
+from pairwright.pairs.options import PairOptions
+
+_ADVICE = {
+    Reason.FILTERED: "a wider --where lets some through",
+    Reason.IS_A_PAIR: "--strategy imported passes them through",
+    Reason.IS_NO_PAIR: "--strategy best-worst makes pairs of scored experiences",
+    Reason.UNSCORED: "give them rewards: pairwright import --reward NAME or --scores FILE",
+    Reason.FAILED: "--keep-masked lets them through",
+    Reason.TRUNCATED: "leave out --drop-truncated",
+    Reason.DIFFERENT_PROMPTS: "--strategy divergence compares runs from where they part; --strategy stratified "
+    "--across-groups allows different prompts",
+    Reason.SINGLE: "run each task more than once, or --strategy stratified --across-groups",
+    Reason.CONTRADICTION: "--contradictions majority or keep lets some through",
+    Reason.TIED: "only rewards that tell candidates apart give pairs",
+    Reason.IDENTICAL: "sample with a higher temperature",
+    Reason.LENGTH: "a higher --length-balance, or --balance-by reweight, lets some through",
+    Reason.ENVIRONMENT: "--environment-divergence lets them through, marked",
+    Reason.NO_TEACHER: "a teacher answers at a state: its prompt must be the student's, and what the run said since",
+    Reason.TEACHERS_DISAGREE: "a lower --min-teachers lets some through",
+    Reason.NO_VOTE: "the file of votes names none of these experiences",
+    Reason.CURRICULUM: "a larger --curriculum-share lets some through",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Clues:
+    """Values of a partition that decide what an option would have to be; None where it has none."""
+
+    most_candidates: float | None = None
+    largest_gap: float | None = None
+    highest: float | None = None
+    least_step: float | None = None
+    lowest: float | None = None
+
+    def merged(self, other: "Clues") -> "Clues":
+        """The clues of both: the smaller of what is smallest, the larger of what is largest."""
+        values = {}
+        for field in fields(self):
+            both = [value for value in (getattr(self, field.name), getattr(other, field.name)) if value is not None]
+            pick = min if field.name in ("least_step", "lowest") else max
+            values[field.name] = pick(both) if both else None
+        return Clues(**values)
+
+
+def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
+    """The clues of a partition's candidates, and of its largest group, whether or not it had enough of them."""
+    if candidates is None or not candidates.frame.height:
+        return Clues(most_candidates=largest_group or None)
+    rewards = candidates.rewards
+    best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
+    steps = reward_gaps(rewards[:-1], rewards[1:])
+    inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
+    return Clues(
+        most_candidates=largest_group,
+        largest_gap=float(reward_gaps(best, worst, near=[options.min_gap]).max()),
+        highest=float(best.max()),
+        least_step=float(steps[inside].min()) if inside.any() else None,
+        lowest=float(worst.min()),
+    )
+
+
+def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
+    """One sentence for a build without pairs."""
+    last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
+    if last is None:
+        return "there was nothing to pair: the tables are empty"
+    drops = list(last.drops.items())
+    in_order = last is not funnel.stages[0]  # reasons of experiences stand by name, those of pairs by time
+    reason, drop = drops[-1] if in_order else max(drops, key=lambda item: item[1].count)
+    text = f"no pairs: the last {drop.count:,} {last.unit} went by {reason.value!r}"
+    advice = _value(reason, clues, options) or _advice(reason, options)
+    text = f"{text}; {advice}" if advice else text
+    first = funnel.stages[0]
+    if first is not last and first.drops:
+        reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
+        if drop.count * 2 > first.num_in:
+            advice = _advice(reason, options)
+            text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
+            text += f"; {advice}" if advice else ""
+    return text
+
+
+def _advice(reason: Reason, options: PairOptions) -> str | None:
+    if reason is Reason.SINGLE and options.within_run:
+        return "record several candidates a run, or compare those of all runs: --no-within-run"
+    return _ADVICE.get(reason)
+
+
+def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
+    """The option that dropped the last ones, with a value that would not have."""
+    most = None if clues.most_candidates is None else int(clues.most_candidates)
+    bounds = {
+        Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
+        Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),
+        Reason.ABOVE_GAP: ("--max-gap", clues.least_step, options.max_gap),
+        Reason.NOT_HIGH: ("--high", clues.highest, options.high),
+        Reason.NOT_LOW: ("--low", clues.lowest, options.low),
+    }
+    if reason not in bounds or bounds[reason][1] is None:
+        return None
+    name, value, now = bounds[reason]
+    return f"{name} {value!r} would let some through, now {now}"

@@ -1,0 +1,216 @@
+"""A build whose pieces are done by the workers of an engine: each is a function of its task, with its rows in files.
+
+    segment of a table ─► its rows, by bucket                 part_rows
+    bucket             ─► the plans of its partitions         plan_bucket
+    segment of a table ─► its texts, by slice                 fetch_texts
+    slice              ─► its rows of the pairs table         make_rows
+
+What a worker does with its piece is what a build alone does (partition.py, texts.py), so the result is the same. The
+files lie in the build's folder, under names of their own: a piece that is done twice, since its worker was lost, does
+not meet itself.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.engines import Engine
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, row_batches
+from pairwright.pairs.candidates.gaps import Floats
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.pair_table import Filling
+from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
+from pairwright.pairs.selection import narrow_columns
+from pairwright.pairs.spill import (
+    MAX_BUCKETS,
+    Aside,
+    Spill,
+    bucket_of,
+    num_buckets,
+    parted,
+    plain_memory,
+    read_aside,
+    write_aside,
+)
+from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetched, slice_rows
+from pairwright.paths import Place
+from pairwright.store.table import Table
+
+Progress = Callable[[int, int], None]
+R = TypeVar("R")
+Numbered = tuple[int, list[Aside]]  # a bucket or a slice, and the files that have rows of it
+PIECE_MEGABYTES = 256  # of texts in a slice, while it is being made by a worker
+_BUCKETS_PER_WORKER = 4  # so that one with much to do keeps the others waiting for a part of its time only
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One part of a table; `first` is the number of its first row."""
+
+    folder: Place
+    name: str
+    first: int
+    num_rows: int
+
+    def table(self) -> Table:
+        return Table(self.folder, create=False, only=self.name)
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """The plan of a partition without its drafts and experiences, which are in files."""
+
+    plan: PartitionPlan
+    narrow: pl.DataFrame
+    num_drafts: int
+    drafts: Place
+    experiences: Place
+
+
+def segments_of(tables: Sequence[Table]) -> list[Segment]:
+    """All parts of tables, in their order."""
+    found = []
+    for number, table in enumerate(tables):
+        first = number << PLACE_BITS
+        for name in table.segments():
+            segment = Segment(table.path, name, first, table.part(name).count())
+            found.append(segment)
+            first += segment.num_rows
+    return found
+
+
+class SpreadRows:
+    """The rows of tables in buckets that workers have filled, and will plan."""
+
+    def __init__(
+        self, tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
+    ) -> None:
+        self._folder, self._engine, self._progress = folder, engine, progress
+        self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
+        part = partial(part_rows, number=self._number, folder=folder, where=options.where, with_runs=options.within_run)
+        segments = segments_of(tables)
+        files = _shown(engine.map(part, segments), len(segments), progress)
+        self._buckets = _by_number(found for found in files if found is not None)
+
+    def rewards(self, options: PairOptions) -> Iterator[Floats]:
+        """The rewards of candidates, bucket by bucket."""
+        return self._engine.map(partial(bucket_rewards, options=options), self._buckets)
+
+    def plans(self, options: PairOptions) -> Iterator[BucketPlan]:
+        """The plans of all partitions, in order."""
+        plan = partial(plan_bucket, options=options, folder=self._folder)
+        found = self._engine.map(plan, self._buckets)
+        for plans in _shown(found, len(self._buckets), self._progress):
+            yield from plans
+
+
+def spread_rows(
+    texts: PairTexts, tables: Sequence[Table], folder: Place, engine: Engine, progress: Progress
+) -> Iterator[pa.RecordBatch]:
+    """What `texts.rows` gives, made by workers."""
+    wanted = texts.take_wanted()
+    tasks = []
+    for segment in segments_of(tables):
+        ends = np.array([segment.first, segment.first + segment.num_rows]) << WANTED_BITS
+        first, last = np.searchsorted(wanted, ends).tolist()
+        if last > first:
+            tasks.append((segment, wanted[first:last] - ends[0]))
+    fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
+    files = list(_shown(engine.map(fetch, tasks), len(tasks), progress))
+    texts.drafts.close()
+    slices = _by_number(files)
+    for batches in _shown(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
+        yield from batches
+
+
+def part_rows(
+    segment: Segment, *, number: int, folder: Place, where: str | None = None, with_runs: bool = False
+) -> Aside | None:
+    """The narrow rows of a segment, parted into so many buckets."""
+    with plain_memory():
+        return write_aside(folder, "rows", _by_bucket(segment, number, where, with_runs))
+
+
+def _by_bucket(segment: Segment, number: int, where: str | None, with_runs: bool) -> Iterator[tuple[int, pa.Table]]:
+    for batch in row_batches([segment.table()], where=where, with_runs=with_runs):
+        rows = batch.with_columns(pl.col("row") + segment.first)
+        for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):
+            yield int(bucket), own.to_arrow()
+
+
+def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:
+    """The rewards of a bucket's candidates."""
+    return np.concatenate([candidate_rewards(rows, options) for rows in _partitions(task, options)])
+
+
+def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[BucketPlan]:
+    """The plans of a bucket, whose rows are in these files."""
+    found = []
+    with plain_memory():
+        for rows in _partitions(task, options):
+            plan = plan_partition(rows, options)
+            found.append(
+                BucketPlan(
+                    plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
+                    narrow=narrow_columns(plan.drafts, options),
+                    num_drafts=plan.drafts.height,
+                    drafts=_put(folder, plan.drafts),
+                    experiences=_put(folder, plan.experiences),
+                )
+            )
+    return found
+
+
+def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Place) -> Aside:
+    """The texts of a segment that pairs need, by the slices that need them."""
+    segment, wanted = task
+    with plain_memory():
+        found = write_aside(folder, "texts", fetched(segment.table(), columns, wanted, first=segment.first))
+    assert found is not None, "some text was wanted"
+    return found
+
+
+def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
+    """The rows of a slice."""
+    number, files = task
+    with plain_memory():
+        drafts = Spill(folder, "drafts", kind=pl.DataFrame).read(number)
+        texts = read_aside(files, number)
+        assert drafts is not None, "a slice has drafts"
+        assert texts is not None, "drafts have texts"
+        return list(slice_rows(drafts, texts, Filling()))
+
+
+def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
+    bucket, files = task
+    return parted(pl.DataFrame(read_aside(files, bucket)), options)
+
+
+def _by_number(files: Iterable[Aside]) -> list[Numbered]:
+    """What the files have, by number: each with the files that have some of it."""
+    found: dict[int, list[Aside]] = {}
+    for aside in files:
+        for number in set(aside.numbers):
+            found.setdefault(number, []).append(aside)
+    return sorted(found.items())
+
+
+def _put(folder: Place, rows: pl.DataFrame) -> Place:
+    """Rows in a file that a Spill can take over."""
+    name = f"put-{os.urandom(6).hex()}"
+    spill = Spill(folder, name, kind=pl.DataFrame)
+    spill.add(0, rows)
+    spill.close()
+    return folder / f"{name}.0.arrow"
+
+
+def _shown(found: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
+    for done, result in enumerate(found, 1):
+        progress(done, total)
+        yield result

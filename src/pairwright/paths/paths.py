@@ -1,0 +1,252 @@
+"""A text as a place: a path of this machine, or an address; and what is the same for both."""
+
+import glob
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import unquote, urlsplit
+
+from pairwright.errors import PlaceError
+from pairwright.paths.addresses import Remote
+from pairwright.paths.scratch import scratch
+
+Place = Path | Remote
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.S)
+
+
+def is_address(text: object) -> bool:
+    """Whether a text names a place that is not on this machine."""
+    return isinstance(text, Remote) or _ADDRESS.fullmatch(str(text)) is not None
+
+
+def place(text: str | os.PathLike[str] | Remote) -> Place:
+    """The place that a text names.
+
+    >>> str(place("s3://key:secret@bucket/runs/first/?region=eu-west-1"))
+    's3://bucket/runs/first'
+    >>> place("file:///data/runs")
+    PosixPath('/data/runs')
+    >>> str(place("s3://bucket/part-?.jsonl"))
+    's3://bucket/part-?.jsonl'
+    """
+    if isinstance(text, Path | Remote):
+        return text
+    text = os.fspath(text)
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        return Path(text)
+    scheme, rest = found[1].lower(), found[2]
+    if scheme == "file":
+        return Path(unquote(urlsplit(text).path))
+    rest, query = _parted(rest)
+    authority, _, key = rest.partition("/")
+    login, at, host = authority.rpartition("@")
+    if at and scheme.startswith("abfs") and ":" not in login:  # there it is a container, no user
+        login, host = "", authority
+    if not host:
+        raise PlaceError(f"{scheme}://: expected an address such as {scheme}://bucket/folder")
+    return Remote(scheme, host, "/".join(part for part in key.split("/") if part), login, query)
+
+
+def size_of(there: Place) -> int:
+    return there.size() if isinstance(there, Remote) else there.stat().st_size
+
+
+def stamp_of(there: Place) -> tuple[int, int]:
+    """The size and the time of the last change, in nanoseconds: another stamp is another file."""
+    if isinstance(there, Remote):
+        return there.stamp()
+    found = there.stat()
+    return found.st_size, found.st_mtime_ns
+
+
+def local_path(there: Place) -> Path | None:
+    """The path of a place on this machine; None for an address."""
+    return None if isinstance(there, Remote) else there
+
+
+def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
+    """The names in a folder, sorted. At an address a missing folder is empty, and a missing bucket is an error."""
+    if isinstance(folder, Remote):
+        return folder.names()
+    return [] if missing_ok and not folder.exists() else sorted(os.listdir(folder))
+
+
+@contextmanager
+def local_workspace(folder: Place) -> Iterator[Path]:
+    """Where to write files that are meant for a folder: the folder itself, or for an address scratch. See `deliver`."""
+    if isinstance(folder, Path):
+        yield folder
+        return
+    with scratch() as path:
+        yield path
+
+
+def deliver(file: Place, folder: Place) -> Place:
+    """Where a file of `local_workspace(folder)` stands for everybody: where it is, or uploaded to the address."""
+    if isinstance(folder, Path) or isinstance(file, Remote):
+        return file
+    (folder / file.name).put(file)
+    return folder / file.name
+
+
+@contextmanager
+def arrow_input(there: Place) -> Iterator[Any]:
+    """A file of Arrow's, for reads at any position."""
+    import pyarrow as pa
+
+    if isinstance(there, Path):
+        with pa.OSFile(str(there)) as file:
+            yield file
+        return
+    with there.told(), there.open_input() as file:
+        yield file
+
+
+def opened(there: Place, buffering: int = -1) -> IO[bytes]:
+    """A file to be read as bytes."""
+    return there.open() if isinstance(there, Remote) else open(there, "rb", buffering=buffering)
+
+
+@contextmanager
+def local_copy(there: Place) -> Iterator[Path]:
+    """A file on this machine: itself, or a copy that is gone afterwards."""
+    if isinstance(there, Path):
+        yield there
+        return
+    with scratch() as folder:
+        there.fetch(folder / there.name)
+        yield folder / there.name
+
+
+@contextmanager
+def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
+    """A folder (or a file) on this machine: itself, or a copy of the files in it that is gone afterwards. `within` is
+    where to put the copy, if other machines have to see it."""
+    if isinstance(there, Path):
+        yield there
+        return
+    with scratch(within) as folder:
+        if there.is_file():
+            there.fetch(folder / there.name)
+            yield folder / there.name
+            return
+        files = [child for child, is_folder in there.entries() if not is_folder and not child.name.startswith(".")]
+        if not files:
+            raise PlaceError(f"{there}: no file there")
+        for file in files:
+            file.fetch(folder / file.name)
+        yield folder
+
+
+def _parted(rest: str) -> tuple[str, str]:
+    """A query has a key and a value; any other ? stands for one character of a name."""
+    path, mark, query = rest.rpartition("?")
+    return (path, query) if mark and "=" in query else (rest, "")
+
+
+# The files that a path or an address names: a file, all files of a folder, or a glob, in the same order for both.
+
+_MAGIC = re.compile(r"[*?\[]")
+
+
+def named_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place, str]]:
+    """The files that a text names, each with its path relative to the folder, or to the root of the glob, that named
+    it. In folders, files with the skipped names are left out."""
+    there = place(text) if is_address(text) else None
+    if isinstance(there, Remote):
+        root = root_of(there).key
+        return [(file, _below(file.key, root)) for file in remote_files(there, skipped=skipped)]
+    path = text if there is None else str(there)
+    return [(file, _below(str(file), root)) for file, root in _local_files(path, skipped)]
+
+
+def root_of(there: Remote) -> Remote:
+    """The part of an address before its first name with a wildcard; the address itself where it has none."""
+    parts = there.key.split("/") if there.key else []
+    plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    return there.at("/".join(parts[:plain]))
+
+
+def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
+    """The files that an address names; in folders those of the skipped names are left out."""
+    start = root_of(there)
+    pattern = there.key.removeprefix(start.key).strip("/")
+    if pattern:
+        matches = sorted(_matching(start, pattern.split("/")), key=lambda match: match[0].key)
+    else:
+        matches = [(there, there.is_dir())]
+    found = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
+    if not found:
+        start.entries()  # says so where there is not even a bucket
+    return found
+
+
+def _local_files(path: str, skipped: Collection[str]) -> Iterator[tuple[Path, str]]:
+    """The files that a path or glob names, each with the folder to which its name is relative."""
+    if os.path.exists(path):
+        yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped))
+        return
+    parts = Path(path).parts
+    num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    root = str(Path(*parts[:num_fixed])) if num_fixed else "."
+    for match in sorted(glob.glob(path, recursive=True)):
+        yield from ((file, root) for file in _files_below(Path(match), skipped))
+
+
+def _below(file: str, root: str) -> str:
+    """The path of a file below a root; its name alone where the root is the file itself."""
+    if root in (".", ""):
+        return file
+    return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
+
+
+def _files_below(path: Path, skipped: Collection[str]) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and name not in skipped:
+                yield Path(folder, name)
+
+
+def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Iterator[Remote]:
+    if not is_folder:
+        if there.known_size is not None or there.is_file():
+            yield there
+        return
+    below = [child for child, is_inner in there.entries(recursive=True) if not is_inner]
+    names = {child: child.key.removeprefix(there.key).strip("/").split("/") for child in below}
+    kept = [child for child in below if not any(name.startswith(".") for name in names[child])]
+    # as os.walk goes: the files of a folder, then its folders
+    kept.sort(key=lambda child: [*((1, name) for name in names[child][:-1]), (0, names[child][-1])])
+    yield from (child for child in kept if child.name not in skipped)
+
+
+def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]:
+    """What matches the parts of a pattern below a folder, and whether it is a folder."""
+    first, rest = parts[0], parts[1:]
+    entries = folder.entries()
+    if first == "**":
+        yield from _matching(folder, rest) if rest else iter([(folder, True)])
+        for child, is_folder in entries:
+            if child.name.startswith("."):
+                continue
+            if is_folder:
+                yield from _matching(child, parts)
+            elif not rest:
+                yield child, False
+        return
+    for child, is_folder in entries:
+        is_shown = not child.name.startswith(".") or first.startswith(".")
+        if is_shown and fnmatchcase(child.name, first):
+            if not rest:
+                yield child, is_folder
+            elif is_folder:
+                yield from _matching(child, rest)

@@ -1,0 +1,101 @@
+"""Scratch: folders of this machine for a while, and files that are written there before they appear elsewhere.
+
+They are in the folder for temporary files (TMPDIR), which has to hold the largest file that is written to an address.
+"""
+
+import contextlib
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pairwright.errors import PairwrightError, PlaceError
+from pairwright.paths.addresses import Remote
+
+_PREFIX = ".build."
+
+
+@contextmanager
+def scratch(within: Path | None = None) -> Iterator[Path]:
+    """A folder of this machine that is gone afterwards; `within` another one it is hidden."""
+    if within is not None:
+        within.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="pairwright-" if within is None else ".fetched-", dir=within))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def staged(target: "Path | Remote") -> Iterator[Path]:
+    """A file to write, which becomes the target once it is written; one of this machine is written where it is.
+
+    If anything fails, nothing appears at an address, and what was there before stays.
+    """
+    if isinstance(target, Path):
+        yield target
+        return
+    with scratch() as folder:
+        written = folder / target.name
+        try:
+            yield written
+        except OSError as error:
+            raise PlaceError(f"{target}: while it was written in {folder.parent}: {error.strerror or error}") from error
+        target.put(written)
+
+
+def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
+    """The folder itself, or for an address a folder of this machine that goes when its owner does."""
+    if isinstance(folder, Path):
+        return folder
+    path = Path(tempfile.mkdtemp(prefix="pairwright-"))
+    weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@contextmanager
+def build_folder(output: "Path | Remote", *, shared: bool = False) -> "Iterator[Path | Remote]":
+    """A hidden folder in `output` that is gone afterwards; those that dead builds left behind go with it.
+
+    For an output at an address it is scratch of this machine, unless it is shared with workers elsewhere.
+    """
+    folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
+    if isinstance(folder, Remote):
+        with _remote_folder(folder) if shared else scratch() as path:
+            yield path
+        return
+    try:
+        folder.mkdir(parents=True)
+        for other in folder.parent.glob(f"{_PREFIX}*"):
+            if not _is_alive(int(other.name.split(".")[2])):
+                shutil.rmtree(other, ignore_errors=True)
+        yield folder
+    except OSError as error:
+        raise PairwrightError(f"{output}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _remote_folder(folder: Remote) -> Iterator[Remote]:
+    try:
+        yield folder
+    except BaseException:
+        with contextlib.suppress(PairwrightError):  # the first error is the one to report
+            folder.remove_tree()
+        raise
+    folder.remove_tree()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,307 @@
+"""Experiences that belong together: by task, run or step; a preference taken apart into its two sides; and the
+conversation of an experience or a side, be it messages or text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from pairwright.errors import RecordError
+from pairwright.records.arrays import Array, dtype_named
+from pairwright.records.experience import EID, Experience, Kind, Side, SideOf
+from pairwright.records.messages import Message, completion_of_text, text_prompt
+
+_KEYS = {"task": "tid", "run": "rid", "step": "sid"}
+
+
+def group_by(experiences: Iterable[Experience], by: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
+    """Experiences by `tid`, `rid` or `sid`, in the order in which they come.
+
+    Args:
+        experiences: A table, or any experiences.
+        by: "task", "run", or "step": what all runs of a task did at that step.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(eid=pw.EID(task=task, run=run), kind="single_turn") for task in "ab" for run in (0, 1)]
+    >>> {key: len(group) for key, group in pw.group_by(runs, "task").items()}
+    {'["","a"]': 2, '["","b"]': 2}
+    """
+    if by not in _KEYS:
+        raise RecordError("by", by, "'task', 'run' or 'step'")
+    groups: dict[str, list[Experience]] = {}
+    for exp in experiences:
+        groups.setdefault(getattr(exp.eid, _KEYS[by]), []).append(exp)
+    return groups
+
+
+def split_preferences(experiences: Iterable[Experience]) -> list[Experience]:
+    """Each preference as two experiences, chosen first. `side_of` says which preference and which side each is.
+
+    Args:
+        experiences: Preferences.
+
+    >>> import pairwright as pw
+    >>> good, bad = ({"role": "assistant", "content": text} for text in ("4", "5"))
+    >>> preference = pw.Experience(kind="preference", prompt=[{"role": "user", "content": "2+2?"}],
+    ...                            chosen=pw.Side(messages=[good]), rejected=pw.Side(messages=[bad]))
+    >>> [single.completion[0].text for single in pw.split_preferences([preference])]
+    ['4', '5']
+    """
+    return [single for exp in experiences for single in split_preference(exp)]
+
+
+def split_preference(exp: Experience) -> tuple[Experience, Experience]:
+    """The two sides of a preference as experiences of their own, each with the shared prompt before it.
+
+    Args:
+        exp: A preference.
+
+    >>> import pairwright as pw
+    >>> good, bad = ({"role": "assistant", "content": text} for text in ("4", "5"))
+    >>> preference = pw.Experience(kind="preference", prompt=[{"role": "user", "content": "2+2?"}],
+    ...                            chosen=pw.Side(messages=[good]), rejected=pw.Side(messages=[bad]))
+    >>> chosen, rejected = pw.split_preference(preference)
+    >>> chosen.messages[-1].text, rejected.side_of.side
+    ('4', 'rejected')
+    """
+    if exp.chosen is None or exp.rejected is None:
+        raise RecordError("kind", exp.kind.value, "'preference': only a preference has sides to split")
+    return _single(exp, exp.chosen, "chosen"), _single(exp, exp.rejected, "rejected")
+
+
+class Conversation(NamedTuple):
+    """Prompt and completion of an experience, or of one side of a preference."""
+
+    prompt: tuple[Message, ...]
+    completion: tuple[Message, ...]
+
+
+def conversation_of(experience: Experience, side: Side | None = None) -> Conversation:
+    """The messages of an experience, or of a side; what was recorded as text alone is a message of its own."""
+    prompt = experience.prompt or text_prompt(experience.prompt_text)
+    if side is None:
+        completion, text = experience.completion, experience.response_text
+    else:
+        completion, text = side.messages, side.text
+    return Conversation(prompt, completion or completion_of_text(text, prompt_is_text=not experience.prompt))
+
+
+def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
+    arrays: dict[str, Any] = {}
+    if exp.tokens is not None and side.tokens is not None:
+        arrays = {
+            "tokens": np.concatenate([exp.tokens, side.tokens]),
+            "prompt_length": len(exp.tokens),
+            "logprobs": side.logprobs,
+            "action_mask": np.ones(len(side.tokens), bool) if side.action_mask is None else side.action_mask,
+        }
+    eid = exp.eid
+    return Experience(
+        eid=side.eid or EID(eid.batch, eid.task, eid.run, eid.step, f"{eid.suffix}.{name}"),
+        kind=Kind.SINGLE_TURN if len(side.messages) <= 1 else Kind.MULTI_TURN,
+        prompt=exp.prompt,
+        tools=exp.tools,
+        completion=side.messages,
+        prompt_text=exp.prompt_text,
+        response_text=side.text,
+        reward=side.reward,
+        truncate_status=side.truncate_status,
+        model_version=exp.model_version,
+        errors=side.errors,
+        info=exp.info,
+        metrics=exp.metrics,
+        source=exp.source,
+        side_of=SideOf(preference=exp.eid, side=name),
+        custom_fields=exp.custom_fields,
+        multi_modal_inputs=exp.multi_modal_inputs,
+        **arrays,
+    )
+
+
+# Experiences as rectangular arrays: prompts padded on the left, responses on the right.
+
+
+def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
+    """Token ids (B, P+R), in the dtype that holds those of all experiences: int16 beside int32 gives int32.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_prompt: Width of the prompts, P.
+        max_response: Width of the responses, R.
+        pad_id: What stands where there is no token.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_token_ids(runs, 2, 2, pad_id=0).tolist()
+    [[0, 5, 6, 7], [0, 8, 9, 0]]
+    """
+    lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
+    return _placed(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
+
+
+def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> Array:
+    """True at every token (B, P+R), from lengths alone.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_prompt: Width of the prompts, P.
+        max_response: Width of the responses, R.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_attention_masks(runs, 2, 2).tolist()
+    [[False, True, True, True], [False, True, True, False]]
+    """
+    lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    position = np.arange(max_prompt + max_response)
+    starts_B = (max_prompt - prompts_B)[:, None]
+    return (position >= starts_B) & (position < starts_B + lengths_B[:, None])
+
+
+def gather_action_masks(experiences: Sequence[Experience], max_response: int) -> Array:
+    """True at every token that the model generated (B, R); a single turn with no mask is all generated.
+
+    Args:
+        experiences: Experiences with `tokens`.
+        max_response: Width of the responses, R.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1)]
+    >>> pw.gather_action_masks(runs, 2).tolist()
+    [[True, True], [True, False]]
+    """
+    masks = [_action_mask(exp) for exp in experiences]
+    return _gather_response(masks, "action_mask", max_response, pad_value=0).astype(bool, copy=False)
+
+
+def gather_response_attr(
+    experiences: Sequence[Experience], name: str, max_response: int, *, pad_value: float = 0
+) -> Array:
+    """Any array over the response, such as "logprobs" (B, R), in the dtype that holds all of them.
+
+    Args:
+        experiences: Experiences that have the array.
+        name: Name of the array: "logprobs", "advantages", "returns", ...
+        max_response: Width of the responses, R.
+        pad_value: What stands after the end of a response.
+
+    >>> import pairwright as pw
+    >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1, logprobs=[-1.0, -2.0]),
+    ...         pw.Experience(kind="single_turn", tokens=[8, 9], prompt_length=1, logprobs=[-3.0])]
+    >>> pw.gather_response_attr(runs, "logprobs", 2).tolist()
+    [[-1.0, -2.0], [-3.0, 0.0]]
+    """
+    return _gather_response([getattr(exp, name) for exp in experiences], name, max_response, pad_value=pad_value)
+
+
+def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Array]]:
+    """For each key of the first experience, the array of every experience.
+
+    Args:
+        experiences: Experiences whose `multi_modal_inputs` have the same keys.
+
+    >>> import pairwright as pw
+    >>> run = pw.Experience(kind="single_turn", multi_modal_inputs={"pixels": [[0.5, 1.0]]})
+    >>> [array.shape for array in pw.gather_multi_modal_inputs([run, run])["pixels"]]
+    [(1, 2), (1, 2)]
+    """
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    keys = experiences[0].multi_modal_inputs.keys()
+    for exp in experiences:
+        if exp.multi_modal_inputs.keys() != keys:
+            raise RecordError("multi_modal_inputs", sorted(exp.multi_modal_inputs), f"the keys {sorted(keys)}")
+    return {key: [exp.multi_modal_inputs[key] for exp in experiences] for key in keys}
+
+
+def gather_custom_fields(experiences: Sequence[Experience]) -> dict[str, Array]:
+    """The custom fields of the first experience: values of `info` as arrays (B, ...), under their batch names.
+
+    Args:
+        experiences: Experiences that have the same custom fields.
+
+    >>> import pairwright as pw
+    >>> field = pw.CustomField("w", "weight", "float32")
+    >>> run = pw.Experience(kind="single_turn", info={"w": 0.5}, custom_fields=[field])
+    >>> pw.gather_custom_fields([run, run])["weight"].tolist()
+    [0.5, 0.5]
+    """
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    batch: dict[str, Array] = {}
+    for field in experiences[0].custom_fields:
+        for exp in experiences:
+            if field not in exp.custom_fields:
+                raise RecordError("custom_fields", field.source_field, f"a custom field of {exp.eid.uid}, too")
+        values = [exp.info[field.source_field] for exp in experiences]
+        try:
+            batch[field.destination_field] = np.array(values).astype(dtype_named(field.dtype))
+        except (TypeError, ValueError):
+            raise RecordError(f"info.{field.source_field}", values, f"numbers of one shape, as {field.dtype}") from None
+    return batch
+
+
+def _lengths(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> tuple[Array, Array]:
+    if not experiences:
+        raise RecordError("experiences", experiences, "at least one")
+    for exp in experiences:
+        if exp.tokens is None or exp.prompt_length is None:
+            raise RecordError("tokens", None, f"token ids on {exp.eid.uid}: run `pairwright tokens` first")
+        if exp.kind is Kind.PREFERENCE:
+            raise RecordError("kind", exp.kind.value, f"a single sequence; split {exp.eid.uid} with split_preference")
+    lengths_B = np.array([len(exp.tokens) for exp in experiences if exp.tokens is not None])
+    prompts_B = np.array([exp.prompt_length for exp in experiences])
+    if prompts_B.max() > max_prompt:
+        raise RecordError("max_prompt", max_prompt, f"at least {prompts_B.max()}, the longest prompt")
+    if (lengths_B - prompts_B).max() > max_response:
+        raise RecordError("max_response", max_response, f"at least {(lengths_B - prompts_B).max()}, the longest one")
+    return lengths_B, prompts_B
+
+
+def _gather_response(arrays: list[Array | None], name: str, max_response: int, *, pad_value: float) -> Array:
+    present = [array for array in arrays if array is not None]
+    if len(present) != len(arrays) or not present:
+        raise RecordError(name, None, f"{name} on every experience; {len(arrays) - len(present)} have none")
+    lengths_B = np.array([len(array) for array in present])
+    if lengths_B.max() > max_response:
+        raise RecordError("max_response", max_response, f"at least {lengths_B.max()}, the longest response")
+    return _placed(present, np.zeros_like(lengths_B), lengths_B, max_response, pad_value)
+
+
+def _placed(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
+    """Each array in a row of its own, from its start on, in a dtype that holds the values of all of them."""
+    first, dtype = arrays[0], _promote([array.dtype for array in arrays])
+    if first.dtype.kind not in "iu":
+        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity pads: in the dtype of the first one
+    try:
+        out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
+    except OverflowError:
+        raise RecordError("pad_id", pad_value, f"a value that {dtype} holds") from None
+    for row, start, length, array in zip(out, starts_B.tolist(), lengths_B.tolist(), arrays, strict=True):
+        row[start : start + length] = array
+    return out
+
+
+def _promote(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
+    """The dtype that holds the values of all of these, as torch promotes them; integers stay integers."""
+    distinct = list(dict.fromkeys(dtypes))
+    result = distinct[0]
+    for dtype in distinct[1:]:
+        if {result.name, dtype.name} == {"float16", "bfloat16"}:
+            result = np.dtype(np.float32)
+        elif result.kind in "iu" and dtype.kind in "iu":
+            promoted = np.promote_types(result, dtype)
+            result = promoted if promoted.kind in "iu" else np.dtype(np.int64)  # uint64 with a signed one
+        else:
+            result = np.promote_types(result, dtype)
+    return result
+
+
+def _action_mask(exp: Experience) -> Array | None:
+    if exp.action_mask is None and exp.kind is Kind.SINGLE_TURN and exp.response_length is not None:
+        return np.ones(exp.response_length, bool)
+    return exp.action_mask

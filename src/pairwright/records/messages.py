@@ -1,0 +1,367 @@
+"""Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+from msgspec.structs import force_setattr
+
+from pairwright.errors import RecordError
+from pairwright.records.arrays import FLOATS, INTEGERS, Array, as_array, dtype_name, same_array
+from pairwright.records.json_text import check_json, check_text
+
+# The checks that records run on themselves when they are built.
+
+TRUNCATE_STATUSES = (None, "prompt_truncated", "response_truncated")
+
+
+def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
+    """Make a field a tuple whose items all have one type; dicts become items where the type has `from_chat`."""
+    value = given = getattr(record, field)
+    if type(value) is list:
+        value = tuple(value)
+    if type(value) is not tuple:
+        raise RecordError(field, value, f"a tuple of {item_type.__name__}")
+    for item in value:
+        if type(item) is not item_type:
+            value = tuple(_as_item(item, field, item_type) for item in value)
+            break
+    if value is not given:
+        force_setattr(record, field, value)
+
+
+def _as_item(item: Any, field: str, item_type: Any) -> Any:
+    if type(item) is item_type:
+        return item
+    if type(item) is dict and hasattr(item_type, "from_chat"):
+        try:
+            return item_type.from_chat(item)
+        except ValueError as error:
+            raise RecordError(field, item, f"a chat message: {error}") from None
+    raise RecordError(field, item, f"a {item_type.__name__}")
+
+
+def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
+    value = getattr(record, field)
+    array = as_array(value, field, dtype=dtype)
+    if array is not value:
+        force_setattr(record, field, array)
+    return array
+
+
+def set_tokens(record: msgspec.Struct, field: str = "tokens") -> int:
+    """Make a field an array of token ids; returns how many there are."""
+    tokens = set_array(record, field, "int32")
+    if dtype_name(tokens) not in INTEGERS or tokens.ndim != 1:
+        raise RecordError(field, tokens, "a one-dimensional array of integers")
+    # One pass: the bitwise or is negative if any id is, and has a high bit if any id has.
+    if tokens.size and not 0 <= np.bitwise_or.reduce(tokens) < 2**31:
+        raise RecordError(field, tokens, "token ids from 0 to 2**31 - 1")
+    return tokens.size
+
+
+def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length: int | None) -> None:
+    """Check the arrays that hold one value for each of `length` response tokens; None: there are no tokens."""
+    for field in fields:
+        if getattr(record, field) is None:
+            continue
+        array = set_array(record, field, "bool" if field == "action_mask" else "float32")
+        if length is None:
+            raise RecordError(field, array, "no array, since there are no tokens that it could belong to")
+        if array.ndim == 0 or len(array) != length or (array.ndim > 1 and field != "teacher_logprobs"):
+            raise RecordError(f"{field}.shape", array.shape, f"({length},), one value for each response token")
+        if field == "action_mask":
+            _check_mask(array)
+        elif dtype_name(array) not in FLOATS:
+            raise RecordError(f"{field}.dtype", dtype_name(array), "a floating-point dtype")
+
+
+def set_reward(record: msgspec.Struct, field: str = "reward") -> None:
+    """Make a field a float or None. NaN and infinities are allowed: the record is kept and counts as unscored."""
+    reward = getattr(record, field)
+    if type(reward) is float or reward is None:
+        return
+    if not isinstance(reward, bool | int | float | np.integer | np.floating | np.bool_):
+        raise RecordError(field, reward, "a number, or None where there is no score")
+    force_setattr(record, field, float(reward))
+
+
+def check_truncation(status: str | None) -> None:
+    if status not in TRUNCATE_STATUSES:
+        raise RecordError("truncate_status", status, f"one of {TRUNCATE_STATUSES}")
+
+
+def check_tools(record: msgspec.Struct) -> None:
+    """Tool schemas: JSON objects. The runs of a task share the very tuple, which is then checked once."""
+    global _last_tools
+    if record.tools is not _last_tools:  # type: ignore[attr-defined]
+        set_tuple(record, "tools", dict)
+        tools = record.tools  # type: ignore[attr-defined]
+        check_json(list(tools), "tools", finite=True)
+        _last_tools = tools
+
+
+_last_tools: object = None
+
+
+def check_parts(content: object) -> None:
+    """The parts of a message's content: a list of JSON objects."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise RecordError("message.content", content, "text, a list of parts, or None")
+    check_json(content, "message.content", finite=True)
+
+
+def same_record(left: Any, right: Any) -> bool:
+    """Equality by value of two records of one type, arrays and NaN included."""
+    return all(_same(getattr(left, field), getattr(right, field)) for field in left.__struct_fields__)
+
+
+def _check_mask(mask: Array) -> None:
+    name = dtype_name(mask)
+    if name == "bool":
+        return
+    if name not in INTEGERS or (mask.size and (mask.min() < 0 or mask.max() > 1)):
+        raise RecordError("action_mask", mask, "booleans, or integers that are 0 or 1")
+
+
+def _same(left: Any, right: Any) -> bool:
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return isinstance(left, np.ndarray) and isinstance(right, np.ndarray) and same_array(left, right)
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and type(left) is type(right):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if isinstance(left, msgspec.Struct) and type(left) is type(right):
+        return same_record(left, right)
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (left != left and right != right)
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+
+
+# Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it.
+
+Json = dict[str, Any]
+TEXT = "text"  # the role of raw text that stands in no chat template
+
+
+class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON.
+
+    >>> import pairwright as pw
+    >>> pw.ToolCall("search", '{"q": "bike"}', id="c1").name
+    'search'
+    """
+
+    name: str
+    arguments: str
+    id: str | None = None
+    type: str = "function"
+
+    def __post_init__(self) -> None:
+        name, arguments = self.name, self.arguments
+        if type(name) is not str or not name.isascii():
+            check_text(name, "tool_call.name")
+        if type(arguments) is not str or not arguments.isascii():
+            check_text(arguments, "tool_call.arguments")
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """One turn. `content` is text, a list of parts, or None; `extra` keeps what a format says beyond these fields.
+
+    `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
+    Context that was copied or summarised into an assistant turn carries False.
+
+    Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
+    already. A conversation is all text or has none; records mark the text of a completion as generated.
+
+    >>> import pairwright as pw
+    >>> pw.Message("assistant", [{"type": "text", "text": "It is "}, {"type": "text", "text": "red."}]).text
+    'It is red.'
+    """
+
+    role: str
+    content: str | list[Json] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    generated: bool | None = None
+    extra: Json = {}
+
+    def __post_init__(self) -> None:  # runs for every message that is read: the usual case takes few steps
+        content = self.content
+        if type(self.role) is not str or not self.role:
+            raise RecordError("message.role", self.role, "a role such as 'user' or 'assistant'")
+        if type(content) is list:
+            check_parts(content)
+        elif content is not None and not (type(content) is str and content.isascii()):
+            check_text(content, "message.content")
+        if self.tool_calls:
+            set_tuple(self, "tool_calls", ToolCall)
+        elif type(self.tool_calls) is not tuple:
+            force_setattr(self, "tool_calls", ())
+        if self.reasoning is not None:
+            check_text(self.reasoning, "message.reasoning")
+        if self.tool_call_id is not None:
+            check_text(self.tool_call_id, "message.tool_call_id")
+        if self.name is not None:
+            check_text(self.name, "message.name")
+        if self.extra:
+            check_json(self.extra, "message.extra", finite=True)
+
+    @classmethod
+    def from_chat(cls, message: Json) -> "Message":
+        """A chat dict, as OpenAI and chat templates have it, as a message. Records convert such dicts by themselves.
+
+        >>> Message.from_chat({"role": "user", "content": "hi"}) == Message("user", "hi")
+        True
+        """
+        import pairwright  # the reader of chats lies downstream; the package loads it when it is asked for
+
+        return pairwright.message_from_chat(message)
+
+    @property
+    def is_generated(self) -> bool:
+        return self.role == "assistant" if self.generated is None else self.generated
+
+    @property
+    def text(self) -> str:
+        """The text of the content: all text parts, in order."""
+        if isinstance(self.content, list):
+            return "".join(part["text"] for part in self.content if isinstance(part.get("text"), str))
+        return self.content or ""
+
+
+def as_message(message: Message | Json) -> Message:
+    """A message, or a chat dict as one."""
+    return message if type(message) is Message else Message.from_chat(cast(Json, message))
+
+
+# The kinds of error that importers tell apart. Each has a hint (tokens/hints.py); own sites may have other kinds.
+ERROR_KINDS = {
+    "unknown_tool": "a call of a tool that does not exist",
+    "invalid_json": "arguments that are not JSON",
+    "missing_argument": "a call without an argument that is required",
+    "invalid_arguments": "arguments that do not fit the schema",
+    "file_not_found": "a file or folder that does not exist",
+    "not_found": "something else that does not exist",
+    "permission_denied": "something that is not allowed",
+    "timeout": "something that took too long",
+    "nonzero_exit": "a command that ended with an exit code other than 0",
+    "exception": "code that raised, or a request to the model that failed",
+    "tool_error": "any other failure of a tool",
+}
+
+
+_OWN_CONTENT: Any = object()
+
+
+def to_chat_message(
+    message: Message,
+    *,
+    content: str | list[Json] | None = _OWN_CONTENT,
+    arguments: Callable[[ToolCall], Any] | None = None,
+    reasoning_key: str | None = "reasoning_content",
+    missing_id: str | None = None,
+) -> Json:
+    """One message as chat APIs and chat templates have it; `generated` and `extra` have no place there.
+
+    content        in place of the message's own
+    arguments      what stands as the arguments of a call; by default the recorded text (`arguments_object` decodes it)
+    reasoning_key  the name of the reasoning; None leaves it out
+    missing_id     the id of a call that has none; None leaves it out
+
+    >>> message = Message("assistant", None, "why", (ToolCall("clock", '{"zone": "CET"}', "1"),))
+    >>> chat = to_chat_message(message, content="", arguments=arguments_object)
+    >>> chat["content"], chat["reasoning_content"], chat["tool_calls"]
+    ('', 'why', [{'id': '1', 'type': 'function', 'function': {'name': 'clock', 'arguments': {'zone': 'CET'}}}])
+    """
+    chat: Json = {"role": message.role, "content": message.content if content is _OWN_CONTENT else content}
+    if message.reasoning is not None and reasoning_key is not None:
+        chat[reasoning_key] = message.reasoning
+    if message.tool_calls:
+        chat["tool_calls"] = calls = []
+        for call in message.tool_calls:
+            call_id = missing_id if call.id is None else call.id
+            value = call.arguments if arguments is None else arguments(call)
+            function = {"name": call.name, "arguments": value}
+            calls.append({**({} if call_id is None else {"id": call_id}), "type": call.type, "function": function})
+    if message.tool_call_id is not None:
+        chat["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        chat["name"] = message.name
+    return chat
+
+
+def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str | None) -> list[Json]:
+    """Messages as a chat template takes them: templates differ in the form of `arguments` ("object" or "text") and in
+    what an `empty` content beside calls has to be (None or ""). Any other empty content is ""."""
+    decode = arguments_object if arguments == "object" else None
+    chat = []
+    for message in messages:
+        content = message.content
+        if not content and not isinstance(content, list):
+            content = empty if message.tool_calls else ""
+        chat.append(to_chat_message(message, content=content, arguments=decode))
+    return chat
+
+
+def arguments_object(call: ToolCall) -> Any:
+    """The arguments of a call as the object that they are, or as their text where they are none."""
+    try:
+        value = json.loads(call.arguments) if call.arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def text_prompt(text: str | None) -> tuple[Message, ...]:
+    """Raw text as a prompt; no message where there is no text."""
+    return (Message(TEXT, text),) if text else ()
+
+
+def text_completion(text: str | None) -> tuple[Message, ...]:
+    """Raw text as a completion that the model generated; no message where there is no text."""
+    return (Message(TEXT, text, generated=True),) if text else ()
+
+
+def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Message, ...]:
+    """A completion that was recorded as text alone: after raw text it is raw text, after messages an assistant turn."""
+    if prompt_is_text:
+        return text_completion(text)
+    return (Message("assistant", text),) if text else ()
+
+
+def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
+    """A completion whose raw text is marked as generated, unless it is marked as context."""
+    return tuple(
+        msgspec.structs.replace(message, generated=True)
+        if message.role == TEXT and message.generated is None
+        else message
+        for message in completion
+    )
+
+
+class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`.
+
+    >>> import pairwright as pw
+    >>> pw.ErrorSite(index=2, kind="file_not_found", tool="read").kind
+    'file_not_found'
+    """
+
+    index: int
+    kind: str
+    text: str = ""
+    tool: str | None = None
+    call_id: str | None = None
+    available_tools: tuple[str, ...] = ()
+    meta: Json = {}
+
+    def __post_init__(self) -> None:
+        if type(self.index) is not int or self.index < 0:
+            raise RecordError("error.index", self.index, "the position of a message, at least 0")
+        if self.meta:
+            check_json(self.meta, "error.meta", finite=True)

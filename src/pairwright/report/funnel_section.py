@@ -1,0 +1,116 @@
+"""What became of every experience: the funnel of pair building, stage by stage."""
+
+from typing import Any
+
+from pairwright.errors import PairwrightError
+from pairwright.ledger import Account, build_ledger
+from pairwright.ledger.trained import FILE_NAME, TRAINED
+from pairwright.pairs.funnel import read_funnel
+from pairwright.report.plots import Markup, Plot, Section, join, tag
+from pairwright.report.run_folder import RunFolder, Stages
+from pairwright.report.svg import Bar, bar_chart
+
+
+def funnel_section(run: RunFolder) -> Section | None:
+    """The funnels of all rounds; the last is open, those before it are folded."""
+    found = [(one, funnel) for one in run.rounds if one.pairs and (funnel := _funnel(one))]
+    if not found:
+        return None
+    plots: list[Plot] = []
+    parts: list[Markup] = []
+    for number, (one, funnel) in enumerate(reversed(found)):
+        stages = [_stage_plot(stage, one) for stage in funnel["stages"]]
+        plots += stages
+        grid = tag("div", *(plot.card() for plot in stages), class_="cards")
+        words = tag("p", _sentence(one, funnel), class_="lead")
+        if number == 0:
+            parts += [words, grid]
+        else:
+            parts.append(tag("details", tag("summary", f"Funnel of {one.name or 'the run itself'}"), words, grid))
+    return Section("funnel", "From experiences to pairs", join(parts), plots)
+
+
+def _funnel(one: Stages) -> dict[str, Any] | None:
+    assert one.pairs is not None
+    try:
+        found = read_funnel(one.pairs)
+    except PairwrightError:  # pairs from elsewhere have no funnel; they are shown all the same
+        return None
+    return found if found.get("stages") else None
+
+
+def _sentence(one: Stages, funnel: dict[str, Any]) -> str:
+    first = funnel["stages"][0]
+    held = f", {funnel['validation']:,} of them held out for validation" if funnel.get("validation") else ""
+    where = f"{one.name[:1].upper()}{one.name[1:]}: " if one.name else ""
+    strategy = funnel.get("options", {}).get("strategy")
+    how = f" by the strategy {strategy}" if strategy else ""
+    hint = f" {funnel['hint']}" if funnel.get("hint") else ""
+    return f"{where}{first['in']:,} {first['unit']} gave {funnel.get('pairs', 0):,} pairs{how}{held}.{hint}"
+
+
+def _stage_plot(stage: dict[str, Any], one: Stages) -> Plot:
+    total = stage["in"] or 1
+    bars = [Bar("in", stage["in"], "before")]
+    drops = sorted(stage["drops"], key=lambda drop: -drop["count"])
+    bars += [Bar(drop["reason"], drop["count"], "rejected", f"{drop['count'] / total:.0%}") for drop in drops]
+    bars.append(Bar("out", stage["out"], "accent", f"{stage['out'] / total:.0%}"))
+    rows = [("what", "count"), ("in", stage["in"]), *((drop["reason"], -drop["count"]) for drop in drops)]
+    rows.append(("out", stage["out"]))
+    name = f"funnel-{stage['unit']}" + (f"-{one.name.replace(' ', '-')}" if one.name else "")
+    return Plot(name, stage["unit"].capitalize(), bar_chart(bars, label=f"{stage['unit']}: in, dropped, out"), rows)
+
+
+# Where every generated token went: the ledger of each training, as bars and a sentence that says whether it agrees.
+
+MAX_LABEL = 44  # characters that stand beside a figure
+
+
+def ledger_section(run: RunFolder) -> Section | None:
+    """The ledgers of all rounds that were trained here; the last stands first. Nothing is encoded for it."""
+    plots: list[Plot] = []
+    parts: list[Markup] = []
+    for one in reversed(run.rounds):
+        if one.train is None or not (one.train.parent / FILE_NAME).is_file():
+            continue
+        ledger = build_ledger(one.name or "training", one.train.parent, encode=False)
+        parts += [tag("p", note, class_="note") for note in ledger.notes]
+        for account in ledger.accounts:
+            plot = _plot(account, one)
+            plots.append(plot)
+            parts += [tag("p", _ledger_sentence(account, one), class_="lead"), plot.card()]
+    return Section("ledger", "Where every generated token went", join(parts), plots) if parts else None
+
+
+def _ledger_sentence(account: Account, one: Stages) -> str:
+    uncounted = sum(fate.num_uncounted for fate in account.fates)
+    where = f"{one.name[:1].upper()}{one.name[1:]}, " if one.name else ""
+    words = [
+        f"{where}{account.channel}: {account.experiences:,} experiences, {account.turns:,} generated turns, "
+        f"{account.tokens:,} tokens.",
+        f"The losses were computed on {account.loss_tokens:,} tokens in all updates, the ledger says "
+        f"{account.drawn_tokens:,}.",
+    ]
+    if account.num_recorded:
+        words.append(f"{account.num_as_sampled:,} of {account.num_recorded:,} recorded turns were trained as sampled.")
+    if uncounted:
+        words.append(f"{uncounted:,} turns have no recorded ids; pairwright explain --run counts their tokens.")
+    words.append("; ".join(account.problems) or "The sums agree.")
+    return " ".join(words)
+
+
+def _plot(account: Account, one: Stages) -> Plot:
+    """Bars of tokens, or of turns where the tokens of some are not known."""
+    is_counted = not any(fate.num_uncounted for fate in account.fates)
+    unit, total = ("tokens", account.tokens) if is_counted else ("turns", account.turns)
+    bars = [Bar("generated", total, "before")]
+    for fate in account.fates:
+        value = fate.tokens if is_counted else fate.turns
+        label = fate.name if len(fate.name) <= MAX_LABEL else fate.name[: MAX_LABEL - 1] + "…"
+        bars.append(Bar(label, value, "accent" if fate.name == TRAINED else "rejected", f"{value / (total or 1):.0%}"))
+    rows: list[tuple[str | int | float, ...]] = [("fate", "turns", "tokens")]
+    rows.append(("generated", account.turns, account.tokens))
+    rows += [(fate.name, fate.turns, fate.tokens) for fate in account.fates]
+    name = f"ledger-{account.channel}" + (f"-{one.name.replace(' ', '-')}" if one.name else "")
+    title = f"{unit.capitalize()} of {account.channel}"
+    return Plot(name, title, bar_chart(bars, label=f"generated {unit} by fate"), rows)

@@ -1,0 +1,225 @@
+"""The routes of a model server. Every refusal is OpenAI's error JSON; no body is read beyond its limit.
+
+A client that goes away takes its requests out of the batch, whether it asked for a stream or not.
+"""
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from pairwright.generate import Batcher, Engine
+from pairwright.generate.tool_calls import format_of
+from pairwright.records.messages import Json
+from pairwright.serve.generation_request import chat_request, completion_requests
+from pairwright.serve.openai_answers import TokenTexts, chat_answer, completion_answer, envelope
+from pairwright.serve.openai_schema import ChatAsked, CompletionAsked, Refused, broken, invalid
+from pairwright.serve.streaming import chat_events, completion_events
+
+Asked = TypeVar("Asked", ChatAsked, CompletionAsked)
+Handler = Callable[["ModelServer", Request], Awaitable[Response]]
+
+
+@dataclass(eq=False)
+class ModelServer:
+    """An engine and what clients are told of it."""
+
+    engine: Engine
+    names: tuple[str, ...]
+    token: str | None = None
+    max_body_bytes: int = 16 * 2**20
+    max_requests: int = 1024
+    started: int = field(default_factory=lambda: int(time.time()))
+    num_open: int = 0
+
+    def __post_init__(self) -> None:
+        self.batcher = Batcher(self.engine)
+        self.texts = TokenTexts(self.engine)
+        self.form = format_of(self.engine.tokenizer.chat_template)
+
+
+def model_app(server: ModelServer) -> Starlette:
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await server.batcher.close()
+
+    routes = [
+        Route("/health", _bound(server, health), methods=["GET"]),
+        Route("/v1/models", _bound(server, models), methods=["GET"]),
+        Route("/v1/models/{name:path}", _bound(server, model), methods=["GET"]),
+        Route("/v1/chat/completions", _bound(server, chat_completions), methods=["POST"]),
+        Route("/v1/completions", _bound(server, completions), methods=["POST"]),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={404: _no_route, 405: _no_method})
+
+
+async def health(server: ModelServer, _: Request) -> Response:
+    return JSONResponse({"status": "ok", "model": server.names[0], "requests": server.num_open})
+
+
+async def models(server: ModelServer, _: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_card(server, name) for name in server.names]})
+
+
+async def model(server: ModelServer, request: Request) -> Response:
+    name = request.path_params["name"]
+    _check_name(server, name)
+    return JSONResponse(_card(server, name))
+
+
+async def chat_completions(server: ModelServer, request: Request) -> Response:
+    asked = await _read(server, request, ChatAsked)
+    wanted = chat_request(server.engine, asked)
+    form = server.form if asked.tools and asked.tool_choice != "none" else None
+    if asked.stream:
+        head = envelope("chat.completion.chunk", "chatcmpl", asked.model)
+        events = chat_events(server.batcher, wanted, asked, head, server.texts, form)
+        return _stream(server, events)
+    result = await _while_connected(request, server.batcher.submit(wanted))
+    head = envelope("chat.completion", "chatcmpl", asked.model)
+    return JSONResponse(chat_answer(head, asked, result, wanted.prompt, server.texts, form))
+
+
+async def completions(server: ModelServer, request: Request) -> Response:
+    asked = await _read(server, request, CompletionAsked)
+    wanted = completion_requests(server.engine, asked)
+    head = envelope("text_completion", "cmpl", asked.model)
+    if asked.stream:
+        return _stream(server, completion_events(server.batcher, wanted, asked, head, server.texts))
+    results = await _while_connected(request, _all(server.batcher, wanted))
+    return JSONResponse(completion_answer(head, asked, results, [item.prompt for item in wanted], server.texts))
+
+
+async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
+    return list(await asyncio.gather(*(batcher.submit(item) for item in wanted)))
+
+
+def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    """A route: the token checked, the number of open requests bounded, refusals as JSON."""
+
+    async def route(request: Request) -> Response:
+        try:
+            if request.url.path != "/health":
+                _check_token(server, request)
+            if server.num_open >= server.max_requests:
+                raise Refused("too many requests are open; try again", status=429, kind="rate_limit_error",
+                              code="too_many_requests", retry_after_seconds=1)  # fmt: skip
+            server.num_open += 1
+            try:
+                return await handler(server, request)
+            finally:
+                server.num_open -= 1
+        except Refused as refused:
+            return refused.response()
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except Exception as error:  # the boundary of the server: the client gets JSON, the log the rest
+            return broken(error).response()
+
+    return route
+
+
+async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> Asked:
+    try:
+        asked = shape.model_validate(msgspec.json.decode(await _body(server, request)))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise Refused(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    except pydantic.ValidationError as error:
+        raise invalid(error) from None
+    _check_name(server, asked.model)
+    asked.refuse_what_we_cannot()
+    return asked
+
+
+async def _body(server: ModelServer, request: Request) -> bytes:
+    limit = server.max_body_bytes
+    too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
+    claimed = request.headers.get("content-length", "0")
+    if not claimed.isdigit() or int(claimed) > limit:
+        raise too_large
+    if "content-encoding" in request.headers:
+        raise Refused("a compressed body is not read; send it as it is", status=415, code="unsupported_encoding")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of some work, which ends when the client goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _stream(server: ModelServer, events: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(
+        _counted(server, events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )
+
+
+async def _counted(server: ModelServer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream counts as open until it has ended, not until its headers were sent."""
+    server.num_open += 1
+    try:
+        async for event in events:
+            yield event
+    finally:
+        server.num_open -= 1
+        await events.aclose()  # type: ignore[attr-defined]
+
+
+def _check_token(server: ModelServer, request: Request) -> None:
+    if server.token is None:
+        return
+    given = request.headers.get("authorization", "")
+    if not hmac.compare_digest(given.encode(), f"Bearer {server.token}".encode()):
+        raise Refused("a valid token is needed: Authorization: Bearer TOKEN", status=401, kind="authentication_error",
+                      code="invalid_api_key")  # fmt: skip
+
+
+def _check_name(server: ModelServer, name: str) -> None:
+    if name not in server.names:
+        raise Refused(f"no model {name!r} here; this server has {', '.join(server.names)}", status=404,
+                      param="model", code="model_not_found")  # fmt: skip
+
+
+def _card(server: ModelServer, name: str) -> Json:
+    return {
+        "id": name, "object": "model", "created": server.started, "owned_by": "pairwright",
+        "max_model_len": server.engine.context,
+    }  # fmt: skip
+
+
+async def _no_route(request: Request, _: Exception) -> Response:
+    return Refused(f"no such path: {request.url.path}", status=404, code="not_found").response()
+
+
+async def _no_method(request: Request, _: Exception) -> Response:
+    return Refused(f"{request.method} is not for {request.url.path}", status=405, code="method_not_allowed").response()

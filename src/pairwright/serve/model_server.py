@@ -1,0 +1,100 @@
+"""A process that serves a model folder: with our own engine, or handed over to vLLM where that is asked for."""
+
+import ipaddress
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pairwright.engines.listening import listen, serve_app, url_of
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.generate.generator import base_of_adapter
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Without a token only this machine may connect."""
+    if token is None and not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host}: other machines could connect, and nothing asks who they are: set a token with "
+            f"--api-key-env NAME, or serve on 127.0.0.1"
+        )
+
+
+def serve_folder(
+    folder: Path,
+    *,
+    host: str,
+    port: int,
+    names: Sequence[str] = (),
+    token: str | None = None,
+    device: str | None = None,
+    dtype: str = "auto",
+    threads: int | None = None,
+    say: Callable[[str], None],
+) -> None:
+    """Load a folder and answer until the process is told to end."""
+    check_address(host, token)
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
+    listener = listen(host, port)  # before the model is loaded: a port that is taken is said at once
+    try:
+        from pairwright.generate import Engine
+        from pairwright.serve.model_app import ModelServer, model_app
+    except ImportError as error:
+        raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
+    _use_threads(threads)
+    engine = Engine.load(folder, device=device, dtype=dtype)
+    server = ModelServer(engine=engine, names=tuple(names) or (engine.name,), token=token)
+    say(
+        f"{server.names[0]} on {engine.device} at {url_of(listener)}/v1 (context {engine.context:,}). Stop with Ctrl-C."
+    )
+    serve_app(model_app(server), listener)
+
+
+def vllm_command(
+    folder: Path, *, host: str, port: int, names: Sequence[str], command: str | None, more: Sequence[str]
+) -> list[str]:
+    """How vLLM is told to serve the same folder under the same name."""
+    program = _vllm(command)
+    base = base_of_adapter(folder)
+    name = names[0] if names else folder.name
+    found = [program, "serve", str(base or folder), "--host", host, "--port", str(port)]
+    if base is None:
+        return [*found, "--served-model-name", *(names or [name]), *more]
+    return [*found, "--enable-lora", "--lora-modules", f"{name}={folder}", *more]
+
+
+def run_vllm(command: Sequence[str], token: str | None) -> None:
+    """Become vLLM: signals and exit code are its own from here on."""
+    environment = {**os.environ, **({"VLLM_API_KEY": token} if token else {})}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], list(command), environment)
+
+
+def _vllm(command: str | None) -> str:
+    beside = Path(sys.executable).with_name("vllm")
+    wanted = command or (str(beside) if beside.exists() else "vllm")
+    found = shutil.which(wanted)
+    if found is None:
+        raise PairwrightError(
+            f"--engine vllm: no program {wanted!r}: install vLLM in an environment of its own and name it with "
+            f"--vllm PATH/bin/vllm, or leave --engine out to use the built-in engine"
+        )
+    return found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _use_threads(threads: int | None) -> None:
+    """CPU threads of torch: as told, else the cores that are idle now; more than that is slower, not faster."""
+    import torch
+
+    idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
+    torch.set_num_threads(threads or max(1, idle))

@@ -1,0 +1,162 @@
+"""Results of the engine as OpenAI answers. `logprobs` cover every token that was drawn, the stop token included."""
+
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pairwright.generate import Choice, Engine, Result
+from pairwright.generate.tool_calls import CallFormat, split_calls
+from pairwright.records.messages import Json, ToolCall
+from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
+
+# The text and the bytes of single tokens, for log-probabilities. A token may be a part of a character.
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+_LEAST = -9999.0  # what OpenAI writes for a probability of zero; JSON has no infinity
+
+
+class TokenTexts:
+    """Tokens of one engine, each worked out once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._known: dict[int, tuple[str, list[int]]] = {}
+        self._is_byte_level = _has_byte_level(engine.tokenizer)
+
+    def of(self, token: int) -> tuple[str, list[int]]:
+        if token not in self._known:
+            self._known[token] = self._made(token)
+        return self._known[token]
+
+    def logprob(self, token: int, logprob: float) -> Json:
+        text, as_bytes = self.of(token)
+        return {"token": text, "logprob": max(float(logprob), _LEAST), "bytes": as_bytes}
+
+    def _made(self, token: int) -> tuple[str, list[int]]:
+        piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
+        if match := _BYTE.fullmatch(piece):
+            found = bytes([int(match[1], 16)])
+        elif self._is_byte_level and all(character in byte_letters() for character in piece):
+            found = bytes(byte_letters()[character] for character in piece)
+        else:
+            found = self._engine.text([token], skip_special_tokens=False).encode()
+        return found.decode("utf-8", "replace"), list(found)
+
+
+def _has_byte_level(tokenizer: Any) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and "ByteLevel" in str(backend.decoder)
+
+
+@lru_cache(1)
+def byte_letters() -> dict[str, int]:
+    """The letter that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {chr(number): number for number in printed}
+    others = [number for number in range(256) if number not in set(printed)]
+    return letters | {chr(256 + place): number for place, number in enumerate(others)}
+
+
+# Results of the engine as OpenAI answers. `logprobs` cover every token that was drawn, the stop token included.
+
+
+def envelope(kind: str, prefix: str, model: str) -> Json:
+    """What all chunks of one answer share."""
+    return {"id": f"{prefix}-{os.urandom(12).hex()}", "object": kind, "created": int(time.time()), "model": model}
+
+
+def chat_answer(
+    head: Json, asked: ChatAsked, result: Result, prompt: Iterable[int], texts: TokenTexts, form: CallFormat | None
+) -> Json:
+    choices = []
+    for choice in result.choices:
+        content, calls = split_calls(form, choice.text)
+        message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+        if calls:
+            message["tool_calls"] = [call_json(call) for call in calls]
+        found: Json = {
+            "index": choice.index, "message": message, "finish_reason": finish_reason(choice.finish_reason, calls),
+            "logprobs": chat_logprobs(choice, asked, texts),
+        }  # fmt: skip
+        if asked.return_token_ids:
+            found["token_ids"] = choice.tokens.tolist()
+        choices.append(found)
+    answer = {**head, "choices": choices, "usage": usage([result])}
+    return {**answer, "prompt_token_ids": [int(token) for token in prompt]} if asked.return_token_ids else answer
+
+
+def completion_answer(
+    head: Json, asked: CompletionAsked, results: Sequence[Result], prompts: Sequence[Iterable[int]], texts: TokenTexts
+) -> Json:
+    choices: list[Json] = []
+    for result, prompt in zip(results, prompts, strict=True):
+        for choice in result.choices:
+            found: Json = {
+                "index": len(choices), "text": choice.text, "finish_reason": finish_reason(choice.finish_reason, []),
+                "logprobs": None if asked.logprobs is None else completion_logprobs(choice, asked.logprobs, texts),
+            }  # fmt: skip
+            if asked.return_token_ids:
+                found |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
+            choices.append(found)
+    return {**head, "choices": choices, "usage": usage(results)}
+
+
+def usage(results: Sequence[Result]) -> Json:
+    prompt, drawn = sum(result.num_prompt_tokens for result in results), sum(result.num_tokens for result in results)
+    return {"prompt_tokens": prompt, "completion_tokens": drawn, "total_tokens": prompt + drawn}
+
+
+def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:
+    return "tool_calls" if calls and reason == "stop" else reason
+
+
+def call_json(call: ToolCall) -> Json:
+    return {
+        "id": f"call_{os.urandom(12).hex()}", "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }  # fmt: skip
+
+
+def chat_logprobs(choice: Choice, asked: ChatAsked, texts: TokenTexts) -> Json | None:
+    if not asked.logprobs:
+        return None
+    tops = choice.top_logprobs or [()] * len(choice.tokens)
+    return {
+        "content": [
+            chat_logprob(token, logprob, top, texts)
+            for token, logprob, top in zip(choice.tokens.tolist(), choice.logprobs.tolist(), tops, strict=True)
+        ],
+        "refusal": None,
+    }
+
+
+def chat_logprob(token: int, logprob: float, top: Sequence[tuple[int, float]], texts: TokenTexts) -> Json:
+    likeliest = [texts.logprob(other, value) for other, value in top]
+    return {**texts.logprob(token, logprob), "top_logprobs": likeliest}
+
+
+def completion_logprobs(choice: Choice, num_top: int, texts: TokenTexts) -> Json:
+    return completion_logprobs_of(
+        choice.tokens.tolist(), choice.logprobs.tolist(), choice.top_logprobs if num_top else (), texts, offset=0
+    )
+
+
+def completion_logprobs_of(
+    tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]], texts: TokenTexts,
+    *, offset: int,
+) -> Json:  # fmt: skip
+    """The older form: lists beside each other. `offset` is how much text of the choice came before."""
+    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
+    for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        one = texts.logprob(token, logprob)
+        found["tokens"].append(one["token"])
+        found["token_logprobs"].append(one["logprob"])
+        found["text_offset"].append(offset)
+        offset += len(one["token"])
+        if tops:
+            likeliest = [texts.logprob(other, value) for other, value in tops[place]]
+            found["top_logprobs"].append({item["token"]: item["logprob"] for item in likeliest})
+    return found

@@ -1,0 +1,296 @@
+"""The application: routes, limits, one JSON form for every refusal, and the supervisor's life."""
+
+import asyncio
+import errno
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import sqlalchemy as sa
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pairwright import __version__
+from pairwright.service.api import deployment_routes, entity_routes, job_routes
+from pairwright.service.api_errors import Refusal, refused
+from pairwright.service.hub import hub_routes as hub
+from pairwright.service.hub.commit_body import storage_refusal
+from pairwright.service.page import page_routes
+from pairwright.service.run.deployments import Deployments
+from pairwright.service.run.queue import JobQueue
+from pairwright.service.settings import Context, Settings
+
+# Limits on what a request may send, before any route sees it.
+
+MAX_TARGET = 8_000
+
+
+class Limits:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = self._limit(scope)
+        try:
+            _check_head(scope, limit)
+        except Refusal as refusal:
+            await refusal.response()(scope, receive, send)
+            return
+        body = _Body(receive, limit, self._settings.read_timeout_seconds)
+        answered = False
+
+        async def watched(message: Message) -> None:
+            nonlocal answered
+            if body.refusal is None or answered:
+                answered = answered or message["type"] == "http.response.start"
+                await send(message)
+
+        try:
+            await self._app(scope, body.receive, watched)
+        except Refusal as refusal:
+            if refusal is not body.refusal:
+                raise
+        # whatever the route made of a body that was refused, the refusal is the answer
+        if body.refusal is not None and not answered:
+            await body.refusal.response()(scope, receive, send)
+
+    def _limit(self, scope: Scope) -> int:
+        if scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]:
+            return self._settings.max_upload_bytes
+        if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
+            return max(16 * 2**20, self._settings.max_body_bytes)
+        return self._settings.max_body_bytes
+
+
+class _Body:
+    """The body of one request, counted and timed as it comes in."""
+
+    def __init__(self, receive: Receive, limit: int, timeout_seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._timeout_seconds = timeout_seconds
+        self._seen = 0
+        self._done = False
+        self.refusal: Refusal | None = None
+
+    async def receive(self) -> Message:
+        if self._done:  # waiting for the end of the connection
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), self._timeout_seconds)
+        except TimeoutError:
+            raise self._refused(
+                408, "slow_body", f"no more of the body for {self._timeout_seconds:g} seconds"
+            ) from None
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            self._done = not message.get("more_body", False)
+            if self._seen > self._limit:
+                raise self._refused(413, "body_too_large", _too_large(self._limit).message)
+        else:
+            self._done = True
+        return message
+
+    def _refused(self, status: int, code: str, message: str) -> Refusal:
+        """Noted, since a framework between here and the route may turn the exception into another."""
+        self._done = True
+        self.refusal = Refusal(status, code, message, headers={"connection": "close"})
+        return self.refusal
+
+
+def _check_head(scope: Scope, limit: int) -> None:
+    headers: dict[str, Any] = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
+    if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > MAX_TARGET:
+        raise Refusal(414, "long_url", f"the URL is longer than {MAX_TARGET} bytes")
+    claimed = headers.get("content-length", b"0")
+    if not claimed.isdigit() or int(claimed) > limit:
+        raise _too_large(limit)
+    encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()
+    if encoding not in ("", "identity"):
+        raise Refusal(415, "compressed_body", f"content-encoding {encoding[:40]!r}: send the body as it is, unpacked")
+    if b"\0" in (scope.get("raw_path") or b"") or "\0" in scope["path"]:
+        raise Refusal(400, "bad_url", "the URL holds a null character")
+
+
+def _too_large(limit: int) -> Refusal:
+    message = f"the body is larger than {limit:,} bytes, the limit here"
+    return Refusal(413, "body_too_large", message, headers={"connection": "close"})
+
+
+# The application: routes, limits, one JSON form for every refusal, and the supervisor's life.
+
+logger = logging.getLogger("pairwright.service")
+_CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}
+
+
+def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
+    """The service over a context; `supervise=False` answers requests and runs nothing."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        supervisor = Supervisor(context) if supervise else None
+        app.state.supervisor = supervisor
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=5), limits=limits, trust_env=False) as client:
+            app.state.client = client
+            if supervisor is not None:
+                supervisor.start()
+            try:
+                yield
+            finally:
+                if supervisor is not None:
+                    supervisor.stop()
+
+    app = FastAPI(
+        title="pairwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        description="Fine-tuning jobs over HTTP, in the protocol of NeMo Customizer.",
+    )  # fmt: skip
+    app.state.context = context
+    app.state.requests = Counter[tuple[str, int]]()
+    app.state.supervisor = None
+    for module in (page_routes, entity_routes, job_routes, deployment_routes, hub):
+        app.include_router(module.router)
+    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(sa.exc.IntegrityError, _conflict)
+    app.add_exception_handler(sa.exc.OperationalError, _database_error)
+    app.add_exception_handler(OSError, _storage_error)
+    app.add_exception_handler(Exception, _own_fault)
+    app.add_middleware(Limits, settings=context.settings)
+    app.add_middleware(_Counted, counts=app.state.requests)
+    return app
+
+
+class Supervisor:
+    """The thread that makes rows true: it looks after jobs and deployments until the service stops.
+
+    It is woken when there is something new, else looks every tick. A failure of one pass (a full disk, a database that
+    is away) is logged and the next pass tries again; the thread itself never ends before the service does.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._queue = JobQueue(context)
+        self._deployments = Deployments(context)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
+        self.last_pass_at = time.time()
+        self.failed_passes = 0
+
+    def start(self) -> None:
+        self._queue.recover()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._context.wake.set()
+        self._thread.join()
+        self._queue.stop()
+        self._deployments.stop()
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for step in (self._queue.tick, self._deployments.tick):
+                try:
+                    step()
+                except Exception:  # the boundary of the thread: whatever it was, the next pass tries again
+                    self.failed_passes += 1
+                    logger.exception("a pass over jobs and deployments failed; trying again")
+            self.last_pass_at = time.time()
+            self._context.wake.wait(self._context.settings.tick_seconds)
+            self._context.wake.clear()
+
+
+class _Counted:
+    """Counts answers by method and status."""
+
+    def __init__(self, app: ASGIApp, counts: Counter[tuple[str, int]]) -> None:
+        self._app = app
+        self._counts = counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                method = scope["method"] if scope["method"] in _METHODS else "OTHER"
+                self._counts[method, message["status"]] += 1
+            await send(message)
+
+        await self._app(scope, receive, counted if scope["type"] == "http" else send)
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A body or parameter of the wrong form: each problem with its place; unknown keys by name."""
+    assert isinstance(error, RequestValidationError)
+    details: list[dict[str, Any]] = []
+    for problem in error.errors():
+        field = ".".join(str(part) for part in problem["loc"][1:] if part not in ("str", "DatasetReference"))
+        is_unknown = problem["type"] == "extra_forbidden"
+        message = "unknown key" if is_unknown else str(problem["msg"])
+        details.append({"field": field or str(problem["loc"][0]), "message": message})
+    unknown = [detail["field"] for detail in details if detail["message"] == "unknown key"]
+    code = "bad_request" if not unknown else "unknown_key"
+    if unknown and unknown[0].startswith("hyperparameters."):
+        code = "unknown_hyperparameter"
+    message = "; ".join(f"{detail['field']}: {detail['message']}" for detail in details[:10])
+    return Refusal(422, code, message, details=details[:50]).response()
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _CODES.get(error.status_code, "refused")
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response()
+
+
+async def _conflict(request: Request, error: Exception) -> Response:
+    """Two requests for the same name at the same moment: the other one was first."""
+    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response()
+
+
+async def _database_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, sa.exc.OperationalError)
+    if "full" in str(error.orig).lower():
+        refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
+        assert refusal is not None
+        return refusal.response()
+    return Refusal(
+        503, "database_away", "the service's database does not answer; try again", headers={"retry-after": "2"}
+    ).response()
+
+
+async def _own_fault(request: Request, error: Exception) -> Response:
+    """A mistake of ours: said without its inside, which is in the log."""
+    return Refusal(
+        500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
+    ).response()
+
+
+async def _storage_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, OSError)
+    refusal = storage_refusal(error)
+    if refusal is None:
+        raise error
+    return refusal.response()

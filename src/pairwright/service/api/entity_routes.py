@@ -1,0 +1,135 @@
+"""Namespaces and datasets: create, read, list, delete."""
+
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Request
+from starlette.concurrency import run_in_threadpool
+
+from pairwright.service.access import CallerIs
+from pairwright.service.api.paging import FILTERED, PagingIs, listed
+from pairwright.service.api_errors import Refusal
+from pairwright.service.request_models import DatasetBody, NamespaceBody
+from pairwright.service.rows import entities
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.entities import check_name, now
+from pairwright.service.run.submitting import check_files_url
+from pairwright.service.settings import Context, context_of
+
+router = APIRouter(prefix="/v1", tags=["namespaces and datasets"])
+ContextIs = Annotated[Context, Depends(context_of)]
+Document = dict[str, Any]
+
+
+@router.post("/namespaces")
+def create_namespace(body: NamespaceBody, caller: CallerIs, context: ContextIs) -> Document:
+    """Create a namespace."""
+    check_name(body.id, "id")
+    caller.check(body.id, write=True)
+    with context.database.writing() as connection:
+        return entities.insert(connection, entities.NAMESPACE, "", body.id, body.model_dump())
+
+
+@router.get("/namespaces", openapi_extra=FILTERED)
+def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+    """Namespaces that the caller may read."""
+    with context.database.reading() as connection:
+        found = entities.every(connection, entities.NAMESPACE)
+    mine = [document for document in found if caller.may(document["id"], write=False)]
+    return listed(mine, asked, {name: _field(name) for name in ("id", "project")})
+
+
+@router.get("/namespaces/{namespace}")
+def read_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+    """One namespace."""
+    caller.check(check_name(namespace, "namespace"), write=False)
+    with context.database.reading() as connection:
+        return entities.get(connection, entities.NAMESPACE, "", namespace)
+
+
+@router.delete("/namespaces/{namespace}")
+def delete_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Delete a namespace that holds nothing."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        for kind in (entities.DATASET, entities.REPOSITORY, entities.DEPLOYMENT_CONFIG):
+            left = [item for item in entities.every(connection, kind) if item["namespace"] == namespace]
+            if left:
+                raise Refusal(409, "namespace_in_use", f"{namespace!r} has the {kind} {left[0]['name']!r}")
+        gone = entities.delete(connection, entities.NAMESPACE, "", namespace)
+    return _deleted(gone["id"])
+
+
+@router.post("/datastore/namespaces", status_code=201)
+async def create_store_namespace(request: Request, caller: CallerIs, context: ContextIs) -> Document:
+    """Create a namespace for files; form-encoded `namespace=NAME`."""
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=100)
+    names = fields.get("namespace", [])
+    if len(names) != 1:
+        raise Refusal(422, "no_namespace", "expected the form field namespace=NAME, once")
+    return await run_in_threadpool(_create_store_namespace, names[0], caller, context)
+
+
+@router.get("/datastore/namespaces/{namespace}")
+def read_store_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Document:
+    """A namespace for files."""
+    caller.check(check_name(namespace, "namespace"), write=False)
+    with context.database.reading() as connection:
+        return entities.get(connection, entities.STORE_NAMESPACE, "", namespace)
+
+
+@router.post("/datasets")
+def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> Document:
+    """Register a dataset, whose files are in a repository of the hub endpoint."""
+    check_name(body.name, "name")
+    check_name(body.namespace, "namespace")
+    caller.check(body.namespace, write=True)
+    source, _, _ = check_files_url(body.files_url, "files_url")
+    caller.check(source, write=False)
+    with context.database.writing() as connection:
+        if entities.find(connection, entities.NAMESPACE, "", body.namespace) is None:
+            raise Refusal(
+                422, "namespace_not_found", f"no namespace {body.namespace!r}: create it with POST /v1/namespaces"
+            )
+        return entities.insert(connection, entities.DATASET, body.namespace, body.name, body.model_dump())
+
+
+@router.get("/datasets", openapi_extra=FILTERED)
+def list_datasets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+    """Datasets that the caller may read."""
+    with context.database.reading() as connection:
+        found = entities.every(connection, entities.DATASET)
+    mine = [document for document in found if caller.may(document["namespace"], write=False)]
+    return listed(mine, asked, {name: _field(name) for name in ("namespace", "project", "name")})
+
+
+@router.get("/datasets/{namespace}/{name}")
+def read_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+    """One dataset."""
+    caller.check(check_name(namespace, "namespace"), write=False)
+    with context.database.reading() as connection:
+        return entities.get(connection, entities.DATASET, namespace, check_name(name, "name"))
+
+
+@router.delete("/datasets/{namespace}/{name}")
+def delete_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Delete the entry of a dataset; its files are deleted through the hub endpoint."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        gone = entities.delete(connection, entities.DATASET, namespace, check_name(name, "name"))
+    return _deleted(gone["id"])
+
+
+def _create_store_namespace(name: str, caller: Caller, context: Context) -> Document:
+    check_name(name, "namespace")
+    caller.check(name, write=True)
+    with context.database.writing() as connection:
+        return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
+
+
+def _deleted(identity: str) -> Document:
+    return {"id": identity, "deleted_at": now(), "message": "deleted"}
+
+
+def _field(name: str) -> Any:
+    return lambda document: document.get(name)

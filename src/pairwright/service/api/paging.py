@@ -1,0 +1,116 @@
+"""Lists: pages, order and filters, the same for everything that is listed.
+
+?page=2&page_size=50&sort=-created_at&filter[namespace]=team-a
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Query, Request
+
+from pairwright.service.api_errors import Refusal
+
+_FILTER = re.compile(r"filter\[([^\[\]]{1,64})\](?:\[(gte|lte)\])?")
+SORTS = ("created_at", "-created_at", "updated_at", "-updated_at", "name", "-name")
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Paging:
+    page: int
+    page_size: int
+    sort: str
+    filters: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        return self.sort.lstrip("-")
+
+    @property
+    def is_descending(self) -> bool:
+        return self.sort.startswith("-")
+
+
+def paging(
+    request: Request,
+    page: Annotated[int, Query(ge=1, le=10**9)] = 1,
+    page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
+    sort: str = "-created_at",
+) -> Paging:
+    """What a list request asks for."""
+    if sort not in SORTS:
+        raise Refusal(422, "unknown_sort", f"sort: got {sort[:100]!r}, expected one of {', '.join(SORTS)}")
+    filters: dict[str, str] = {}
+    for key, value in request.query_params.multi_items():
+        if not key.startswith("filter"):
+            continue
+        match = _FILTER.fullmatch(key)
+        if match is None:
+            raise Refusal(422, "bad_filter", f"{key[:100]!r}: expected filter[NAME]=VALUE")
+        filters[match[1] + (f".{match[2]}" if match[2] else "")] = value
+    return Paging(page, page_size, sort, filters)
+
+
+# what a list takes beside pages and order, for the API's description
+FILTERED: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "filter",
+            "in": "query",
+            "style": "deepObject",
+            "explode": True,
+            "schema": {"type": "object", "additionalProperties": {"type": "string"}},
+            "description": "filter[NAME]=VALUE, several values with commas; an unknown name is refused",
+        }
+    ]
+}
+PagingIs = Annotated[Paging, Depends(paging)]
+Getter = Callable[[Document], Any]
+
+
+def listed(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
+    """One page of documents that are all at hand, filtered and sorted here."""
+    found = [document for document in documents if matches(document, asked.filters, filters)]
+    found.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
+    start = (asked.page - 1) * asked.page_size
+    return envelope(found[start : start + asked.page_size], len(found), asked)
+
+
+def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, Getter]) -> bool:
+    """True if a document has the values that are asked for. An unknown filter is refused, not ignored."""
+    for name, wanted in asked.items():
+        key, _, bound = name.partition(".")
+        if bound and key in ("created_at", "updated_at"):
+            value = str(document.get(key) or "")
+            if (value < wanted) if bound == "gte" else (value > wanted):
+                return False
+            continue
+        if bound or key not in filters:
+            known = [*sorted(filters), "created_at][gte", "created_at][lte"]
+            raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
+        if _text(filters[key](document)) not in wanted.split(","):
+            return False
+    return True
+
+
+def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Document:
+    return {
+        "object": "list",
+        "data": list(data),
+        "pagination": {
+            "page": asked.page,
+            "page_size": asked.page_size,
+            "current_page_size": len(data),
+            "total_pages": -(-num_results // asked.page_size),
+            "total_results": num_results,
+        },
+        "sort": asked.sort,
+        "filter": dict(asked.filters) or None,
+    }
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""The part of the service that speaks the Hub's protocol."""

@@ -1,0 +1,191 @@
+"""The body of a commit, as hub clients send it: JSON lines, each a header, a file in base64, or a deletion.
+
+A line can be as large as the file in it, so it is read where it lies on disk: the text of a file is never in memory
+whole. Anything that is not understood is refused with its line; nothing is skipped.
+"""
+
+import base64
+import binascii
+import errno
+import mmap
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+
+from pairwright.service.api_errors import Refusal
+from pairwright.service.rows.entities import check_path
+from pairwright.service.rows.repositories import Blob, Blobs, Tree
+
+PIECE = 4 * 2**20  # a multiple of four: base64 decodes piece by piece
+MAX_SMALL_LINE = 2**20
+
+
+class _Line(msgspec.Struct):
+    key: str
+    value: msgspec.Raw
+
+
+class _Header(msgspec.Struct):
+    summary: str = ""
+    description: str = ""
+    parentCommit: str | None = None
+
+
+class _File(msgspec.Struct):
+    path: str
+    content: msgspec.Raw
+    encoding: str = "base64"
+
+
+class _Deleted(msgspec.Struct):
+    path: str
+
+
+@dataclass
+class Change:
+    """What a commit does: files to put, and files and folders to take away first."""
+
+    title: str = "commit"
+    parent: str | None = None
+    files: dict[str, Blob] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+    deleted_folders: list[str] = field(default_factory=list)
+
+    def apply(self, tree: Tree) -> Tree:
+        gone = set(self.deleted)
+        folders = tuple(f"{folder}/" for folder in self.deleted_folders)
+        kept = {
+            path: blob for path, blob in tree.items() if path not in gone and not (folders and path.startswith(folders))
+        }
+        return dict(sorted({**kept, **self.files}.items()))
+
+
+def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
+    """Read a commit's body from disk, putting its files into the store."""
+    change = Change()
+    has_header = False
+    for number, line in _lines(body):
+        entry = _decoded(line, _Line, number)
+        if entry.key == "header":
+            header = _decoded(entry.value, _Header, number)
+            change.title, change.parent, has_header = header.summary or "commit", header.parentCommit, True
+        elif entry.key == "file":
+            file = _decoded(entry.value, _File, number)
+            path = check_path(file.path, f"line {number}: path")
+            change.files[path] = _kept(file, blobs, number)
+            if len(change.files) > max_files:
+                raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
+        elif entry.key in ("deletedFile", "deletedFolder"):
+            path = check_path(_decoded(entry.value, _Deleted, number).path.rstrip("/"), f"line {number}: path")
+            (change.deleted if entry.key == "deletedFile" else change.deleted_folders).append(path)
+        else:
+            raise Refusal(
+                422,
+                "unknown_commit_line",
+                f"line {number}: got key {entry.key[:40]!r}, expected header, file, deletedFile or deletedFolder "
+                "(files are sent in the commit itself; there is no LFS)",
+            )
+    if not has_header:
+        raise Refusal(422, "no_commit_header", "the commit has no header line")
+    return change
+
+
+def _lines(body: Path) -> Iterator[tuple[int, memoryview]]:
+    """Numbered lines as views into the file; the mapping goes when the last view does."""
+    if not body.stat().st_size:
+        return
+    with open(body, "rb") as file:
+        text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    start, number = 0, 1
+    while start < len(text):
+        end = text.find(b"\n", start)
+        end = len(text) if end < 0 else end
+        if end > start:
+            yield number, memoryview(text)[start:end]
+        start, number = end + 1, number + 1
+
+
+def _decoded(data: Any, kind: type[Any], number: int) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(422, "bad_commit_line", f"line {number}: not a line of a commit: {error}") from None
+
+
+def _kept(file: _File, blobs: Blobs, number: int) -> Blob:
+    raw = memoryview(file.content)
+    is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
+    if not is_text:
+        raise Refusal(422, "bad_commit_line", f"line {number}: content: expected text")
+    if file.encoding not in ("base64", "utf-8"):
+        raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64' or 'utf-8'")
+    if file.encoding == "utf-8" or _has_escapes(raw):
+        text = _small_text(file, raw, number)
+        data = text.encode() if file.encoding == "utf-8" else _base64(text.encode(), number)
+        return blobs.add([data], len(data))
+    content = raw[1:-1]
+    padding = bytes(content[-2:]).count(b"=")
+    if len(content) % 4:
+        raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are no whole base64")
+    pieces = (_base64(content[start : start + PIECE], number) for start in range(0, len(content), PIECE))
+    try:
+        return blobs.add(pieces, len(content) // 4 * 3 - padding)
+    except ValueError:
+        raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None
+
+
+def _has_escapes(raw: memoryview) -> bool:
+    return any(b"\\" in bytes(raw[start : start + PIECE]) for start in range(0, len(raw), PIECE))
+
+
+def _small_text(file: _File, raw: memoryview, number: int) -> str:
+    if len(raw) > MAX_SMALL_LINE:
+        raise Refusal(
+            413, "large_text", f"line {number}: a file of this size must come as base64 without escaped characters"
+        )
+    text = msgspec.json.decode(file.content)
+    assert isinstance(text, str)
+    return text
+
+
+def _base64(data: Any, number: int) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
+
+
+# Bodies that are larger than memory should hold: written to disk as they come in, removed when they were read.
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@asynccontextmanager
+async def spooled(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
+    """The body of a request as a file, for as long as the context lasts."""
+    path = blobs.new_upload()
+    try:
+        with open(path, "xb") as file:
+            async for piece in request.stream():
+                if len(piece) > 2**18:
+                    await run_in_threadpool(file.write, piece)
+                else:
+                    file.write(piece)
+        yield path
+    except ClientDisconnect:
+        raise Refusal(400, "client_left", "the connection ended before the body did; nothing was kept") from None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def storage_refusal(error: OSError) -> Refusal | None:
+    """The refusal for a disk that is full; None for any other failure."""
+    if error.errno not in _FULL:
+        return None
+    return Refusal(507, "disk_full", "the service's disk is full: nothing of this request was kept")

@@ -1,0 +1,275 @@
+"""The Hugging Face Hub endpoint at `/v1/hf`: what `huggingface_hub` and `datasets` need of datasets.
+
+    HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
+
+Every file is sent in its commit (upload mode "regular"), whatever its size up to the limit.
+"""
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import FileResponse, JSONResponse, Response
+
+from pairwright.service.access import CallerIs
+from pairwright.service.api_errors import Refusal
+from pairwright.service.hub.commit_body import read_change, spooled
+from pairwright.service.rows import repositories
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.entities import check_name, check_path
+from pairwright.service.rows.repositories import Commit, Tree
+from pairwright.service.settings import Context, context_of
+
+router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
+ContextIs = Annotated[Context, Depends(context_of)]
+
+
+class RepositoryBody(BaseModel):
+    """Which repository; other fields of the hub's own API (visibility, licence) say nothing here."""
+
+    model_config = ConfigDict(extra="ignore")
+    name: str = Field(max_length=300)
+    organization: str | None = Field(default=None, max_length=128)
+    type: str = "model"
+
+
+class Preupload(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    path: str
+    size: int = Field(ge=0)
+
+
+class PreuploadBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    files: list[Preupload] = Field(max_length=10_000)
+
+
+@router.get("/api/whoami-v2")
+def whoami(caller: CallerIs) -> dict[str, Any]:
+    """Who the token belongs to."""
+    return {"type": "user", "name": caller.name, "fullname": caller.name, "orgs": [], "auth": {"type": "access_token"}}
+
+
+@router.post("/api/validate-yaml")
+def validate_card(caller: CallerIs) -> dict[str, Any]:
+    """Dataset cards are kept as they are."""
+    return {"errors": [], "warnings": []}
+
+
+@router.post("/api/repos/create")
+def create_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs) -> dict[str, str]:
+    """Create a dataset repository."""
+    namespace, name = _repository(body)
+    caller.check(namespace, write=True)
+    with context.database.writing() as connection:
+        repositories.create_repository(connection, namespace, name)
+    return {"url": f"datasets/{namespace}/{name}", "name": f"{namespace}/{name}"}
+
+
+@router.delete("/api/repos/delete")
+def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs) -> dict[str, str]:
+    """Delete a dataset repository. Jobs keep the revision that they were given."""
+    namespace, name = _repository(body)
+    caller.check(namespace, write=True)
+    with context.database.writing() as connection:
+        repositories.delete_repository(connection, namespace, name)
+    return {"deleted": f"{namespace}/{name}"}
+
+
+@router.post("/api/datasets/{namespace}/{name}/preupload/{revision}")
+def preupload(
+    namespace: str, name: str, revision: str, body: PreuploadBody, caller: CallerIs, context: ContextIs
+) -> dict[str, Any]:
+    """How to send files: all in the commit. Files that are there already carry their id, and are not sent again."""
+    tree = _commit(context, caller, namespace, name, revision, write=True).tree
+    files = []
+    for file in body.files:
+        there = tree.get(check_path(file.path))
+        oid = None if there is None else there.git
+        files.append({"path": file.path, "uploadMode": "regular", "shouldIgnore": False, "oid": oid})
+    return {"files": files}
+
+
+@router.post("/api/datasets/{namespace}/{name}/commit/{revision}")
+async def commit(
+    namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
+) -> dict[str, Any]:
+    """Commit files: `application/x-ndjson`, a header line, then one line a file."""
+    if revision != repositories.MAIN or request.query_params.get("create_pr"):
+        raise Refusal(422, "no_branches", "commits go to 'main'; there are no branches or pull requests")
+    await run_in_threadpool(_commit, context, caller, namespace, name, revision, write=True)
+    async with spooled(request, context.blobs) as body:
+        oid = await run_in_threadpool(_committed, context, namespace, name, body)
+    url = f"datasets/{namespace}/{name}/commit/{oid}"
+    return {"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""}
+
+
+@router.get("/api/datasets/{namespace}/{name}")
+def repository_information(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+    """The head of a repository."""
+    return _information(namespace, name, _commit(context, caller, namespace, name, repositories.MAIN))
+
+
+@router.get("/api/datasets/{namespace}/{name}/revision/{revision:path}")
+def revision_information(
+    namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs
+) -> dict[str, Any]:
+    """A revision of a repository: its commit and the names of its files."""
+    return _information(namespace, name, _commit(context, caller, namespace, name, revision))
+
+
+@router.get("/api/datasets/{namespace}/{name}/refs")
+def references(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+    """The one branch."""
+    newest = _commit(context, caller, namespace, name, repositories.MAIN)
+    main = {"name": "main", "ref": "refs/heads/main", "targetCommit": newest.oid}
+    return {"branches": [main], "converts": [], "tags": [], "pullRequests": []}
+
+
+@router.get("/api/datasets/{namespace}/{name}/commits/{revision}")
+def commit_list(namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs) -> list[dict[str, Any]]:
+    """The commits, newest first."""
+    start = _commit(context, caller, namespace, name, revision)
+    with context.database.reading() as connection:
+        found = repositories.history(connection, namespace, name)
+    position = next(number for number, item in enumerate(found) if item.oid == start.oid)
+    return [
+        {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []}
+        for item in found[position:]
+    ]
+
+
+@router.get("/api/datasets/{namespace}/{name}/tree/{revision}")
+def tree_at_top(
+    namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs, recursive: bool = False
+) -> list[dict[str, Any]]:
+    """Files and folders at the top."""
+    found = _commit(context, caller, namespace, name, revision)
+    return _entries(found, "", recursive=recursive)
+
+
+@router.get("/api/datasets/{namespace}/{name}/tree/{revision}/{path:path}")
+def tree_below(
+    namespace: str, name: str, revision: str, path: str, caller: CallerIs, context: ContextIs, recursive: bool = False
+) -> list[dict[str, Any]]:
+    """Files and folders below a folder."""
+    found = _commit(context, caller, namespace, name, revision)
+    folder = check_path(path.rstrip("/")) + "/"
+    if not any(file.startswith(folder) for file in found.tree):
+        raise _no_entry(namespace, name, path)
+    return _entries(found, folder, recursive=recursive)
+
+
+@router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
+async def paths_information(
+    namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
+) -> list[dict[str, Any]]:
+    """What some paths are; those that are not there are left out, as on the hub."""
+    found = await run_in_threadpool(_commit, context, caller, namespace, name, revision)
+    fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
+    everything = {entry["path"]: entry for entry in _entries(found, "", recursive=True)}
+    return [everything[path] for path in fields.get("paths", []) if path in everything]
+
+
+@router.get("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
+@router.head("/datasets/{namespace}/{name}/resolve/{revision}/{path:path}", response_class=FileResponse)
+def resolve(
+    namespace: str, name: str, revision: str, path: str, request: Request, caller: CallerIs, context: ContextIs
+) -> Response:
+    """A file of a revision; ranges are served."""
+    found = _commit(context, caller, namespace, name, revision)
+    blob = found.tree.get(check_path(path))
+    if blob is None:
+        raise _no_entry(namespace, name, path)
+    headers = {
+        "etag": f'"{blob.git}"',
+        "x-repo-commit": found.oid,
+        "accept-ranges": "bytes",
+        "x-content-type-options": "nosniff",
+        "content-disposition": "attachment",
+    }
+    return FileResponse(context.blobs.path(blob.sha256), headers=headers, media_type="application/octet-stream")
+
+
+def _repository(body: RepositoryBody) -> tuple[str, str]:
+    if body.type != "dataset":
+        raise Refusal(422, "only_datasets", f"type: got {body.type[:40]!r}, expected 'dataset'")
+    organization, name = body.organization, body.name
+    if organization is None and "/" in name:
+        organization, _, name = name.partition("/")
+    return check_name(organization or "default", "organization"), check_name(name, "name")
+
+
+def _commit(
+    context: Context, caller: Caller, namespace: str, name: str, revision: str, *, write: bool = False
+) -> Commit:
+    check_name(namespace, "namespace")
+    check_name(name, "name")
+    caller.check(namespace, write=write)
+    with context.database.reading() as connection:
+        return repositories.commit_at(connection, namespace, name, revision)
+
+
+def _committed(context: Context, namespace: str, name: str, body: Path) -> str:
+    change = read_change(body, context.blobs, max_files=context.settings.max_files)
+
+    def changed(tree: Tree) -> Tree:
+        after = change.apply(tree)
+        if len(after) > context.settings.max_files:
+            raise Refusal(413, "too_many_files", f"a dataset has at most {context.settings.max_files:,} files")
+        folders = {str(folder) for path in after for folder in PurePosixPath(path).parents}
+        if clash := sorted(folders & after.keys()):
+            raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")
+        return after
+
+    with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
+        return repositories.add_commit(
+            connection, namespace, name, title=change.title, parent=change.parent, change=changed
+        )
+
+
+def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
+    return {
+        "_id": found.oid[:24],
+        "id": f"{namespace}/{name}",
+        "author": namespace,
+        "sha": found.oid,
+        "lastModified": found.created_at[:23] + "Z",
+        "createdAt": found.created_at[:23] + "Z",
+        "private": False,
+        "gated": False,
+        "disabled": False,
+        "tags": [],
+        "downloads": 0,
+        "likes": 0,
+        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in found.tree.items()],
+    }
+
+
+def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    entries: dict[str, dict[str, Any]] = {}
+    for path, blob in found.tree.items():
+        if not path.startswith(folder):
+            continue
+        parts = path[len(folder) :].split("/")
+        for depth in range(1, len(parts) if recursive else min(2, len(parts))):
+            name = folder + "/".join(parts[:depth])
+            entries.setdefault(name, {"type": "directory", "oid": found.oid, "size": 0, "path": name})
+        if recursive or len(parts) == 1:
+            entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
+    return [entries[path] for path in sorted(entries)]
+
+
+def _no_entry(namespace: str, name: str, path: str) -> Refusal:
+    return Refusal(
+        404, "file_not_found", f"{namespace}/{name} has no {path[:200]!r}", headers={"x-error-code": "EntryNotFound"}
+    )
+
+
+@router.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"], include_in_schema=False)
+def nothing_else(rest: str, caller: CallerIs) -> JSONResponse:
+    """Calls of the hub's API that this endpoint does not have."""
+    raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint serves datasets only")

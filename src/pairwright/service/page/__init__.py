@@ -1,0 +1,1 @@
+"""The status page of the service."""

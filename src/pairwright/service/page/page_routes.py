@@ -1,0 +1,103 @@
+"""The job page at `/`, the API's description, health and metrics."""
+
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+
+from pairwright import __version__
+from pairwright.jobs.job import JobState
+from pairwright.service.access import CallerIs
+from pairwright.service.api_errors import not_found
+from pairwright.service.rows.schema import deployments, jobs
+from pairwright.service.run.deployments import DeploymentState
+from pairwright.service.settings import Context, context_of
+
+router = APIRouter(tags=["operation"])
+ContextIs = Annotated[Context, Depends(context_of)]
+FOLDER = Path(__file__).parent
+_TYPES = {"page.js": "text/javascript", "page.css": "text/css", "docs.js": "text/javascript"}
+_STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service starts what it writes
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+
+
+@router.get("/", response_class=FileResponse, include_in_schema=False)
+def page() -> Response:
+    """Jobs, curves, logs, datasets and deployments, for people."""
+    return FileResponse(FOLDER / "index.html", headers=_HEADERS, media_type="text/html")
+
+
+@router.get("/docs", response_class=FileResponse, include_in_schema=False)
+def docs() -> Response:
+    """The API's description, for people."""
+    return FileResponse(FOLDER / "docs.html", headers=_HEADERS, media_type="text/html")
+
+
+@router.get("/page/{name}", response_class=FileResponse, include_in_schema=False)
+def page_file(name: str) -> Response:
+    """Script and style of the pages."""
+    if name not in _TYPES:
+        raise not_found("file", name[:100])
+    return FileResponse(FOLDER / name, headers=_HEADERS, media_type=_TYPES[name])
+
+
+@router.get("/health")
+def health(request: Request) -> JSONResponse:
+    """200 while requests are answered and jobs are looked after."""
+    supervisor: Any = request.app.state.supervisor
+    is_well = supervisor is None or (supervisor.is_running and time.time() - supervisor.last_pass_at < 120)
+    body = {"status": "ok" if is_well else "failing", "version": __version__}
+    return JSONResponse(body, 200 if is_well else 503)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(request: Request, caller: CallerIs, context: ContextIs) -> Response:
+    """Counts for Prometheus."""
+    supervisor: Any = request.app.state.supervisor
+    failed = 0 if supervisor is None else supervisor.failed_passes
+    text = metrics_text(context, request.app.state.requests, failed_passes=failed)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+def metrics_text(context: Context, requests: Mapping[tuple[str, int], int], *, failed_passes: int) -> str:
+    """Prometheus' text form: jobs and deployments by state, requests by method and status, free disk.
+
+    Written by hand: every label is from a closed set of plain words, so that nothing needs escaping.
+    """
+    by_job = _counts(context, jobs.c.state)
+    by_deployment = _counts(context, deployments.c.state)
+    disk = shutil.disk_usage(context.settings.data)
+    lines = [*_head("pairwright_jobs", "gauge", "Jobs by state.")]
+    lines += [f'pairwright_jobs{{state="{state}"}} {by_job.get(state, 0)}' for state in _STATES]
+    lines += _head("pairwright_deployments", "gauge", "Deployments by state.")
+    lines += [f'pairwright_deployments{{state="{state}"}} {by_deployment.get(state, 0)}' for state in DeploymentState]
+    lines += _head("pairwright_workers_limit", "gauge", "Jobs that may run at a time.")
+    lines.append(f"pairwright_workers_limit {context.settings.max_running}")
+    lines += _head("pairwright_disk_free_bytes", "gauge", "Free space where the service keeps its files.")
+    lines.append(f"pairwright_disk_free_bytes {disk.free}")
+    lines += _head("pairwright_supervisor_failures_total", "counter", "Passes over jobs and deployments that failed.")
+    lines.append(f"pairwright_supervisor_failures_total {failed_passes}")
+    lines += _head("pairwright_http_requests_total", "counter", "Requests by method and status.")
+    for (method, status), count in sorted(requests.items()):
+        lines.append(f'pairwright_http_requests_total{{method="{method}",status="{status}"}} {count}')
+    return "\n".join(lines) + "\n"
+
+
+def _head(name: str, kind: str, description: str) -> list[str]:
+    return [f"# HELP {name} {description}", f"# TYPE {name} {kind}"]
+
+
+def _counts(context: Context, column: sa.Column[str]) -> dict[str, int]:
+    with context.database.reading() as connection:
+        rows = connection.execute(sa.select(column, sa.func.count()).group_by(column)).all()
+    return {row[0]: row[1] for row in rows}

@@ -1,0 +1,110 @@
+"""Bearer tokens: made once, shown once, kept as a hash. A token has scopes, one a namespace.
+
+    team-a         everything in namespace team-a        *         every namespace, and the base models
+    team-a:read    reading there                          *:read    reading everywhere
+
+A token is 256 random bits, so its plain sha256 tells nobody anything.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from pairwright.errors import ConfigError
+from pairwright.service.api_errors import Refusal
+from pairwright.service.rows.database import Database
+from pairwright.service.rows.entities import check_name, new_id, now
+from pairwright.service.rows.schema import tokens
+
+PREFIX = "pw_"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, and what they may do."""
+
+    name: str
+    scopes: frozenset[str]
+
+    def may(self, namespace: str, *, write: bool) -> bool:
+        allowed = {"*", namespace}
+        if not write:
+            allowed |= {"*:read", f"{namespace}:read"}
+        return not allowed.isdisjoint(self.scopes)
+
+    def check(self, namespace: str, *, write: bool) -> None:
+        """Refuse unless the caller may read (or change) what is in a namespace."""
+        if not self.may(namespace, write=write):
+            verb = "change" if write else "read"
+            raise Refusal(
+                403,
+                "forbidden_namespace",
+                f"the token {self.name!r} may not {verb} namespace {namespace!r}: ask for a token with that scope",
+            )
+
+    @property
+    def is_everywhere(self) -> bool:
+        return not {"*", "*:read"}.isdisjoint(self.scopes)
+
+
+EVERYBODY = Caller("anonymous", frozenset({"*"}))
+
+
+def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
+    """A new token. Its text exists only in what this returns."""
+    for scope in scopes:
+        namespace, colon, mode = scope.partition(":")
+        if namespace != "*":
+            check_name(namespace, "--scope")
+        if colon and mode != "read":
+            raise ConfigError(f"--scope: got {scope!r}, expected NAMESPACE, NAMESPACE:read, * or *:read")
+    if not scopes:
+        raise ConfigError("--scope: expected at least one, such as --scope team-a or --scope '*'")
+    check_name(name, "--name")
+    token = PREFIX + secrets.token_urlsafe(32)
+    with database.writing() as connection:
+        if connection.scalar(sa.select(tokens.c.id).where(tokens.c.name == name)) is not None:
+            raise ConfigError(f"--name: there is already a token {name!r}: revoke it, or choose another name")
+        row = {
+            "id": new_id("token"), "name": name, "hash": _hash(token),
+            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(), "created_at": now(),
+        }  # fmt: skip
+        connection.execute(sa.insert(tokens).values(row))
+    return token
+
+
+def list_tokens(database: Database) -> list[dict[str, Any]]:
+    """Names and scopes of all tokens; never their text, which nobody has."""
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(tokens).order_by(tokens.c.name)).mappings().all()
+    return [
+        {"name": row["name"], "scopes": msgspec.json.decode(row["scopes"]), "created_at": row["created_at"]}
+        for row in rows
+    ]
+
+
+def revoke_token(database: Database, name: str) -> None:
+    with database.writing() as connection:
+        if not connection.execute(sa.delete(tokens).where(tokens.c.name == name)).rowcount:
+            raise ConfigError(f"no token {name!r}; pairwright serve token list shows them")
+
+
+def count_tokens(database: Database) -> int:
+    with database.reading() as connection:
+        return connection.scalar(sa.select(sa.func.count()).select_from(tokens)) or 0
+
+
+def caller_of(database: Database, token: str) -> Caller | None:
+    """Whose token this is; None if nobody's."""
+    with database.reading() as connection:
+        row = connection.execute(sa.select(tokens).where(tokens.c.hash == _hash(token))).mappings().first()
+    return None if row is None else Caller(row["name"], frozenset(msgspec.json.decode(row["scopes"])))
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,91 @@
+"""The rows of a service: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy's core.
+
+`reading()` and `writing()` are transactions. A write takes the lock when it begins, so two of them never deadlock,
+and is on disk when it returns.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection
+
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.service.rows import schema
+
+
+class Database:
+    """Connections to the rows. One for a process, used by all its threads."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = sa.make_url(url)
+        except sa.exc.ArgumentError:
+            raise ConfigError("--database: expected a URL such as postgresql://user@host/name") from None
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        self.is_sqlite = parsed.get_backend_name() == "sqlite"
+        if not self.is_sqlite and parsed.get_backend_name() != "postgresql":
+            raise ConfigError(f"--database: got {parsed.drivername!r}, expected a postgresql:// URL (or none: SQLite)")
+        options: dict[str, Any] = {"connect_args": {"timeout": 60}} if self.is_sqlite else {"pool_pre_ping": True}
+        try:
+            self._engine = sa.create_engine(parsed, pool_size=20, max_overflow=60, **options)
+        except ImportError as error:
+            raise ConfigError(f"--database: {error}; install psycopg, or leave --database out for SQLite") from None
+        if self.is_sqlite:
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        self._writer = self._engine.execution_options(writes=True)
+        self._create()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        with self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        with self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def writing_one_at_a_time(self, what: str) -> Iterator[Connection]:
+        """A write that reads first and must not overlap another of the same kind. SQLite has one writer anyway."""
+        with self.writing() as connection:
+            if not self.is_sqlite:
+                key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big", signed=True)
+                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
+            yield connection
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _create(self) -> None:
+        try:
+            with self.writing_one_at_a_time("schema") as connection:
+                schema.metadata.create_all(connection)
+                found = connection.scalar(sa.select(schema.service.c.value).where(schema.service.c.key == "version"))
+                if found is None:
+                    row = {"key": "version", "value": str(schema.SCHEMA_VERSION)}
+                    connection.execute(sa.insert(schema.service).values(row))
+        except sa.exc.DatabaseError as error:
+            raise PairwrightError(f"the service's database cannot be opened: {error.orig}") from None
+        if found is not None and int(found) != schema.SCHEMA_VERSION:
+            raise PairwrightError(
+                f"the service's database has version {found}, this pairwright knows {schema.SCHEMA_VERSION}: "
+                "use the pairwright that wrote it, or another --data"
+            )
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    connection.isolation_level = None  # we say BEGIN ourselves
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=60000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,180 @@
+"""Namespaces, datasets, base models and deployment configs: a key, times, and a JSON document each."""
+
+import os
+import re
+import time
+import uuid
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from pairwright.service.api_errors import Refusal, already_there, not_found
+from pairwright.service.rows.schema import entities
+
+# Names that come from outside: checked once, here, before they touch a row or a path.
+
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+_MODEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@+/-]{0,254}[A-Za-z0-9])?")
+_REVISION = re.compile(r"[0-9a-f]{7,40}")
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+MAX_PATH = 500
+
+
+def check_name(value: str, field: str) -> str:
+    """A name of a namespace, dataset, job or deployment."""
+    if not _NAME.fullmatch(value) or ".." in value:
+        raise Refusal(
+            422,
+            "bad_name",
+            f"{field}: got {value[:200]!r}, expected 1 to 128 letters, digits, '.', '_' and '-', "
+            "beginning and ending with a letter or digit, without '..'",
+        )
+    return value
+
+
+def check_model_name(value: str, field: str) -> str:
+    """A name such as `meta/llama-3.2-1b-instruct@v1.0.0+A100`."""
+    if not _MODEL.fullmatch(value) or ".." in value or "//" in value:
+        raise Refusal(
+            422,
+            "bad_name",
+            f"{field}: got {value[:300]!r}, expected a model name such as 'meta/llama-3.2-1b-instruct@v1.0.0+A100'",
+        )
+    return value
+
+
+def check_path(value: str, field: str = "path") -> str:
+    """A path of a file inside a dataset: relative, without `.`, `..`, empty parts, backslashes, control characters."""
+    parts = value.split("/")
+    bad = (
+        not value
+        or len(value.encode("utf-8", "replace")) > MAX_PATH
+        or any(part in ("", ".", "..") or len(part) > 255 for part in parts)
+        or "\\" in value
+        or not value.isprintable()
+        or parts[0] == ".git"
+    )
+    if bad:
+        raise Refusal(
+            422, "bad_path", f"{field}: got {value[:200]!r}, expected a relative path of a file inside the dataset"
+        )
+    return value
+
+
+def is_commit(value: str) -> bool:
+    """True for (the beginning of) a commit's id."""
+    return _REVISION.fullmatch(value) is not None
+
+
+def new_id(prefix: str) -> str:
+    """`<prefix>-<base58 of a random uuid>`, the form that clients of the protocol know."""
+    number, digits = uuid.uuid4().int, ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = _ALPHABET[digit] + digits
+    return f"{prefix}-{digits}"
+
+
+def now() -> str:
+    """The time as every row and reply has it; texts sort as the times do."""
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def age_seconds(moment: str) -> float:
+    """How long ago a time of `now` was."""
+    return time.time() - datetime.fromisoformat(moment).timestamp()
+
+
+def split_reference(value: str, field: str) -> tuple[str, str]:
+    """Namespace and name of `ns/name`."""
+    namespace, _, name = value.partition("/")
+    return check_name(namespace, f"{field} (namespace)"), check_name(name, f"{field} (name)")
+
+
+def instance_id() -> str:
+    return f"{os.getpid()}-{os.urandom(4).hex()}"
+
+
+# Namespaces, datasets, base models and deployment configs: a key, times, and a JSON document each.
+
+NAMESPACE = "namespace"
+STORE_NAMESPACE = "datastore namespace"
+DATASET = "dataset"
+REPOSITORY = "repository"
+TARGET = "target"
+DEPLOYMENT_CONFIG = "deployment config"
+PREFIXES = {
+    NAMESPACE: "ns", STORE_NAMESPACE: "ns", DATASET: "dataset", REPOSITORY: "repo", TARGET: "cust-target",
+    DEPLOYMENT_CONFIG: "deployment-config",
+}  # fmt: skip
+
+Document = dict[str, Any]
+
+
+def insert(connection: Connection, kind: str, namespace: str, name: str, document: Document) -> Document:
+    """Add one; refused with 409 if its key is taken."""
+    if row_of(connection, kind, namespace, name) is not None:
+        raise already_there(kind, f"{namespace}/{name}" if namespace else name)
+    moment = now()
+    row = {
+        "kind": kind, "namespace": namespace, "name": name, "id": new_id(PREFIXES[kind]), "created_at": moment,
+        "updated_at": moment, "document": msgspec.json.encode(document).decode(),
+    }  # fmt: skip
+    connection.execute(sa.insert(entities).values(row))
+    return _document(row)
+
+
+def update(connection: Connection, kind: str, namespace: str, name: str, changes: Document) -> Document:
+    """Change some fields of one."""
+    document = get(connection, kind, namespace, name)
+    document.update(changes)
+    document["updated_at"] = now()
+    body = {key: value for key, value in document.items() if key not in ("created_at", "updated_at")}
+    connection.execute(
+        sa.update(entities)
+        .where(*_key(kind, namespace, name))
+        .values(document=msgspec.json.encode(body).decode(), updated_at=document["updated_at"])
+    )
+    return document
+
+
+def delete(connection: Connection, kind: str, namespace: str, name: str) -> Document:
+    """Remove one; returns what it was."""
+    document = get(connection, kind, namespace, name)
+    connection.execute(sa.delete(entities).where(*_key(kind, namespace, name)))
+    return document
+
+
+def get(connection: Connection, kind: str, namespace: str, name: str, *, hint: str = "") -> Document:
+    """One of them; refused with 404 if there is none."""
+    row = row_of(connection, kind, namespace, name)
+    if row is None:
+        raise not_found(kind, f"{namespace}/{name}" if namespace else name, hint=hint)
+    return _document(row)
+
+
+def find(connection: Connection, kind: str, namespace: str, name: str) -> Document | None:
+    row = row_of(connection, kind, namespace, name)
+    return None if row is None else _document(row)
+
+
+def every(connection: Connection, kind: str) -> list[Document]:
+    """All of a kind, oldest first."""
+    chosen = sa.select(entities).where(entities.c.kind == kind).order_by(entities.c.created_at, entities.c.name)
+    return [_document(row) for row in connection.execute(chosen).mappings()]
+
+
+def row_of(connection: Connection, kind: str, namespace: str, name: str) -> RowMapping | None:
+    return connection.execute(sa.select(entities).where(*_key(kind, namespace, name))).mappings().first()
+
+
+def _key(kind: str, namespace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return entities.c.kind == kind, entities.c.namespace == namespace, entities.c.name == name
+
+
+def _document(row: Any) -> Document:
+    document: Document = {"id": row["id"], **msgspec.json.decode(row["document"])}
+    return {**document, "created_at": row["created_at"], "updated_at": row["updated_at"]}

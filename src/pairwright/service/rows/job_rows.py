@@ -1,0 +1,251 @@
+"""Job rows: made once for each request, moved from state to state by compare-and-set, shown as the protocol has them.
+
+A POST that is sent again makes no second job. With an `idempotency-key` header the first job with that key (of that
+caller) is the answer. Clients of the protocol send none, but say that they repeat (`x-stainless-retry-count`): such a
+request is answered with the job that the same body made moments ago and that no later repeat has claimed.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from pairwright.jobs.job import JobState, states_before
+from pairwright.ledger.run_status import Status, last_losses, read_status
+from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.rows.entities import age_seconds, now
+from pairwright.service.rows.schema import jobs
+
+# How far a job is, read from the files of its run: `train.json` (state and steps) and `metrics.jsonl` (curves).
+
+MAX_POINTS = 1000
+_NAMES = {"loss": "train_loss", "eval_loss": "val_loss", "rewards/accuracies": "train_accuracy",
+          "eval_rewards/accuracies": "val_accuracy"}  # fmt: skip
+NOTHING_YET: dict[str, Any] = {
+    "percentage_done": 0.0, "epochs_completed": 0, "steps_completed": 0, "steps_per_epoch": None, "best_epoch": None,
+    "train_loss": None, "val_loss": None,
+}  # fmt: skip
+_NOT_CURVES = frozenset({"step", "epoch", "time"})
+
+
+def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, list[dict[str, Any]]]:
+    """The curves of a run under the protocol's names; a long curve is thinned evenly, its end kept."""
+    curves: dict[str, dict[int, dict[str, Any]]] = {}
+    try:
+        lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        try:
+            row = msgspec.json.decode(line)
+        except msgspec.MsgspecError:
+            continue  # the line that is being written
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            continue
+        for key, value in row.items():
+            if key not in _NOT_CURVES and isinstance(value, int | float) and not isinstance(value, bool):
+                if not math.isfinite(value):
+                    continue
+                point = {"step": row["step"], "timestamp": _time(row.get("time")), "value": float(value)}
+                curves.setdefault(str(_NAMES.get(key, key)), {})[row["step"]] = point
+    return {name: _thinned([points[step] for step in sorted(points)], max_points) for name, points in curves.items()}
+
+
+def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The numbers of a job's status, from its run folder; what cannot be read now stays as it was `before`."""
+    run = read_status(folder, strict=False)
+    found: dict[str, Any] = {**NOTHING_YET, **(before or {})}
+    if run is not None:
+        epoch_of = (lambda step: step // run.steps_per_epoch) if run.steps_per_epoch else (lambda step: 0)
+        found.update(
+            percentage_done=round(run.percentage or 0.0, 2),
+            steps_completed=run.step,
+            steps_per_epoch=run.steps_per_epoch or None,
+            epochs_completed=int(run.epoch) if run.epoch else epoch_of(run.step),
+            best_epoch=_best_epoch(run),
+        )
+        losses = zip(("train_loss", "val_loss"), last_losses(folder), strict=True)
+        found.update((name, loss) for name, loss in losses if loss is not None)
+    if is_completed:
+        found["percentage_done"] = 100.0
+    return found
+
+
+def _best_epoch(run: Status) -> int | None:
+    """As the trainer says, since epochs of a curriculum differ in length; by division for one that does not say it."""
+    if run.best_epoch is not None or run.best_step is None:
+        return run.best_epoch
+    return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
+
+
+def _thinned(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    if len(points) <= limit:
+        return points
+    stride = -(-len(points) // (limit - 1))
+    kept = points[::stride]
+    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
+
+
+def _time(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+# Job rows: made once for each request, moved from state to state by compare-and-set, shown as the protocol has them.
+
+Document = dict[str, Any]
+WAITING = (JobState.CREATED, JobState.PENDING)
+WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
+MAX_LOG_ENTRIES = 100
+RETRY_BACKOFF_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What tells one submission from a repeat of it."""
+
+    body_hash: str
+    key: str | None
+    attempt: int
+    window_seconds: float
+
+
+def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None, timeout: str | None) -> Request:
+    """From the headers that clients send."""
+    number = int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) < 5 else 0
+    try:
+        waited = min(3600.0, max(1.0, float(timeout or 60)))
+    except ValueError:
+        waited = 60.0
+    return Request(
+        body_hash=_hash(caller, body),
+        key=None if key is None else _hash(caller, key.encode("utf-8", "replace")),
+        attempt=number,
+        window_seconds=number * (waited + RETRY_BACKOFF_SECONDS),
+    )
+
+
+def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
+    """The job that this request made when it was sent before."""
+    if request.key is not None:
+        row = connection.execute(sa.select(jobs).where(jobs.c.request_key == request.key)).mappings().first()
+        if row is not None and row["request_hash"] != request.body_hash:
+            raise Refusal(409, "key_reused", "this idempotency-key belongs to a job with another body: use a new key")
+        return row
+    if not request.attempt:
+        return None
+    chosen = (
+        sa.select(jobs)
+        .where(jobs.c.request_hash == request.body_hash, jobs.c.attempt < request.attempt)
+        .order_by(jobs.c.number.desc())
+        .limit(1)
+    )
+    row = connection.execute(chosen).mappings().first()
+    if row is None or age_seconds(row["created_at"]) > request.window_seconds:
+        return None
+    connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(attempt=request.attempt))
+    return row
+
+
+def insert(connection: Connection, document: Document, request: Request) -> RowMapping:
+    """A new job, in state created."""
+    moment = now()
+    identity, namespace = document["id"], document["namespace"]
+    name = document["name"] or identity
+    taken = sa.select(jobs.c.id).where(jobs.c.namespace == namespace, jobs.c.name == name)
+    if connection.scalar(taken) is not None:
+        raise Refusal(409, "job_exists", f"there is already a job named {name!r} in namespace {namespace!r}")
+    written = sa.select(jobs.c.id).where(
+        jobs.c.output_model == document["output_model"],
+        jobs.c.state.not_in([JobState.FAILED, JobState.CANCELLED]),
+    )
+    if (other := connection.scalar(written)) is not None:
+        message = f"output_model: {document['output_model']!r} is made by job {other}: choose another"
+        raise Refusal(409, "output_model_exists", message)
+    row = {
+        "id": identity, "namespace": namespace, "name": name, "output_model": document["output_model"],
+        "state": JobState.CREATED.value, "created_at": moment, "updated_at": moment, "starts": 0, "idle_starts": 0,
+        "step": 0, "seconds": 0.0, "request_key": request.key, "request_hash": request.body_hash,
+        "attempt": request.attempt, "document": msgspec.json.encode(document).decode(), "progress": "{}",
+        "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
+    }  # fmt: skip
+    connection.execute(sa.insert(jobs).values(row))
+    return get(connection, identity)
+
+
+def get(connection: Connection, identity: str) -> RowMapping:
+    row = connection.execute(sa.select(jobs).where(jobs.c.id == identity)).mappings().first()
+    if row is None:
+        raise not_found("job", identity[:200])
+    return row
+
+
+def in_states(connection: Connection, states: Sequence[JobState], limit: int | None = None) -> list[RowMapping]:
+    """Jobs in some states, oldest first."""
+    chosen = sa.select(jobs).where(jobs.c.state.in_(states)).order_by(jobs.c.number).limit(limit)
+    return list(connection.execute(chosen).mappings())
+
+
+def move(
+    connection: Connection, identity: str, new: JobState, message: str, *, detail: str | None = None, **values: Any
+) -> bool:
+    """Put a job into a state if the table allows it from where it is; False if it does not."""
+    row = get(connection, identity)
+    if row["state"] not in states_before(new):
+        return False
+    moment = now()
+    log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
+    changed = connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == identity, jobs.c.state == row["state"])
+        .values(state=new.value, updated_at=moment, log=msgspec.json.encode(log).decode(), **values)
+    )
+    return changed.rowcount == 1
+
+
+def job_document(row: RowMapping, progress: Document | None = None) -> Document:
+    """A job as clients see it."""
+    document: Document = msgspec.json.decode(row["document"])
+    shown = {key: value for key, value in document.items() if key != "work"}
+    shown["status"] = row["state"]
+    shown["status_details"] = status_details(row, progress)
+    return {**shown, "name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
+
+
+def status_details(row: RowMapping, progress: Document | None = None) -> Document:
+    """How far a job is, without its curves."""
+    known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
+    if row["state"] == JobState.COMPLETED:
+        known["percentage_done"] = 100.0
+    seconds = row["seconds"]
+    if row["state"] in (JobState.RUNNING, JobState.CANCELLING) and row["started_at"]:
+        seconds += max(0.0, age_seconds(row["started_at"]))
+    return {
+        "created_at": row["created_at"],
+        "updated_at": row["updated_at"],
+        "status": row["state"],
+        "elapsed_time": round(seconds, 3),
+        "heartbeat_at": row["heartbeat_at"],
+        **known,
+        "status_logs": msgspec.json.decode(row["log"]),
+    }
+
+
+def work_of(row: RowMapping) -> Document:
+    """What the worker needs to know: model, files, configuration."""
+    work = msgspec.json.decode(row["document"])["work"]
+    assert isinstance(work, dict)
+    return work
+
+
+def _entry(moment: str, message: str, detail: str | None) -> Document:
+    return {"updated_at": moment, "message": message, "detail": detail}
+
+
+def _hash(caller: str, data: bytes) -> str:
+    return hashlib.sha256(caller.encode() + b"\0" + data).hexdigest()

@@ -1,0 +1,206 @@
+"""The files of datasets: repositories of commits. A commit has its whole tree and is never changed.
+
+The head of `main` is the newest commit. Files are blobs, named by content, so a commit is one row, written after its
+blobs are on disk: a commit that exists is complete.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, RowMapping
+
+from pairwright.paths import publish, sync
+from pairwright.service.api_errors import Refusal, already_there
+from pairwright.service.rows import entities
+from pairwright.service.rows.entities import is_commit, now
+from pairwright.service.rows.schema import commits
+
+# Files by their content: `blobs/ab/abcd...` is the file with that sha256. Written once, complete, never changed.
+
+
+class Blob(msgspec.Struct, frozen=True, array_like=True):
+    """A file: content hash, size, and the id that git would give it (what hub clients compare with)."""
+
+    sha256: str
+    size: int
+    git: str
+
+
+class Blobs:
+    """The store below a folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.folder = data / "blobs"
+        self.incoming = data / "incoming"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.incoming.mkdir(parents=True, exist_ok=True)
+
+    def clear_incoming(self) -> int:
+        """Remove what interrupted uploads left; only for the one process that serves."""
+        left = list(self.incoming.iterdir())
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def path(self, sha256: str) -> Path:
+        return self.folder / sha256[:2] / sha256
+
+    def new_upload(self) -> Path:
+        """A name for a file on its way in."""
+        return self.incoming / f"{os.getpid()}-{os.urandom(8).hex()}.part"
+
+    def add(self, pieces: Iterable[bytes], size: int) -> Blob:
+        """Keep a file of `size` bytes; returns what it is. The size must be known before, as git's id contains it."""
+        hidden = self.new_upload()
+        sha256, git, seen = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
+        try:
+            with open(hidden, "xb") as file:
+                for piece in pieces:
+                    sha256.update(piece)
+                    git.update(piece)
+                    seen += len(piece)
+                    file.write(piece)
+            if seen != size:
+                raise ValueError(f"{seen} bytes instead of {size}")
+            blob = Blob(sha256.hexdigest(), size, git.hexdigest())
+            self._name(hidden, self.path(blob.sha256))
+        finally:
+            hidden.unlink(missing_ok=True)
+        return blob
+
+    def _name(self, hidden: Path, path: Path) -> None:
+        if path.exists():
+            return
+        if not path.parent.is_dir():
+            path.parent.mkdir(exist_ok=True)
+            sync(self.folder)
+        publish(hidden, path)
+
+
+# The files of datasets: repositories of commits. A commit has its whole tree and is never changed.
+
+MAIN = "main"
+Tree = dict[str, Blob]
+_tree_of = msgspec.json.Decoder(Tree).decode
+
+
+@dataclass(frozen=True)
+class Commit:
+    oid: str
+    title: str
+    created_at: str
+    tree: Tree
+
+
+def create_repository(connection: Connection, namespace: str, name: str) -> None:
+    """A repository with one commit that has no files."""
+    kinds = (entities.STORE_NAMESPACE, entities.NAMESPACE)
+    if all(entities.find(connection, kind, "", namespace) is None for kind in kinds):
+        raise Refusal(
+            404, "namespace_not_found", f"no namespace {namespace!r}: create it with POST /v1/datastore/namespaces"
+        )
+    if entities.find(connection, entities.REPOSITORY, namespace, name) is not None:
+        raise already_there("repository", f"{namespace}/{name}", extra={"url": f"datasets/{namespace}/{name}"})
+    entities.insert(connection, entities.REPOSITORY, namespace, name, {"namespace": namespace, "name": name})
+    _insert(connection, namespace, name, parent=None, title="initial commit", tree={})
+
+
+def delete_repository(connection: Connection, namespace: str, name: str) -> None:
+    _check_there(connection, namespace, name)
+    entities.delete(connection, entities.REPOSITORY, namespace, name)
+    connection.execute(sa.delete(commits).where(*_of(namespace, name)))
+
+
+def head(connection: Connection, namespace: str, name: str) -> Commit:
+    _check_there(connection, namespace, name)
+    chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc()).limit(1)
+    return _commit(connection.execute(chosen).mappings().one())
+
+
+def commit_at(connection: Connection, namespace: str, name: str, revision: str) -> Commit:
+    """The commit of a revision: `main`, or a commit's id of at least seven digits."""
+    if revision in (MAIN, "refs/heads/main"):
+        return head(connection, namespace, name)
+    _check_there(connection, namespace, name)
+    if is_commit(revision):
+        chosen = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
+        found = connection.execute(chosen).mappings().all()
+        if len(found) == 1:
+            return _commit(found[0])
+    raise Refusal(
+        404,
+        "revision_not_found",
+        f"{namespace}/{name} has no revision {revision[:80]!r}: expected {MAIN!r} or the id of a commit",
+        headers={"x-error-code": "RevisionNotFound"},
+    )
+
+
+def history(connection: Connection, namespace: str, name: str, limit: int = 1000) -> list[Commit]:
+    """The commits, newest first."""
+    _check_there(connection, namespace, name)
+    chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc()).limit(limit)
+    return [_commit(row) for row in connection.execute(chosen).mappings()]
+
+
+def add_commit(
+    connection: Connection,
+    namespace: str,
+    name: str,
+    *,
+    title: str,
+    parent: str | None,
+    change: Callable[[Tree], Tree],
+) -> str:
+    """Commit a change of the head's tree. A commit that changes nothing is the head itself: a repeat adds nothing."""
+    newest = head(connection, namespace, name)
+    tree = change(newest.tree)
+    if tree == newest.tree:
+        return newest.oid
+    if parent is not None and not newest.oid.startswith(parent):
+        raise Refusal(
+            412, "parent_moved", f"the head of {namespace}/{name} is {newest.oid}, not {parent[:40]!r}: read it again"
+        )
+    return _insert(connection, namespace, name, parent=newest.oid, title=title, tree=tree)
+
+
+def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
+    body, moment = msgspec.json.encode(tree), now()
+    parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
+    oid = hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
+    row = {
+        "namespace": namespace, "name": name, "oid": oid, "parent": parent, "title": title[:500],
+        "created_at": moment, "tree": body.decode(),
+    }  # fmt: skip
+    connection.execute(sa.insert(commits).values(row))
+    return oid
+
+
+def used_blobs(connection: Connection) -> set[str]:
+    """The content hashes of all files of all commits."""
+    found: set[str] = set()
+    for text in connection.execute(sa.select(commits.c.tree)).scalars():
+        found |= {blob.sha256 for blob in _tree_of(text).values()}
+    return found
+
+
+def _check_there(connection: Connection, namespace: str, name: str) -> None:
+    if entities.find(connection, entities.REPOSITORY, namespace, name) is None:
+        raise Refusal(
+            404,
+            "repository_not_found",
+            f"no dataset repository {namespace + '/' + name!r}",
+            headers={"x-error-code": "RepoNotFound"},
+        )
+
+
+def _of(namespace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return commits.c.namespace == namespace, commits.c.name == name
+
+
+def _commit(row: RowMapping) -> Commit:
+    return Commit(row["oid"], row["title"], row["created_at"], _tree_of(row["tree"]))

@@ -1,0 +1,1 @@
+"""Queue, workers and deployments of the service."""

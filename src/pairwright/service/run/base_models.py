@@ -1,0 +1,224 @@
+"""Base models that jobs may train: `pairwright serve targets add NAME DIR`.
+
+A target carries the config name that clients send, whatever it is: `meta/llama-3.2-1b-instruct@v1.0.0+A100`. The
+folder stays where it is and is read by each job; it is checked when it is added and again when a job is submitted.
+"""
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from sqlalchemy.engine import Connection
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.errors import ConfigError
+from pairwright.service.api_errors import Refusal
+from pairwright.service.request_models import Dpo, Hyperparameters
+from pairwright.service.rows import entities
+from pairwright.service.rows.entities import check_model_name
+
+# A job's hyperparameters as our trainer's `train` section. What cannot be done exactly is refused.
+
+TRAINING_TYPES = ("dpo", "sft")
+FINETUNING_TYPES = ("lora", "lora_merged", "all_weights")
+SAVE_EVERY = 100  # updates that a crash may cost
+
+
+def train_section(given: Hyperparameters) -> dict[str, Any]:
+    """The configuration that a job trains with."""
+    _check(given)
+    dpo = given.dpo or Dpo()
+    section: dict[str, Any] = {
+        "channels": {"dpo": float(given.training_type == "dpo"), "sft": float(given.training_type == "sft")},
+        "finetuning_type": given.finetuning_type,
+        "epochs": given.epochs,
+        "batch_size": given.batch_size,
+        "learning_rate": given.learning_rate,
+        "max_steps": given.max_steps if given.max_steps is not None and given.max_steps > 0 else None,
+        "warmup_steps": given.warmup_steps,
+        "weight_decay": given.weight_decay,
+        "optimizer": "adamw",
+        "schedule": "cosine" if given.optimizer.endswith("cosine_annealing") else "constant",
+        "adam_beta1": given.adam_beta1,
+        "adam_beta2": given.adam_beta2,
+        "min_learning_rate": given.min_learning_rate or 0.0,
+        "val_check_interval": given.val_check_interval,
+        "log_every_n_steps": given.log_every_n_steps,
+        "save_every": SAVE_EVERY,
+        "max_grad_norm": dpo.max_grad_norm,
+        "dpo": dpo.model_dump(exclude={"max_grad_norm"}),
+    }
+    if given.lora is not None:
+        section["lora"] = given.lora.model_dump()
+    try:
+        TrainConfig.model_validate(section)
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, ("hyperparameters", *problem["loc"])))
+        raise _refused(where, str(problem["msg"])) from None
+    return section
+
+
+def warnings_of(given: Hyperparameters, integrations: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """What was asked for and makes no difference here; shown in the job."""
+    found = []
+    if given.sequence_packing_enabled:
+        explanation = "batches are cut by tokens already; the result is the same"
+        found.append({"message": "sequence_packing_enabled has no effect", "explanation": explanation})
+    if integrations:
+        explanation = "metrics are in the job's status and its run folder"
+        found.append({"message": "integrations are not carried out by this service", "explanation": explanation})
+    if given.lora is not None and given.finetuning_type == "all_weights":
+        found.append({"message": "lora has no effect", "explanation": "finetuning_type is all_weights"})
+    if given.dpo is not None and given.training_type != "dpo":
+        found.append({"message": "dpo has no effect", "explanation": f"training_type is {given.training_type}"})
+    return found
+
+
+def _check(given: Hyperparameters) -> None:
+    if given.training_type not in TRAINING_TYPES:
+        raise _refused("hyperparameters.training_type", f"got {given.training_type!r}, this service trains dpo and sft")
+    for name in ("grpo", "distillation"):
+        if getattr(given, name) is not None:
+            raise _refused(f"hyperparameters.{name}", "this service trains dpo and sft")
+    if given.sft is not None:
+        for name, value in given.sft.model_dump().items():
+            if value:
+                raise _refused(f"hyperparameters.sft.{name}", f"got {value!r}: dropout is off here; leave it out")
+    if given.optimizer.startswith("adam_") and given.weight_decay:
+        message = "Adam with weight_decay is not AdamW: use the adamw optimizer, or weight_decay 0 (where they agree)"
+        raise _refused("hyperparameters.optimizer", message)
+
+
+def _refused(where: str, message: str) -> Refusal:
+    details = [{"field": where, "message": message}]
+    return Refusal(422, "unsupported_hyperparameter", f"{where}: {message}", details=details)
+
+
+# Base models that jobs may train: `pairwright serve targets add NAME DIR`.
+
+_PRECISION = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "I8": "int8"}
+Document = dict[str, Any]
+
+
+def add_target(connection: Connection, name: str, folder: Path) -> Document:
+    """Register a model's folder under a config name."""
+    check_model_name(name, "NAME")
+    folder = folder.resolve()
+    settings = _settings(folder)
+    num_parameters, precision = _weights(folder)
+    target, _, hardware = name.partition("+")
+    base, _, version = target.partition("@")
+    document = {
+        "name": name,
+        "namespace": base.partition("/")[0] if "/" in base else "default",
+        "target": target,
+        "base_model": base,
+        "version": version,
+        "hardware": hardware,
+        "model_path": str(folder),
+        "num_parameters": num_parameters,
+        "precision": precision,
+        "max_seq_length": _context(settings),
+        "model_type": str(settings.get("model_type", "unknown")),
+    }
+    return entities.insert(connection, entities.TARGET, "", name, document)
+
+
+def find_target(connection: Connection, config: str) -> Document:
+    """The target of a config name; a name without `+HARDWARE` finds the only target of that name."""
+    everything = entities.every(connection, entities.TARGET)
+    exact = [target for target in everything if target["name"] == config]
+    found = exact or [target for target in everything if config in (target["target"], target["base_model"])]
+    if len(found) != 1:
+        known = ", ".join(sorted(target["name"] for target in everything)) or "none yet: pairwright serve targets add"
+        what = "is not known" if not found else "names several targets"
+        raise Refusal(422, "unknown_config", f"config: {config!r} {what}; known configs: {known}")
+    if not Path(found[0]["model_path"], "config.json").is_file():
+        raise Refusal(409, "target_gone", f"config: the folder of {config!r} is not there any more: ask the operator")
+    return found[0]
+
+
+def config_document(target: Document) -> Document:
+    """A target as a customization config: what can be trained, and how."""
+    return {
+        "id": target["id"].replace("cust-target", "cust-config"),
+        "name": target["name"].partition("/")[2] or target["name"],
+        "namespace": target["namespace"],
+        "description": f"{target['model_type']} with {target['num_parameters']:,} parameters",
+        "target": target_document(target),
+        "training_options": [
+            {"training_type": training, "finetuning_type": tuning, "num_gpus": 0, "micro_batch_size": 1}
+            for training in TRAINING_TYPES
+            for tuning in FINETUNING_TYPES
+        ],
+        "training_precision": "fp32",
+        "max_seq_length": target["max_seq_length"],
+        "prompt_template": None,
+        "created_at": target["created_at"],
+        "updated_at": target["updated_at"],
+        "custom_fields": {},
+    }
+
+
+def target_document(target: Document) -> Document:
+    return {
+        "id": target["id"],
+        "name": target["target"].partition("/")[2] or target["target"],
+        "namespace": target["namespace"],
+        "base_model": target["base_model"],
+        "model_path": Path(target["model_path"]).name,  # the folder's place is the operator's business
+        "num_parameters": target["num_parameters"],
+        "precision": target["precision"],
+        "model_type": "hf",
+        "enabled": True,
+        "status": "ready",
+        "created_at": target["created_at"],
+        "updated_at": target["updated_at"],
+    }
+
+
+def _settings(folder: Path) -> Document:
+    try:
+        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder}: not a model's folder: config.json: {error}") from None
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{folder}: not a model's folder: config.json holds no object")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")):
+        raise ConfigError(f"{folder}: no tokenizer beside the model: save it there too (tokenizer.save_pretrained)")
+    return settings
+
+
+def _weights(folder: Path) -> tuple[int, str]:
+    """Number of parameters and their precision, from the headers of the safetensors files."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder}: no *.safetensors: save the model with save_pretrained(safe_serialization=True)")
+    num_parameters = 0
+    sizes: dict[str, int] = {}
+    for file in files:
+        try:
+            with open(file, "rb") as opened:
+                (length,) = struct.unpack("<Q", opened.read(8))
+                header = json.loads(opened.read(min(length, 100 * 2**20)))
+        except (OSError, ValueError, struct.error) as error:
+            raise ConfigError(f"{file}: not a safetensors file: {error}") from None
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                count = math.prod(tensor["shape"])
+                num_parameters += count
+                sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + count
+    kind = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
+    return num_parameters, _PRECISION.get(kind, kind.lower())
+
+
+def _context(settings: Document) -> int:
+    for key in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
+        value = settings.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 2048

@@ -1,0 +1,77 @@
+"""The process that serves: one for a data folder, on a socket that is bound before anything is said."""
+
+import fcntl
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from pairwright.engines.listening import listen, serve_app, url_of
+from pairwright.errors import ConfigError, PairwrightError
+from pairwright.service.access import check_binding
+from pairwright.service.rows import entities, repositories
+from pairwright.service.rows import job_rows as jobs
+from pairwright.service.rows.api_tokens import count_tokens
+from pairwright.service.rows.database import Database
+from pairwright.service.rows.repositories import Blobs
+from pairwright.service.settings import Context, Settings
+
+
+def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until a signal ends it."""
+    lock = lock_data(settings.data)
+    try:
+        _serve(settings, host, port, say)
+    finally:
+        os.close(lock)
+
+
+def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None]) -> None:
+    from pairwright.service.api.app import create_app
+
+    database = Database(settings.url)
+    try:
+        check_binding(host, count_tokens(database))
+        context = Context(settings, database, Blobs(settings.data), needs_token=count_tokens(database) > 0)
+        tidy(context)
+        listener = listen(host, port)
+        say(f"jobs are served on {url_of(listener)} from {settings.data} (Ctrl-C saves checkpoints and stops)")
+        serve_app(create_app(context), listener, timeout_keep_alive=30)
+    finally:
+        database.close()
+
+
+def lock_data(data: Path) -> int:
+    """Take the data folder for this process; refused if another service has it."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        fd = os.open(data / "service.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise ConfigError(f"--data {data}: {error.strerror or error}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise PairwrightError(
+            f"--data {data}: another service serves it: stop that one, or use another folder"
+        ) from None
+    return fd
+
+
+def tidy(context: Context) -> None:
+    """What a start does once: the default namespace, and away with uploads and files that nothing refers to."""
+    context.blobs.clear_incoming()
+    with context.database.writing() as connection:
+        for kind in (entities.NAMESPACE, entities.STORE_NAMESPACE):
+            if entities.find(connection, kind, "", "default") is None:
+                document = {
+                    "id": "default",
+                    "namespace": "default",
+                    "description": "where things without a namespace go",
+                }
+                entities.insert(connection, kind, "", "default", document)
+        used = repositories.used_blobs(connection)
+        for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
+            used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
+    for path in context.blobs.folder.glob("??/*"):
+        if path.name not in used:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,260 @@
+"""ATIF trajectories (Harbor, NAT): `{schema_version, session_id, agent{}, steps[]}`, one run in one file.
+
+A step is a message of the system, the user or the agent; the agent's has its reasoning, its tool calls and an
+observation with their results. A result belongs to the call that its source_call_id names, or to the only call of the
+step; where the step has no calls (agents that write commands as text) the result is what the agent was shown next: a
+user message. Steps with `is_copied_context`, and agent steps with `llm_call_count` 0, were not written by the model
+here and are not generated. `subagent_trajectories` inside the file are experiences of the same run with their own step;
+references to other files stay in `extra`.
+
+The reward is in `result.json` beside the file or in the folder above: verifier_result.rewards, by default the component
+"reward", else the only one. task = the result's task_name, else a hash of the prompt; run = a number made from the
+trial's name, else from session_id; step = `continuation_index`, so a continued run is one run. Recorded token ids are
+kept where the steps continue one another.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.records.experience import Experience
+from pairwright.records.json_text import decode
+from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    items,
+    json_text,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import content_from_chat, tools_from_chat
+from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
+from pairwright.sources.shapes.traces import pick_reward, run_of
+
+NAME = "atif"
+MAX_RESULT_BYTES = 16 * 2**20
+_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
+_FAILED = frozenset({"failed", "error", "timeout", "cancelled"})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("steps"), list):
+        return False
+    version = value.get("schema_version")
+    return isinstance(version, str) and version.upper().startswith("ATIF")
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    trajectory = mapping(value, "trajectory")
+    result, note = _result_beside(origin.path)
+    agent = optional_mapping(trajectory.get("agent"), "agent")
+    step = index(optional_mapping(agent.get("extra"), "agent.extra").get("continuation_index")) or 0
+    yield _experience(trajectory, result, note, origin, options, step)
+    listed = optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories")
+    for number, inner in enumerate(listed):
+        try:
+            subagent = mapping(inner, f"subagent_trajectories[{number}]")
+            yield _experience(subagent, result, note, origin, options, step + 1 + number, parent=trajectory)
+        except ValueError as error:  # BadRecord and RecordError: this trajectory, not the file
+            reason = f"subagent_trajectories[{number}]: {error}"
+            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
+
+
+def _experience(
+    trajectory: Json, result: Json, note: str | None, origin: Origin, options: Options, step: int,
+    parent: Json | None = None,
+) -> Experience:  # fmt: skip
+    agent = optional_mapping(trajectory.get("agent"), "agent")
+    steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
+    tools = tools_from_chat(agent.get("tool_definitions"), "agent.tool_definitions")
+    messages = [message for n, item in enumerate(steps) for message in _messages(item, f"steps[{n}]")]
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("no step that the agent wrote here, so there is no completion")
+    errors = error_sites(messages, tools, _error_kind)
+    _add_exception(result, messages, errors)
+    arrays, dropped = _tokens(steps)
+    info = _info(trajectory, agent, result, parent)
+    if dropped is not None:
+        info["tokens_dropped"] = dropped
+    if note is not None:
+        info["result_json"] = note
+    components = _components(result)
+    models = [agent.get("model_name"), *(item.get("model_name") for item in steps)]
+    trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
+    return build(
+        NAME,
+        origin,
+        task=_task(result),
+        run=run_of(trial, origin.ordinal),
+        step=step,
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=pick_reward(components, options.reward),
+        reward_components=components,
+        errors=errors,
+        info=info,
+        metrics=optional_mapping(trajectory.get("final_metrics"), "final_metrics"),
+        model_version=next((model for model in models if isinstance(model, str)), None),
+        arrays=arrays,
+    )
+
+
+def _messages(step: Json, where: str) -> list[Message]:
+    """The message of a step, and the results that its observation holds."""
+    source = text(step.get("source"), f"{where}.source")
+    if source not in _ROLES:
+        raise BadRecord(f"{where}.source: expected system, user or agent, got {source!r}")
+    listed = optional_items(step.get("tool_calls"), f"{where}.tool_calls")
+    calls = [
+        _call(mapping(call, f"{where}.tool_calls[{n}]"), f"{where}.tool_calls[{n}]") for n, call in enumerate(listed)
+    ]
+    is_copied = step.get("is_copied_context") is True or (source == "agent" and step.get("llm_call_count") == 0)
+    message = Message(
+        role=_ROLES[source],
+        content=content_from_chat(step.get("message"), f"{where}.message"),
+        reasoning=optional_text(step.get("reasoning_content"), f"{where}.reasoning_content"),
+        tool_calls=tuple(calls),
+        generated=False if is_copied and source == "agent" else None,
+        extra={"is_copied_context": True} if step.get("is_copied_context") is True else {},
+    )
+    observation = optional_mapping(step.get("observation"), f"{where}.observation")
+    results = optional_items(observation.get("results"), f"{where}.observation.results")
+    failed = {call.id for call, given in zip(calls, listed, strict=True) if _status(given) in _FAILED}
+    found = [_result(given, calls, failed, f"{where}.observation.results[{n}]") for n, given in enumerate(results)]
+    return [message, *found]
+
+
+def _call(call: Json, where: str) -> ToolCall:
+    arguments = call.get("arguments")
+    return ToolCall(
+        name=text(call.get("function_name"), f"{where}.function_name"),
+        arguments="" if arguments is None else json_text(arguments),
+        id=optional_text(call.get("tool_call_id"), f"{where}.tool_call_id"),
+    )
+
+
+def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
+    result = mapping(value, where)
+    extra = dict(optional_mapping(result.get("extra"), f"{where}.extra"))
+    references = result.get("subagent_trajectory_ref")
+    if references is not None:
+        extra["subagent_trajectory_ref"] = references
+    content = result.get("content")
+    if content is not None and not isinstance(content, str | list):
+        content = json_text(content)
+    content = content_from_chat(content, f"{where}.content")
+    if not calls:
+        return Message("user", content, extra=extra)
+    call_id = optional_text(result.get("source_call_id"), f"{where}.source_call_id")
+    if call_id is None and len(calls) == 1:
+        call_id = calls[0].id
+    if call_id is not None and call_id in failed:
+        extra["is_error"] = True
+    return Message("tool", content, tool_call_id=call_id, extra=extra)
+
+
+def _status(call: Json) -> str:
+    """How a call ended, where NAT's exporter logs it."""
+    extra = call.get("extra")
+    invocation = extra.get("invocation") if isinstance(extra, dict) else None
+    status = invocation.get("status") if isinstance(invocation, dict) else None
+    return status if isinstance(status, str) else ""
+
+
+def _error_kind(position: int, message: Message) -> str | None:
+    code = message.extra.get("exit_code", message.extra.get("return_code"))
+    if isinstance(code, int) and not isinstance(code, bool) and code != 0:
+        return "nonzero_exit"
+    if message.extra.get("is_error") is True or message.extra.get("status") == "error":
+        return failure_kind(message.text, "tool_error")
+    return None
+
+
+def _add_exception(result: Json, messages: list[Message], errors: list[ErrorSite]) -> None:
+    """The exception that ended the trial shows on the last message."""
+    raised = result.get("exception_info")
+    if isinstance(raised, dict):
+        kind, told = raised.get("exception_type"), raised.get("exception_message")
+        told = told if isinstance(told, str) else ""
+        found = failure_kind(f"{kind} {told}", "exception")
+        errors.append(ErrorSite(index=len(messages) - 1, kind=found, text=told, meta={"exception_type": kind}))
+
+
+def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
+    """The token fields, or why recorded ids are not kept; neither where none were recorded."""
+    turns = []
+    recorded = False
+    for step in steps:
+        if step.get("source") != "agent" or step.get("is_copied_context") is True or step.get("llm_call_count") == 0:
+            continue
+        metrics = step.get("metrics")
+        metrics = metrics if isinstance(metrics, dict) else {}
+        recorded = recorded or bool(metrics.get("completion_token_ids"))
+        ids = metrics.get("prompt_token_ids"), metrics.get("completion_token_ids")
+        turns.append(turn_tokens(*ids, metrics.get("logprobs")))
+    if not recorded:
+        return None, None
+    if any(turn is None for turn in turns):
+        return None, "not every step of the agent has valid token ids"
+    arrays = tokens_of_turns(turns)
+    return arrays, None if arrays is not None else "the prompt of a step does not continue the steps before it"
+
+
+def _info(trajectory: Json, agent: Json, result: Json, parent: Json | None) -> Json:
+    info: Json = {
+        "agent": {key: agent[key] for key in ("name", "version") if agent.get(key) is not None},
+        "trial_name": result.get("trial_name"),
+        "source": result.get("source"),
+        "parent_session_id": parent.get("session_id") if parent else None,
+    }
+    for key in ("session_id", "trajectory_id", "notes", "continued_trajectory_ref", "extra"):
+        info[key] = trajectory.get(key)
+    return {key: value for key, value in info.items() if value is not None}
+
+
+def _task(result: Json) -> int | str | None:
+    name = identifier(result.get("task_name"))
+    task = result.get("task_id")
+    return name if name is not None else identifier(task) or (json_text(task) if isinstance(task, dict) else None)
+
+
+def _components(result: Json) -> Json:
+    verdict = result.get("verifier_result")
+    if not isinstance(verdict, dict):
+        return {}
+    rewards = verdict.get("rewards", verdict.get("reward"))
+    return rewards if isinstance(rewards, dict) else {} if rewards is None else {"reward": rewards}
+
+
+def _result_beside(path: Path) -> tuple[Json, str | None]:
+    """The trial's result.json, from the trajectory's folder or the one above; or a note why it was not read."""
+    for folder in (path.parent, path.parent.parent):
+        candidate = folder / "result.json"
+        try:
+            if not candidate.is_file() or candidate.is_symlink():
+                continue
+            with candidate.open("rb") as file:
+                data = file.read(MAX_RESULT_BYTES + 1)
+            if len(data) > MAX_RESULT_BYTES:
+                return {}, f"not read: larger than {MAX_RESULT_BYTES} bytes"
+            result = decode(data)
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            return {}, f"not readable: {error}"
+        return (result, None) if isinstance(result, dict) else ({}, "not readable: not an object")
+    return {}, None
+
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=guarded(read), summary="ATIF trajectories (Harbor, NAT)"
+)

@@ -1,0 +1,233 @@
+"""Claude Code sessions: JSONL lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
+
+A file is a tree (claude_tree.py); every way from a root to a leaf is an experience. task = sessionId, step = number of
+the root in its session (a compaction, a `/clear` and a sidechain each begin a new one), run = number of the branch. So
+the branches of one root share task, step and prompt and can be compared from where they part. The assistant turns that
+a branch shares with an earlier one are `generated=False`: nothing is trained twice. Also not generated: lines that were
+copied from another session (`forkedFrom`), the notices that the program writes in the assistant's name (model
+`<synthetic>`), and compaction summaries. A result with `is_error` is an error
+site. A conversation whose beginning is not in the file is kept with info["prompt_missing"]. There is no reward.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.agents.claude_session import (
+    Line,
+    Turn,
+    assistant_messages,
+    branches_of,
+    messages_of,
+    roots_of,
+    user_messages,
+)
+from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.chat_messages import as_context, content_from_chat, split_at_answer
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = "claude-code"
+MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
+_CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
+_INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")
+_ERROR_STARTS = (
+    ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
+    ("invalid_arguments", re.compile(r"(<tool_use_error>)?\s*InputValidationError")),
+    ("file_not_found", re.compile(r"(<tool_use_error>)?\s*(Error: )?(File does not exist|ENOENT)")),
+    ("timeout", re.compile(r"(<tool_use_error>)?\s*(Error: )?Command timed out")),
+    ("nonzero_exit", re.compile(r"(Error: )?Exit code [1-9]")),
+)
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, list) and any(_is_message_line(line) for line in value)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    lines: list[Line] = []
+    others: Counter[str] = Counter()
+    summaries: list[str] = []
+    seen: set[str] = set()
+    found = False
+    for position, item in enumerate(items(value, "session")):
+        number = (origin.line or 1) + position
+        try:
+            line = _line(item, number, seen)
+        except (BadRecord, RecordError) as error:
+            found = True
+            yield _rejected(origin, number, str(error), item)
+            if not isinstance(item, dict):
+                continue
+            line = _link(item, number)  # it still joins its children to its parent
+        else:
+            if line.uuid is not None:
+                seen.add(line.uuid)
+            if item["type"] == "summary" and isinstance(item.get("summary"), str):
+                summaries.append(item["summary"])
+            elif not line.messages:
+                others[item["type"]] += 1
+        lines.append(line)
+    file_info: Json = {"other_lines": dict(others)} if others else {}
+    if summaries:
+        file_info["summaries"] = summaries
+    steps: Counter[Any] = Counter()
+    for root in roots_of(lines):
+        found = True
+        session = identifier(root.first.value.get("sessionId"))
+        yield from _experiences(root, origin, session, steps[session], file_info)
+        steps[session] += 1
+        file_info = {}  # what is said of the file stands once, on its first conversation
+    if not found:
+        raise BadRecord("session: no line is a message of the user or the assistant")
+
+
+def _experiences(
+    root: Turn, origin: Origin, session: int | str | None, step: int, file_info: Json
+) -> Iterator[Experience | Rejected]:
+    told: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
+    for run, branch in enumerate(branches_of(root)):
+        leaf = branch[-1].lines[-1].number
+        if run >= MAX_BRANCHES:
+            yield _rejected(origin, leaf, f"more than {MAX_BRANCHES} branches from line {root.first.number}")
+            continue
+        own = [turn for turn in branch if turn not in told]
+        try:
+            messages: list[Message] = []
+            for turn in branch:
+                if turn in told:
+                    messages += told[turn]
+                else:
+                    fresh = messages_of(turn)
+                    messages += fresh
+                    told[turn] = [as_context(message) for message in fresh]
+            prompt, completion = split_at_answer(messages)  # equal prompts in all branches of a root
+            if not any(message.is_generated for message in messages):
+                raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
+            yield build(
+                NAME,
+                Origin(origin.file, own[0].first.number, origin.ordinal, origin.label),
+                task=session,
+                run=run,
+                step=step,
+                prompt=prompt,
+                completion=completion,
+                errors=_errors(messages),
+                info={
+                    **_info(root, branch),
+                    **({} if prompt else {"prompt_missing": True}),
+                    **(file_info if run == 0 else {}),
+                },
+                metrics=_usage(own),
+                model_version=_model(own),
+                truncate_status="response_truncated" if _stop_reason(branch[-1]) == "max_tokens" else None,
+            )
+        except (BadRecord, RecordError) as error:
+            yield _rejected(origin, leaf, str(error))
+
+
+def _line(value: Any, number: int, seen: set[str]) -> Line:
+    kind = text(mapping(value, "line").get("type"), "line.type")
+    if kind not in ("user", "assistant"):
+        return _link(value, number)
+    uuid = optional_text(value.get("uuid"), "uuid")
+    if uuid in seen:
+        raise BadRecord(f"uuid: {uuid!r} stands on an earlier line already")
+    message = mapping(value.get("message"), "message")
+    content = content_from_chat(message.get("content"), "message.content")
+    if content is None:
+        raise BadRecord("message.content: expected text or a list of parts, got null")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    read_blocks = assistant_messages if kind == "assistant" else user_messages
+    messages = tuple(read_blocks(value, message, blocks))
+    link = _link(value, number)
+    is_clear = kind == "user" and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
+    return Line(
+        number, value, link.thread, link.uuid, link.parent, messages, _text_or_none(message.get("id")), is_clear
+    )  # fmt: skip
+
+
+def _link(value: Json, number: int) -> Line:
+    thread = (
+        identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
+    )  # fmt: skip
+    return Line(number, value, thread, _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
+
+
+def _errors(messages: list[Message]) -> list[ErrorSite]:
+    sites = error_sites(messages, [], _error_kind)
+    for position, message in enumerate(messages):
+        if "is_api_error" in message.extra:
+            sites.append(ErrorSite(index=position, kind="exception", text=message.text))
+    return sorted(sites, key=lambda site: site.index)
+
+
+def _error_kind(position: int, message: Message) -> str | None:
+    if "is_error" not in message.extra:
+        return None
+    return next((kind for kind, start in _ERROR_STARTS if start.match(message.text)), "tool_error")
+
+
+def _info(root: Turn, branch: list[Turn]) -> Json:
+    first = root.first.value
+    info: Json = {key: first[key] for key in _INFO_KEYS if isinstance(first.get(key), str)}
+    if first.get("isSidechain") is True:
+        info["is_sidechain"] = True
+    if root.first.parent is not None and not root.first.clears:
+        info["begins_after"] = root.first.parent  # a line that is no message, or is not in the file
+    if leaf := branch[-1].lines[-1].uuid:
+        info["leaf"] = leaf
+    return info
+
+
+def _usage(turns: list[Turn]) -> Json:
+    """Tokens of the turns; every line of one message repeats its usage, so the last one counts."""
+    total: Counter[str] = Counter()
+    for turn in turns:
+        usage = _message_of(turn).get("usage")
+        for key in ("input_tokens", "output_tokens"):
+            total[key] += (index(usage.get(key)) or 0) if isinstance(usage, dict) else 0
+    return {key: count for key, count in total.items() if count}
+
+
+def _model(turns: list[Turn]) -> str | None:
+    models = [_message_of(turn).get("model") for turn in turns if turn.first.is_assistant]
+    return next((model for model in reversed(models) if isinstance(model, str) and model != "<synthetic>"), None)
+
+
+def _stop_reason(turn: Turn) -> Any:
+    return _message_of(turn).get("stop_reason")
+
+
+def _message_of(turn: Turn) -> Json:
+    message = turn.lines[-1].value.get("message")
+    return message if isinstance(message, dict) else {}
+
+
+def _is_message_line(line: Any) -> bool:
+    return (
+        isinstance(line, dict)
+        and line.get("type") in ("user", "assistant")
+        and isinstance(line.get("message"), dict)
+        and isinstance(line.get("uuid"), str)
+        and ("sessionId" in line or "parentUuid" in line)
+    )
+
+
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
+    try:
+        raw = None if value is None else json_text(value)
+    except BadRecord:
+        raw = None
+    return Rejected(origin.file, number, reason, format=NAME, raw=raw)
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Claude Code session files")

@@ -1,0 +1,253 @@
+"""The messages of Claude Code lines: content blocks to messages, the lines of one message to one message.
+
+text, image, ...   content           thinking     reasoning        tool_use  tool_calls
+tool_result        a tool message; `is_error` is kept in `extra`
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import json_text, optional_text, text
+from pairwright.sources.shapes.chat_messages import content_from_chat
+
+# The tree of a Claude Code session: lines joined into turns, turns into branches.
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """One line of the file; `messages` is empty where the line is not part of the conversation."""
+
+    number: int
+    value: Json
+    thread: tuple[object, ...]  # session, sidechain or not, agent
+    uuid: str | None
+    parent: str | None
+    messages: tuple[Message, ...] = ()
+    message_id: str | None = None
+    clears: bool = False
+
+    @property
+    def answered(self) -> set[str]:
+        return {message.tool_call_id for message in self.messages if message.tool_call_id is not None}
+
+    @property
+    def is_sidechain(self) -> bool:
+        return self.value.get("isSidechain") is True
+
+    @property
+    def is_assistant(self) -> bool:
+        return bool(self.messages) and self.messages[0].role == "assistant"
+
+
+@dataclass(eq=False)
+class Turn:
+    """One node of the conversation: an assistant message, the results of its calls, or a turn of the user."""
+
+    parent: "Turn | None"
+    lines: list[Line]
+    answered: set[str] = field(default_factory=set)
+    children: list["Turn"] = field(default_factory=list)
+    results: "Turn | None" = None  # of an assistant turn: where the results of its calls are gathered
+
+    @property
+    def first(self) -> Line:
+        return self.lines[0]
+
+
+def roots_of(lines: list[Line]) -> list[Turn]:
+    """The first turn of every conversation in the file, in file order, with the tree below it."""
+    parents = _parents(lines)
+    children: list[list[int]] = [[] for _ in lines]
+    queue = []
+    for position, parent in enumerate(parents):
+        if parent is None:
+            queue.append(position)
+        else:
+            children[parent].append(position)
+    roots: list[Turn] = []
+    turns: list[Turn | None] = [None] * len(lines)
+    for position in queue:  # grows while we walk: parents come before their children
+        queue += children[position]
+        parent = parents[position]
+        above = None if parent is None else turns[parent]
+        line = lines[position]
+        if above is not None and line.is_sidechain and not above.first.is_sidechain:
+            above = None  # it names the line that started it, but it does not see that conversation
+        turn = turns[position] = _joined(line, above) if line.messages else above
+        if turn is not None and turn.parent is None and turn.lines == [line]:
+            roots.append(turn)
+    return sorted(roots, key=lambda turn: turn.first.number)
+
+
+def branches_of(root: Turn) -> Iterator[list[Turn]]:
+    """Every way from the root to a leaf, in file order."""
+    path: list[Turn] = []
+    stack = [(root, 0)]
+    while stack:
+        turn, depth = stack.pop()
+        del path[depth:]
+        path.append(turn)
+        below = sorted(turn.children, key=lambda child: child.first.number, reverse=True)
+        stack += [(child, depth + 1) for child in below]
+        if not below:
+            yield list(path)
+
+
+def _joined(line: Line, above: Turn | None) -> Turn:
+    """The turn that a line belongs to: one that is there already, or a new one below `above`."""
+    asked = above  # the assistant turn that the line continues or answers
+    if above is not None and above.answered:
+        asked = above.parent
+    if asked is not None and asked.first.is_assistant:
+        if line.is_assistant and line.message_id is not None and line.message_id == asked.first.message_id:
+            asked.lines.append(line)
+            return asked
+        if answered := line.answered:
+            if asked.results is not None and asked.results.answered.isdisjoint(answered):
+                asked.results.lines.append(line)
+                asked.results.answered |= answered
+                return asked.results
+            asked.results = turn = Turn(asked, [line], answered)
+            asked.children.append(turn)
+            return turn
+    turn = Turn(above, [line], line.answered)
+    if above is not None:
+        above.children.append(turn)
+    return turn
+
+
+def _parents(lines: list[Line]) -> list[int | None]:
+    """For each line the position of its parent; None where a conversation begins. There are no circles in it."""
+    by_uuid: dict[str, int] = {}
+    for position, line in enumerate(lines):
+        if line.uuid is not None:
+            by_uuid.setdefault(line.uuid, position)
+    named = [None if line.parent is None else by_uuid.get(line.parent) for line in lines]
+    trees = {line.thread for line, parent in zip(lines, named, strict=True) if parent is not None}
+    parents: list[int | None] = []
+    last: dict[tuple[object, ...], int] = {}
+    for position, line in enumerate(lines):
+        parent = named[position] if line.thread in trees else last.get(line.thread)
+        parents.append(None if line.clears else parent)
+        last[line.thread] = position
+    _cut_circles(parents)
+    return parents
+
+
+def _cut_circles(parents: list[int | None]) -> None:
+    """Make the first line of every circle a beginning; only a damaged or hostile file has one."""
+    finished: set[int] = set()
+    for start in range(len(parents)):
+        path: dict[int, None] = {}
+        at: int | None = start
+        while at is not None and at not in finished:
+            if at in path:
+                parents[min(list(path)[list(path).index(at) :])] = None
+                break
+            path[at] = None
+            at = parents[at]
+        finished.update(path)
+
+
+# The messages of Claude Code lines: content blocks to messages, the lines of one message to one message.
+
+
+def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
+    parts, thoughts, calls, extra = [], [], [], {}
+    for number, block in enumerate(blocks):
+        where = f"message.content[{number}]"
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(text(block.get("thinking"), f"{where}.thinking"))
+        elif kind == "redacted_thinking":
+            extra["redacted_thinking"] = True
+        elif kind == "tool_use":
+            calls.append(
+                ToolCall(
+                    name=text(block.get("name"), f"{where}.name"),
+                    arguments=json_text(block.get("input", {})),
+                    id=optional_text(block.get("id"), f"{where}.id"),
+                )
+            )
+        else:
+            parts.append(block)
+    is_copy = line.get("forkedFrom") is not None
+    is_notice = line.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>"
+    if line.get("isApiErrorMessage") is True:
+        extra["is_api_error"] = True
+    yield Message(
+        "assistant",
+        content=_plain(parts),
+        reasoning="\n\n".join(thoughts) if thoughts else None,
+        tool_calls=tuple(calls),
+        generated=False if is_copy or is_notice else None,
+        extra=extra,
+    )
+
+
+def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
+    """The tool results of a line, each a message, and what the user said beside them."""
+    parts = []
+    for number, block in enumerate(blocks):
+        if block.get("type") != "tool_result":
+            parts.append(block)
+            continue
+        where = f"message.content[{number}]"
+        content = content_from_chat(block.get("content"), f"{where}.content")
+        yield Message(
+            "tool",
+            content=_plain(content) if isinstance(content, list) else content,
+            tool_call_id=optional_text(block.get("tool_use_id"), f"{where}.tool_use_id"),
+            extra={"is_error": True} if block.get("is_error") is True else {},
+        )
+    if parts or not blocks:
+        is_summary = line.get("isCompactSummary") is True
+        extra: Json = {"is_compact_summary": True} if is_summary else {}
+        if line.get("isMeta") is True:
+            extra["is_meta"] = True
+        yield Message("user", content=_plain(parts), generated=False if is_summary else None, extra=extra)
+
+
+def _plain(parts: list[Json]) -> str | list[Json] | None:
+    """No part is None, one text is text, anything more stays parts."""
+    if not parts:
+        return None
+    if len(parts) == 1 and parts[0].get("type") == "text" and isinstance(parts[0].get("text"), str):
+        return str(parts[0]["text"])
+    return parts
+
+
+def messages_of(turn: Turn) -> list[Message]:
+    """The messages of a turn: the lines of an assistant message merged, tool results in file order."""
+    lines = sorted(turn.lines, key=lambda line: line.number)
+    if not turn.first.is_assistant:
+        return [message for line in lines for message in line.messages]
+    merged = lines[0].messages[0]
+    for line in lines[1:]:
+        merged = _merged(merged, line.messages[0])
+    return [merged]
+
+
+def _merged(left: Message, right: Message) -> Message:
+    """Two lines of one message. What a line repeats of an earlier one (some versions do) is taken once."""
+    parts = _parts(left)
+    parts += [part for part in _parts(right) if part not in parts]
+    thoughts = [left.reasoning] if left.reasoning is not None else []
+    if right.reasoning is not None and right.reasoning not in thoughts:
+        thoughts.append(right.reasoning)
+    calls = left.tool_calls + tuple(call for call in right.tool_calls if call not in left.tool_calls)
+    return Message(
+        "assistant",
+        content=_plain(parts),
+        reasoning="\n\n".join(thoughts) if thoughts else None,
+        tool_calls=calls,
+        generated=False if False in (left.generated, right.generated) else None,
+        extra={**left.extra, **right.extra},
+    )
+
+
+def _parts(message: Message) -> list[Json]:
+    if isinstance(message.content, list):
+        return list(message.content)
+    return [] if message.content is None else [{"type": "text", "text": message.content}]

@@ -1,0 +1,272 @@
+"""Codex CLI sessions: JSONL lines `{timestamp, type, payload}`, or older files with the bare items.
+
+    session_meta    id (the task), instructions (a system message), cwd, versions    turn_context   the model
+    response_item   an item of the Responses API (responses.py): the conversation
+    compacted       the context was replaced by `replacement_history`, else by the summary in `message`
+    event_msg       what the screen showed. It repeats the items, so only what it alone says is read: how a call ended
+                    (`*_end` with exit_code or success), calls that are no item, and `thread_rolled_back`
+
+task = session id. step = number of compactions before: each begins an experience whose prompt is the new context, not
+generated. run = number of roll-backs in that step: what was rolled back is an experience, and the one after it repeats
+the turns that were kept as context. There is no reward. A call whose result tells of an exit code other than 0, of a
+failure or of a timeout is an error site.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.canonical import canonical_arguments
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
+from pairwright.sources.shapes.responses import messages_from_items
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = "codex"
+MAX_ROLLBACKS = 256  # each attempt repeats what was kept, so their number bounds what a file can grow to
+_WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
+_BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
+_INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
+_NOT_A_TURN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
+_EXIT_CODE = re.compile(r"(?:^Exit code:|^Process exited with code|\nProcess exited with code) (-?\d+)")
+_FAILURES = (
+    ("unknown_tool", re.compile(r"unsupported (custom tool )?call: ")),
+    ("invalid_arguments", re.compile(r"failed to parse (function )?arguments")),
+    ("timeout", re.compile(r"command timed out")),
+)
+
+
+@dataclass
+class Session:
+    """What has been read of a file, and the attempt that is under way."""
+
+    meta: Json = field(default_factory=dict)
+    model: str | None = None
+    failed: dict[str, str] = field(default_factory=dict)  # call id: kind of error, as events tell
+    others: Counter[str] = field(default_factory=Counter)
+    context: list[Message] = field(default_factory=list)  # what a compaction or roll-back left
+    items: list[Json] = field(default_factory=list)
+    first_line: int | None = None
+    step: int = 0
+    run: int = 0
+    num_attempts: int = 0
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    lines = [line for line in value if isinstance(line, dict)]
+    if any(_is(line.get("type"), _WRAPPED) and isinstance(line.get("payload"), dict) for line in lines):
+        return True
+    starts = bool(lines) and "id" in lines[0] and "timestamp" in lines[0] and "type" not in lines[0]
+    return starts and any(_is(line.get("type"), _BARE) for line in lines)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    session = Session()
+    lines = items(value, "session")
+    call_ids = _call_ids(lines)
+    for position, line in enumerate(lines):
+        number = (origin.line or 1) + position
+        try:
+            kind, payload = _unwrapped(line)
+            if kind == "compacted":
+                context = _compacted(payload)
+                yield from _finished(session, origin)
+                session.context, session.step, session.run = context, session.step + 1, 0
+            elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+                kept = _kept(session, payload)
+                yield from _finished(session, origin)
+                if session.run == MAX_ROLLBACKS:
+                    yield _rejected(origin, number, f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read")
+                    return
+                session.context, session.run = kept, session.run + 1
+            else:
+                _take(session, kind, payload, call_ids, number)
+        except (BadRecord, RecordError) as error:
+            yield _rejected(origin, number, str(error), line)
+    yield from _finished(session, origin)
+    if session.num_attempts == 0:
+        raise BadRecord("session: no line is an item of a conversation")
+
+
+def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number: int) -> None:
+    """Take one line into the session."""
+    item: Json | None = None
+    if kind == "session_meta":
+        session.meta = session.meta or payload  # a resumed or forked file repeats the line of its origin
+    elif kind == "turn_context":
+        session.model = payload["model"] if isinstance(payload.get("model"), str) else session.model
+    elif kind == "response_item":
+        item = _with_plain_output(payload, session.failed)
+    elif payload.get("type") == "tool_call" and not _is(payload.get("call_id"), call_ids):
+        item = {"type": "function_call", "name": payload.get("name"), "call_id": payload.get("call_id")}
+        item["arguments"] = payload.get("input", payload.get("arguments"))
+    else:
+        event = payload.get("type")
+        session.others[event if isinstance(event, str) else "no type"] += 1
+        _note_failure(payload, session.failed)
+    if item is not None:
+        messages_from_items([item], "item")  # an item that cannot be used is rejected here, with its line
+        session.items.append(item)
+        session.first_line = session.first_line or number
+
+
+def _finished(session: Session, origin: Origin) -> Iterator[Experience | Rejected]:
+    """The attempt that ends here, if anything was said in it."""
+    if not session.items:
+        return
+    number = session.first_line or 1
+    session.num_attempts += 1
+    try:
+        messages = _conversation(session)
+        if not any(message.is_generated for message in messages):
+            raise BadRecord("no answer of the model, so there is no completion")
+        prompt, completion = split_at_answer(messages)
+        yield build(
+            NAME,
+            Origin(origin.file, number, origin.ordinal, origin.label),
+            task=identifier(session.meta.get("id")),
+            run=session.run,
+            step=session.step,
+            prompt=prompt,
+            completion=completion,
+            errors=error_sites(messages, [], lambda _, message: _error_kind(message, session.failed)),
+            info=_info(session),
+            model_version=session.model,
+        )
+    except (BadRecord, RecordError) as error:
+        yield _rejected(origin, number, str(error))
+    session.items, session.first_line = [], None
+    session.others.clear()
+
+
+def _conversation(session: Session) -> list[Message]:
+    messages = session.context + messages_from_items(session.items, "items")
+    instructions = session.meta.get("base_instructions")
+    if isinstance(instructions, dict):
+        instructions = instructions.get("text")
+    if instructions is None:
+        instructions = session.meta.get("instructions")
+    if not isinstance(instructions, str) or not instructions:
+        return messages
+    if any(instructions in message.text for message in messages if message.role != "assistant"):
+        return messages  # older versions say them again in a user message
+    return [Message("system", instructions), *messages]
+
+
+def _compacted(payload: Json) -> list[Message]:
+    """The context after a compaction."""
+    history = payload.get("replacement_history")
+    if isinstance(history, list) and history:
+        messages = messages_from_items(history, "replacement_history")
+        return [
+            Message(m.role, m.content, m.reasoning, m.tool_calls, m.tool_call_id, m.name, False, m.extra)
+            for m in messages
+        ]
+    summary = text(payload.get("message"), "compacted.message")
+    return [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
+
+
+def _kept(session: Session, payload: Json) -> list[Message]:
+    """What a roll-back leaves: everything before the turn of the user that is the n-th from the end."""
+    num_turns = index(payload.get("num_turns"))
+    if num_turns is None:
+        raise BadRecord("thread_rolled_back.num_turns: expected a number of turns")
+    messages = session.context + messages_from_items(session.items, "items")
+    turns = [at for at, m in enumerate(messages) if m.role == "user" and not m.text.lstrip().startswith(_NOT_A_TURN)]
+    end = turns[-min(num_turns, len(turns))] if num_turns and turns else len(messages)
+    return [as_context(message) for message in messages[:end]]
+
+
+def _unwrapped(line: Any) -> tuple[str, Json]:
+    """The kind of a line and what it holds."""
+    line = mapping(line, "line")
+    kind = line.get("type")
+    if _is(kind, _WRAPPED):
+        return str(kind), mapping(line.get("payload"), "payload")
+    if kind is None and "id" in line and "timestamp" in line:  # the first line of an older file
+        return "session_meta", line
+    if kind is None and "record_type" in line:
+        return "event_msg", {"type": line["record_type"]}
+    if "payload" not in line and (isinstance(kind, str) or "role" in line):
+        return "response_item", line
+    raise BadRecord("line.type: expected session_meta, response_item, event_msg, turn_context, compacted or an item")
+
+
+def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
+    """Some versions log a result as {content, success}; the model was given the content."""
+    output = item.get("output")
+    if not isinstance(output, dict) or "content" not in output:
+        return item
+    if output.get("success") is False and isinstance(item.get("call_id"), str):
+        failed.setdefault(item["call_id"], "tool_error")
+    return {**item, "output": output["content"]}
+
+
+def _note_failure(event: Json, failed: dict[str, str]) -> None:
+    """Remember how a call ended where an event tells."""
+    call_id, exit_code = event.get("call_id"), event.get("exit_code")
+    if not isinstance(call_id, str):
+        return
+    if isinstance(exit_code, int) and exit_code != 0:
+        failed[call_id] = "nonzero_exit"
+    elif event.get("success") is False:
+        failed[call_id] = "tool_error"
+
+
+def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
+    said = message.text
+    for kind, start in _FAILURES:
+        if start.match(said):
+            return kind
+    exit_code: Any = None
+    if said.startswith("{"):
+        output = canonical_arguments(said)
+        metadata = output.get("metadata") if isinstance(output, dict) else None
+        exit_code = metadata.get("exit_code") if isinstance(metadata, dict) else None
+    elif found := _EXIT_CODE.search(said[:2000]):
+        exit_code = int(found[1]) if len(found[1]) < 12 else 1
+    if isinstance(exit_code, int) and exit_code != 0:
+        return "nonzero_exit"
+    return failed.get(message.tool_call_id or "")
+
+
+def _call_ids(lines: list[Any]) -> set[str]:
+    """The ids of calls that are items."""
+    payloads = [
+        line.get("payload", line) for line in lines if isinstance(line, dict) and line.get("type") != "event_msg"
+    ]
+    ids = [payload.get("call_id") for payload in payloads if isinstance(payload, dict)]
+    return {call_id for call_id in ids if isinstance(call_id, str)}
+
+
+def _info(session: Session) -> Json:
+    info: Json = {key: session.meta[key] for key in _INFO_KEYS if isinstance(session.meta.get(key), str)}
+    for key in ("git", "dynamic_tools"):
+        if session.meta.get(key):
+            info[key] = session.meta[key]
+    if session.others:
+        info["events"] = dict(session.others)
+    return info
+
+
+def _is(value: Any, names: Collection[str]) -> bool:
+    return isinstance(value, str) and value in names
+
+
+def _rejected(origin: Origin, number: int, reason: str, value: Any = None) -> Rejected:
+    try:
+        raw = None if value is None else json_text(value)
+    except BadRecord:
+        raw = None
+    return Rejected(origin.file, number, reason, format=NAME, raw=raw)
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Codex CLI session files")

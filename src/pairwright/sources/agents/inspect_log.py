@@ -1,0 +1,428 @@
+"""Inspect logs: a `.json` log `{eval, samples[]}`, or one sample of an `.eval` file `{eval, sample}` (inspect_eval.py).
+
+    sample {id, epoch, input, target, messages[], output, scores{name: {value, answer}}, attachments{}, events[], error}
+
+task = sample id, run = epoch. The conversation is `messages`; the prompt ends before the first assistant message that
+the model generated (`source` is not "input"). Tools are those of the model events whose answers stand in it.
+`attachment://` (and `tc://` of old logs) is replaced by the text that it stands for.
+
+Reward: "C" (correct) is 1, "I" (incorrect) 0, "P" (partial) 0.5, "N" (no answer) 0, yes/true 1, no/false 0; numbers and
+booleans are what they are. By default the first scorer's, which is the one that Inspect reports first; options.reward
+names another scorer, or `scorer.key` where a value is an object. An object without a named key gives no reward, unless
+it has one key only. All are kept in reward_components.
+"""
+
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import zstandard
+
+from pairwright.errors import RecordError, SourceError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    items,
+    json_text,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    score,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.sources.shapes.tool_errors import error_sites
+
+# Messages and tools of Inspect samples.
+
+_KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
+
+
+def message_from_inspect(value: Any, where: str) -> Message:
+    turn = mapping(value, where)
+    role = text(turn.get("role"), f"{where}.role")
+    content = content_from_chat(turn.get("content"), f"{where}.content")
+    extra: Json = {}
+    reasoning = optional_text(turn.get("reasoning"), f"{where}.reasoning")  # of old logs
+    if isinstance(content, list):
+        content, thoughts = _without_reasoning(content)
+        reasoning = "\n\n".join(thoughts) if thoughts else reasoning
+    error = turn.get("error")
+    if role == "tool" and isinstance(error, dict):
+        extra["error"] = error.get("type") if isinstance(error.get("type"), str) else "unknown"
+        if isinstance(error.get("message"), str) and error["message"] != content:
+            if content:
+                extra["content"] = content
+            content = error["message"]
+    calls = []
+    parse_errors: Json = {}
+    for number, call in enumerate(optional_items(turn.get("tool_calls"), f"{where}.tool_calls")):
+        here = f"{where}.tool_calls[{number}]"
+        calls.append(_call(mapping(call, here), here))
+        if isinstance(call.get("parse_error"), str):
+            parse_errors[calls[-1].id or str(number)] = call["parse_error"]
+    if parse_errors:
+        extra["parse_errors"] = parse_errors
+    return Message(
+        role,
+        content,
+        reasoning,
+        tuple(calls),
+        tool_call_id=optional_text(turn.get("tool_call_id"), f"{where}.tool_call_id"),
+        name=optional_text(turn.get("function"), f"{where}.function") if role == "tool" else None,
+        generated=False if role == "assistant" and turn.get("source") == "input" else None,
+        extra=extra,
+    )
+
+
+def error_kind(position: int, message: Message) -> str | None:
+    kind = message.extra.get("error")
+    if kind is None:
+        return None
+    if kind == "parsing" and message.text.startswith("Tool ") and "not found" in message.text[:300]:
+        return "unknown_tool"
+    return _KINDS.get(kind, "tool_error")
+
+
+def resolved(value: Any, stored: Json) -> Any:
+    """The value with every text that is a reference replaced by what it refers to."""
+    if isinstance(value, str):
+        return stored.get(value, value)
+    if not stored:
+        return value
+    if isinstance(value, list):
+        return [resolved(item, stored) for item in value]
+    if isinstance(value, dict):
+        return {key: resolved(item, stored) for key, item in value.items()}
+    return value
+
+
+def tools_of_events(sample: Json, stored: Json) -> list[Json]:
+    """The tools that the model was offered, by name, in the requests whose answers are in the conversation."""
+    ids = {turn.get("id") for turn in _dicts(sample.get("messages")) if isinstance(turn.get("id"), str)}
+    events = sample.get("events")
+    if events is None and isinstance(sample.get("transcript"), dict):
+        events = sample["transcript"].get("events")
+    tools: dict[str, Json] = {}
+    for event in _dicts(events):
+        if event.get("event") != "model" or (ids and _answer_id(event) not in ids):
+            continue
+        for tool in _dicts(event.get("tools")):
+            if isinstance(tool.get("name"), str) and tool["name"] not in tools:
+                tools[tool["name"]] = resolved(tool, stored)
+    return list(tools.values())
+
+
+def _answer_id(event: Json) -> str | None:
+    output = event.get("output")
+    choices = _dicts(output.get("choices")) if isinstance(output, dict) else []
+    message = choices[0].get("message") if choices else None
+    answer_id = message.get("id") if isinstance(message, dict) else None
+    return answer_id if isinstance(answer_id, str) else None
+
+
+def _call(call: Json, where: str) -> ToolCall:
+    arguments = call.get("arguments")
+    return ToolCall(
+        name=text(call.get("function"), f"{where}.function"),
+        arguments="" if arguments is None else json_text(arguments),
+        id=optional_text(call.get("id"), f"{where}.id"),
+    )
+
+
+def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list[str]]:
+    thoughts = []
+    others = []
+    for part in parts:
+        if part.get("type") == "reasoning":
+            said = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
+            thoughts += [said] if isinstance(said, str) and said else []
+        else:
+            others.append(part)
+    if len(others) == 1 and others[0].get("type") == "text" and isinstance(others[0].get("text"), str):
+        return str(others[0]["text"]), thoughts
+    return others or None, thoughts
+
+
+def _dicts(value: Any) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+# Inspect logs: a `.json` log `{eval, samples[]}`, or one sample of an `.eval` file `{eval, sample}` (inspect_eval.py).
+
+NAME = "inspect"
+_GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_CUT_SHORT = ("max_tokens", "model_length")
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("eval"), dict) or "task" not in value["eval"]:
+        return False
+    return isinstance(value.get("samples"), list) or "sample" in value or ("version" in value and "status" in value)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    log = mapping(value, "log")
+    header = optional_mapping(log.get("eval"), "eval")
+    if isinstance(log.get("problem"), str):  # a member of an .eval file that could not be read
+        raise BadRecord(log["problem"])
+    if "sample" in log:
+        yield _experience(mapping(log["sample"], "sample"), header, origin, options)
+        return
+    if log.get("samples") is None:
+        raise BadRecord("samples: the log has none (it is only a header, or the run did not finish)")
+    for number, sample in enumerate(items(log["samples"], "samples")):
+        where = f"samples[{number}]"
+        try:
+            yield _experience(mapping(sample, where), header, origin, options)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"{where}: {error}", format=NAME)
+
+
+def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Experience:
+    stored = _stored(sample)
+    output = optional_mapping(sample.get("output"), "output")
+    messages = _messages(sample, output, stored)
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("messages: the model generated none, so there is no completion")
+    tools = tools_of_events(sample, stored)
+    reward, components = _reward(_scores(sample), options.reward)
+    return build(
+        NAME,
+        origin,
+        task=identifier(sample.get("id")),
+        run=index(sample.get("epoch")),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=error_sites(messages, tools, error_kind),
+        info=_info(sample, header),
+        metrics=_metrics(sample),
+        model_version=_model(output, header),
+        truncate_status="response_truncated" if _stop_reason(output) in _CUT_SHORT else None,
+    )
+
+
+def _stored(sample: Json) -> Json:
+    """Texts that are kept once and referred to, by their reference."""
+    stored: Json = {}
+    transcript = sample.get("transcript")
+    old = transcript.get("content") if isinstance(transcript, dict) else None
+    for prefix, texts in (("tc://", old), ("attachment://", sample.get("attachments"))):
+        if isinstance(texts, dict):
+            stored.update({prefix + key: item for key, item in texts.items() if isinstance(item, str)})
+    return stored
+
+
+def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
+    turns = resolved(sample.get("messages"), stored)
+    if not turns:  # some logs keep only what went in and what came out
+        given = resolved(sample.get("input"), stored)
+        turns = [{"role": "user", "content": given}] if isinstance(given, str) else list(items(given, "input"))
+        choices = output.get("choices")
+        if isinstance(choices, list) and choices:
+            turns.append(resolved(mapping(choices[0], "output.choices[0]").get("message"), stored))
+    return [
+        message_from_inspect(turn, f"messages[{number}]") for number, turn in enumerate(items(turns, "messages"))
+    ]  # fmt: skip
+
+
+def _scores(sample: Json) -> Json:
+    """The entries of the scorers by name; old logs have one without a name."""
+    if isinstance(sample.get("scores"), dict):
+        return dict(sample["scores"])
+    return {"score": sample["score"]} if isinstance(sample.get("score"), dict) else {}
+
+
+def _reward(scores: Json, name: str | None) -> tuple[float | None, Json]:
+    """The reward, and all scores that are numbers."""
+    grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
+    if name is None:
+        first = list(_values(dict(list(scores.items())[:1])))
+        name = first[0] if len(first) == 1 else None
+    return (None if name is None else grades.get(name)), grades
+
+
+def _values(scores: Json) -> Json:
+    """The value of every scorer; an object gives one value for each key, as `scorer.key`."""
+    values: Json = {}
+    for scorer, entry in scores.items():
+        value = entry.get("value") if isinstance(entry, dict) else entry
+        if isinstance(value, dict):
+            values.update({f"{scorer}.{key}": item for key, item in value.items()})
+        else:
+            values[scorer] = value
+    return values
+
+
+def _grade(value: Any) -> float | None:
+    if isinstance(value, str):
+        for grade in (value, value.strip(), value.strip().lower()):
+            if grade in _GRADES:
+                return _GRADES[grade]
+    return score(value)
+
+
+def _info(sample: Json, header: Json) -> Json:
+    info: Json = {}
+    for key in ("task", "run_id", "eval_id"):
+        if isinstance(header.get(key), str):
+            info[f"eval_{key}" if key == "task" else key] = header[key]
+    for key in ("target", "metadata", "limit"):
+        if sample.get(key):
+            info[key] = sample[key]
+    error = sample.get("error")
+    if error is not None:
+        info["error"] = error.get("message") if isinstance(error, dict) else error
+    scores = _scores(sample)
+    for key, found in (
+        ("answers", {name: entry.get("answer") for name, entry in scores.items() if isinstance(entry, dict)}),
+        ("other_scores", {name: value for name, value in _values(scores).items() if _grade(value) is None}),
+    ):
+        if found := {name: value for name, value in found.items() if value is not None}:
+            info[key] = found
+    return info
+
+
+def _metrics(sample: Json) -> Json:
+    metrics: Json = {
+        key: sample[key] for key in ("total_time", "working_time") if isinstance(sample.get(key), int | float)
+    }  # fmt: skip
+    usage = sample.get("model_usage")
+    entries = list(usage.values()) if isinstance(usage, dict) else []
+    for key in ("input_tokens", "output_tokens"):
+        counts = [index(entry.get(key)) for entry in entries if isinstance(entry, dict)]
+        if any(counts):
+            metrics[key] = sum(count or 0 for count in counts)
+    return metrics
+
+
+def _model(output: Json, header: Json) -> str | None:
+    for value in (header.get("model"), output.get("model")):
+        if isinstance(value, str) and value:
+            return value
+    return None
+
+
+def _stop_reason(output: Json) -> Any:
+    choices = output.get("choices")
+    return (
+        choices[0].get("stop_reason")
+        if isinstance(choices, list) and choices and isinstance(choices[0], dict)
+        else None
+    )
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Inspect evaluation logs")
+
+
+# Samples of an Inspect `.eval` file, one at a time: a zip of `header.json` and `samples/<id>_epoch_<n>.json`.
+
+MAX_MEMBER_BYTES = 1 << 30
+MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could reach a thousandth
+FREE_BYTES = 16 << 20  # so much is always allowed: small members of one repeated line swell more than the rest
+_PIECE = 1 << 20
+_ZSTD = 93
+_UNREADABLE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    zstandard.ZstdError,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+)  # fmt: skip  (RuntimeError: encrypted; its subclasses NotImplementedError: unknown compression, RecursionError)
+
+
+def read_eval(path: Path) -> Iterator[Json]:
+    """Yield `{"eval": header's eval, "sample": sample}`; a sample that cannot be read has None and a "problem"."""
+    try:
+        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+            yield from _samples(archive, file, path)
+    except (zipfile.BadZipFile, OSError, struct.error, ValueError, OverflowError, NotImplementedError) as error:
+        raise SourceError(f"{path}: not an Inspect .eval file ({error})") from None
+
+
+def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[Json]:
+    header = _header(archive, file, path)
+    allowed = max(MAX_MEMBER_BYTES, MAX_RATIO * path.stat().st_size)
+    for name in archive.namelist():
+        member = archive.NameToInfo.pop(name, None)  # of members with one name the last is valid, and is taken once
+        if member is None or not name.startswith("samples/") or not name.endswith(".json"):
+            continue
+        try:
+            data = _bytes(member, archive, file)
+            allowed -= len(data)
+            sample = _value(data)
+        except _UNREADABLE as error:
+            yield {"eval": header, "sample": None, "problem": f"{name}: {str(error) or type(error).__name__}"}
+            continue
+        if allowed < 0:
+            raise SourceError(
+                f"{path}: its samples are more than {MAX_RATIO} times as long as the file; is it an attack?"
+            )
+        yield {"eval": header, "sample": sample}
+
+
+def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
+    """The `eval` of the header: which task, which model."""
+    for name in ("header.json", "_journal/start.json"):
+        member = archive.NameToInfo.get(name)
+        if member is None:
+            continue
+        try:
+            value = _value(_bytes(member, archive, file))
+        except _UNREADABLE as error:
+            raise SourceError(f"{path}: {name} cannot be read ({str(error) or type(error).__name__})") from None
+        header = value.get("eval") if isinstance(value, dict) else None
+        if isinstance(header, dict):
+            return header
+    raise SourceError(f"{path}: no header.json with an `eval`; expected a file that Inspect wrote")
+
+
+def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> bytes:
+    limit = min(MAX_MEMBER_BYTES, max(FREE_BYTES, MAX_RATIO * member.compress_size))
+    pieces: list[bytes] = []
+    length = 0
+    with _opened(member, archive, file) as stream:
+        while piece := stream.read(_PIECE):
+            length += len(piece)
+            if length > limit:
+                raise BadRecord(f"longer than {limit} bytes, from {member.compress_size} in the file")
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _opened(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> IO[bytes]:
+    if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        return archive.open(member)
+    if member.compress_type != _ZSTD:  # bzip2 and lzma would swell one piece without bound
+        raise BadRecord(f"compressed with method {member.compress_type}, expected deflate or zstd")
+    file.seek(member.header_offset)  # zipfile does not know zstd: the data follow the member's own header
+    name_length, extra_length = struct.unpack("<26xHH", file.read(30))
+    file.seek(name_length + extra_length, 1)
+    packed = file.read(member.compress_size)
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    stream: IO[bytes] = decompressor.stream_reader(packed, read_across_frames=True)
+    return stream
+
+
+def _value(data: bytes) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.MsgspecError:
+        return json.loads(data)  # Inspect writes NaN and Infinity, which are no JSON; this takes them

@@ -1,0 +1,232 @@
+"""OpenHands: the events of a conversation (JSONL); rows and logs of requests are handed to openhands_rows.py.
+
+    SystemPromptEvent   system message, tools                 MessageEvent   a turn of the user or the agent
+    ActionEvent         thought, reasoning and a call; those of one llm_response_id are one assistant message
+    ObservationEvent    a tool message; is_error, timeout, exit_code become an error site
+    AgentErrorEvent, UserRejectObservation    a tool message and an error site
+    Condensation        the context loses forgotten_event_ids and gains a summary: a new step begins, and what it keeps
+                        is context, not generated
+    TokenEvent          the recorded token ids of one request
+
+A row whose `history` is such events is read as well. task = the conversation's id (a full_state event) or the row's
+instance_id, else a hash of prompt and tools; step = number of condensations before. Reward: as in rows; events alone
+have none, but options.reward="critic" takes the last critic_result.score. Events with no prompt before them (a part of
+a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.agents import openhands_events as openhands_rows
+from pairwright.sources.agents.openhands_events import KINDS, Entry, entry_of_event
+from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_items, score
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = openhands_rows.NAME
+MAX_CONDENSATIONS = 256  # each step repeats the context that was kept
+
+
+@dataclass
+class Conversation:
+    """What has been read of a conversation, and the step that is under way."""
+
+    row: Json
+    tools: list[Json] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    last: Entry | None = None  # the last that is no result: actions of one answer may have results between them
+    turns: list[TurnTokens | None] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    task: int | str | None = None
+    model: str | None = None
+    critic: float | None = None
+    step: int = 0
+    num_new: int = 0  # entries since the step began
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, list):
+        return _is_row(value)
+    first = value[:100]  # of rows, some may be broken
+    return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    if isinstance(value, list) and any(_is_event(item) for item in value):
+        yield from _experiences(value, {}, origin, options)
+        return
+    rows = value if isinstance(value, list) else [value]
+    if not rows:
+        raise BadRecord("file: an empty list")
+    for number, row in enumerate(rows):
+        ordinal = origin.ordinal + number
+        try:
+            yield from _row(row, Origin(origin.file, origin.line, ordinal, origin.label), options)
+        except (BadRecord, RecordError) as error:
+            if len(rows) == 1:
+                raise
+            yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
+
+
+def _row(row: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    if isinstance(row, dict) and "messages" not in row and "history" in row:
+        yield from _experiences(items(row["history"], "history"), row, origin, options)
+    else:
+        yield from openhands_rows.read(row, origin, options)
+
+
+def _experiences(
+    events: list[Any], row: Json, origin: Origin, options: Options
+) -> Iterator[Experience | Rejected]:  # fmt: skip
+    talk = Conversation(row, task=identifier(row.get("instance_id")))
+    found = False
+    for position, value in enumerate(events):
+        number = (origin.line or 1) + (0 if row else position)
+        try:
+            event = mapping(value, "event")
+            if event.get("kind") != "Condensation":
+                _take(talk, event)
+                continue
+            kept = _condensed(talk, event)
+            found |= talk.num_new > 0
+            yield from _finished(talk, origin, options)
+            if talk.step == MAX_CONDENSATIONS:
+                raise BadRecord(f"more than {MAX_CONDENSATIONS} condensations")
+            talk.entries, talk.step, talk.num_new, talk.turns, talk.last = kept, talk.step + 1, 0, [], None
+        except (BadRecord, RecordError) as error:
+            found = True
+            yield Rejected(origin.file, number, str(error), format=NAME, raw=_raw(value))
+            if talk.step == MAX_CONDENSATIONS:
+                return
+    if not found and not talk.entries:
+        raise BadRecord("events: none is a message, an action or an observation")
+    yield from _finished(talk, origin, options)
+
+
+def _take(talk: Conversation, event: Json) -> None:
+    """Take one event into the conversation."""
+    entry = entry_of_event(event)
+    if entry is not None:
+        if event.get("kind") == "SystemPromptEvent":
+            talk.tools = [mapping(tool, "tools") for tool in optional_items(event.get("tools"), "tools")]
+        if talk.last is not None and entry.response is not None and talk.last.response == entry.response:
+            talk.last.add(entry)
+        else:
+            talk.entries.append(entry)
+            talk.num_new += 1
+            talk.last = talk.last if entry.message.role == "tool" else entry
+        critic = event.get("critic_result")
+        if isinstance(critic, dict) and (value := score(critic.get("score"))) is not None:
+            talk.critic = value
+    elif event.get("kind") == "TokenEvent":
+        ids = (event.get("prompt_token_ids"), event.get("response_token_ids"), event.get("logprobs"))
+        talk.turns.append(turn_tokens(*ids))
+    else:
+        kind = event.get("kind")
+        talk.others[kind if isinstance(kind, str) else "no kind"] += 1
+        _take_state(talk, event)
+
+
+def _take_state(talk: Conversation, event: Json) -> None:
+    """The id of the conversation and the model, from the updates of its state."""
+    state = event.get("value")
+    if event.get("kind") != "ConversationStateUpdateEvent" or not isinstance(state, dict):
+        return
+    if event.get("key") == "full_state" and talk.task is None:
+        talk.task = identifier(state.get("id"))
+    usage = state.get("usage_to_metrics")
+    default = usage.get("default") if isinstance(usage, dict) else None
+    model = default.get("model_name") if isinstance(default, dict) else None
+    talk.model = model if isinstance(model, str) else talk.model
+
+
+def _condensed(talk: Conversation, event: Json) -> list[Entry]:
+    """The context after a condensation."""
+    forgotten = {
+        event_id
+        for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
+        if isinstance(event_id, str)
+    }
+    kept = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
+    summary = event.get("summary")
+    if isinstance(summary, str):
+        offset = index(event.get("summary_offset"))
+        message = Message("user", summary, generated=False, extra={"is_summary": True})
+        kept.insert(len(kept) if offset is None else offset, Entry(message, set()))
+    return kept
+
+
+def _finished(talk: Conversation, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """The step that ends here, if anything happened in it."""
+    if talk.num_new == 0:
+        return
+    messages = [entry.message for entry in talk.entries]
+    try:
+        prompt, completion = split_at_first_answer(messages)
+        if not completion:
+            raise BadRecord("events: no answer of the agent, so there is no completion")
+        arrays = tokens_of_turns(talk.turns) if len(talk.turns) == sum(m.is_generated for m in messages) else None
+        info: Json = {
+            **openhands_rows.info_of(talk.row),
+            **({"other_events": dict(talk.others)} if talk.others else {}),
+        }
+        if talk.turns and arrays is None:
+            info["tokens_dropped"] = "the recorded turns are not one for each answer, or do not continue one another"
+        if not prompt:
+            info["prompt_missing"] = True
+        reward, components = openhands_rows.scores_of(talk.row, options.reward)
+        if talk.critic is not None:
+            components["critic"] = talk.critic
+            reward = talk.critic if options.reward == "critic" else reward
+        failed = {id(entry.message): entry.error for entry in talk.entries}
+        yield build(
+            NAME,
+            origin,
+            task=talk.task,
+            step=talk.step,
+            prompt=prompt,
+            completion=completion,
+            tools=talk.tools,
+            reward=reward,
+            reward_components=components,
+            errors=error_sites(messages, talk.tools, lambda _, message: failed[id(message)]),
+            info=info,
+            model_version=talk.model,
+            task_metadata=None if prompt else sorted(talk.entries[0].ids),  # with no prompt, nothing is comparable
+            arrays=arrays,
+        )
+    except (BadRecord, RecordError) as error:
+        yield Rejected(origin.file, origin.line, str(error), format=NAME)
+    talk.others.clear()
+
+
+def _is_event(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
+        return False
+    return value["kind"] in KINDS and value.get("source") in ("user", "agent", "environment")
+
+
+def _is_row(value: Any) -> bool:
+    if openhands_rows.matches(value):
+        return True
+    if not isinstance(value, dict) or "instance_id" not in value or not isinstance(value.get("history"), list):
+        return False
+    return any(_is_event(event) for event in value["history"])
+
+
+def _raw(value: Any) -> str | None:
+    try:
+        return json_text(value)
+    except BadRecord:
+        return None
+
+
+FORMAT = Format(
+    name=NAME, unit="file", matches=matches, read=guarded(read), summary="OpenHands events, rows and request logs"
+)

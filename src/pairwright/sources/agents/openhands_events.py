@@ -1,0 +1,344 @@
+"""One OpenHands event as an entry of the conversation: its message, and the failure that it tells of."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    json_text,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    score,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import (
+    call_from_chat,
+    content_from_chat,
+    message_from_chat,
+    messages_from_chat,
+    tools_from_chat,
+)
+from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
+from pairwright.sources.shapes.tool_errors import error_sites
+
+# OpenHands rows and logs of single requests, in the OpenAI chat shape; openhands.py reads events.
+
+NAME = "openhands"
+_EXIT_CODE = re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,12})\.?\]")
+_FAILURES = (
+    ("file_not_found", re.compile(r"Ran into \[Errno 2\]|(ERROR:\s*)?The path .{1,500} does not exist")),
+    ("invalid_arguments", re.compile(r"(ERROR:\s*)?(Invalid `|Error validating|Parameter `)")),
+    ("unknown_tool", re.compile(r"(ERROR:\s*)?Tool .{1,200} not found")),
+    ("tool_error", re.compile(r"ERROR:|Error: |Cannot execute multiple commands")),
+)
+
+
+def is_row(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        return False
+    return "instance_id" in value and ("resolved" in value or "test_result" in value)
+
+
+def is_log(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        return False
+    response = value.get("response")
+    has_choices = isinstance(response, dict) and isinstance(response.get("choices"), list)
+    return has_choices and ("latency_sec" in value or "cost" in value)
+
+
+def matches(value: Any) -> bool:
+    return is_row(value) or is_log(value)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    value = mapping(value, "row")
+    if is_log(value):
+        yield from _choices(value, origin)
+    else:
+        yield _row(value, origin, options)
+
+
+def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
+    """The reward of a row and the scores that it was chosen from."""
+    result = row.get("test_result")
+    report = result.get("report") if isinstance(result, dict) else None
+    places = [place for place in (row, report, result) if isinstance(place, dict)]
+    found: Json = {}
+    for key in ("resolved", *([name] if name is not None else [])):
+        values = [score(place.get(key)) for place in places]
+        value = next((value for value in values if value is not None), None)
+        if value is not None:
+            found[key] = value
+    return found.get("resolved" if name is None else name), found
+
+
+def info_of(row: Json) -> Json:
+    """What a row says beside the conversation, without the logs of its tests."""
+    info: Json = {key: row[key] for key in ("run_id", "error", "attempt") if row.get(key) is not None}
+    result = row.get("test_result")
+    if isinstance(result, dict):
+        info["test_result"] = {
+            key: item for key, item in result.items() if key not in ("test_output", "apply_patch_output")
+        }
+    return info
+
+
+def said_error_kind(said: str) -> str | None:
+    """The kind of failure that the text of a result tells of."""
+    said = said.removeprefix("OBSERVATION:\n").lstrip()
+    for kind, start in _FAILURES:
+        if start.match(said):
+            return kind
+    codes = _EXIT_CODE.findall(said[-2000:])
+    if not codes or int(codes[-1]) == 0:
+        return None
+    return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
+
+
+def _row(row: Json, origin: Origin, options: Options) -> Experience:
+    messages = messages_from_chat(row.get("messages"), "messages")
+    tools = tools_from_chat(row.get("tools"), "tools")
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("messages: no assistant message, so there is no completion")
+    reward, components = scores_of(row, options.reward)
+    return build(
+        NAME,
+        origin,
+        task=identifier(row.get("instance_id")),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=error_sites(messages, tools, _error_kind),
+        info=info_of(row),
+    )
+
+
+def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+    prompt = messages_from_chat(log.get("messages"), "messages")
+    given = log.get("tools")
+    tools = tools_from_chat(
+        optional_mapping(log.get("kwargs"), "kwargs").get("tools") if given is None else given, "tools"
+    )
+    response = mapping(log.get("response"), "response")
+    choices = items(response.get("choices"), "response.choices")
+    if not choices:
+        raise BadRecord("response.choices: empty, so there is no completion")
+    model = response.get("model")
+    for number, value in enumerate(choices):
+        where = f"response.choices[{number}]"
+        try:
+            choice = mapping(value, where)
+            answer = message_from_chat(choice.get("message"), f"{where}.message")
+            arrays, dropped = _tokens(response, choice)
+            info: Json = {"timestamp": log["timestamp"]} if "timestamp" in log else {}
+            yield build(
+                NAME,
+                origin,
+                task=None,
+                run=number if len(choices) > 1 else None,
+                prompt=prompt,
+                completion=[answer],
+                tools=tools,
+                errors=error_sites([*prompt, answer], tools, _error_kind),
+                info={**info, **dropped},
+                metrics=_metrics(log, response),
+                model_version=model if isinstance(model, str) else None,
+                truncate_status="response_truncated" if choice.get("finish_reason") == "length" else None,
+                arrays=arrays,
+            )
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, str(error), format=NAME)
+
+
+def _tokens(response: Json, choice: Json) -> tuple[Json | None, Json]:
+    """The recorded ids of one request, and why they were dropped if they were."""
+    fields = choice.get("provider_specific_fields")
+    ids = choice.get("token_ids") or (fields.get("token_ids") if isinstance(fields, dict) else None)
+    if not ids:
+        return None, {}
+    logprobs = choice.get("logprobs")
+    content = logprobs.get("content") if isinstance(logprobs, dict) else None
+    values = [item.get("logprob") if isinstance(item, dict) else None for item in content or []] if content else None
+    arrays = tokens_of_turns([turn_tokens(response.get("prompt_token_ids"), ids, values)])
+    return arrays, {} if arrays else {"tokens_dropped": "the ids of the prompt or of the answer are not usable"}
+
+
+def _metrics(log: Json, response: Json) -> Json:
+    metrics: Json = {key: log[key] for key in ("cost", "latency_sec") if isinstance(log.get(key), int | float)}
+    usage = response.get("usage")
+    for key in ("prompt_tokens", "completion_tokens"):
+        if isinstance(usage, dict) and isinstance(usage.get(key), int):
+            metrics[key] = usage[key]
+    return metrics
+
+
+def _error_kind(position: int, message: Message) -> str | None:
+    return said_error_kind(message.text)
+
+
+FORMAT = Format(
+    name="openhands-rows", unit="record", matches=matches, read=guarded(read), summary="OpenHands rows and request logs"
+)
+
+
+# One OpenHands event as an entry of the conversation: its message, and the failure that it tells of.
+
+_ENTRIES = (
+    "SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "UserRejectObservation",
+)  # fmt: skip
+KINDS = frozenset({*_ENTRIES, "Condensation", "ConversationStateUpdateEvent", "TokenEvent", "ConversationErrorEvent"})
+
+
+@dataclass(eq=False)
+class Entry:
+    """A message with the ids of its events, the request that it came from, and the kind of error that it shows."""
+
+    message: Message
+    ids: set[str]
+    response: str | None = None
+    error: str | None = None
+
+    def add(self, other: "Entry") -> None:
+        """Take in a further action of the same answer."""
+        left, right = self.message, other.message
+        self.ids |= other.ids
+        self.message = Message(
+            left.role,
+            left.content if right.content in (None, left.content) else [*_parts(left.content), *_parts(right.content)],
+            left.reasoning if right.reasoning in (None, left.reasoning) else _joined(left.reasoning, right.reasoning),
+            left.tool_calls + right.tool_calls,
+            generated=left.generated,
+            extra={**left.extra, **right.extra},
+        )
+
+    def as_context(self) -> "Entry":
+        m = self.message
+        if not m.is_generated:
+            return Entry(m, self.ids, self.response, self.error)
+        context = Message(m.role, m.content, m.reasoning, m.tool_calls, m.tool_call_id, m.name, False, m.extra)
+        return Entry(context, self.ids, self.response, self.error)
+
+
+def entry_of_event(event: Json) -> Entry | None:
+    """The entry of an event; None where the event is not part of the conversation."""
+    kind = event.get("kind")
+    if kind not in _ENTRIES:
+        return None
+    event_id = event.get("id")
+    ids = {event_id} if isinstance(event_id, str) else set()
+    if kind == "SystemPromptEvent":
+        return Entry(Message("system", _content(event.get("system_prompt"), "system_prompt")), ids)
+    if kind == "MessageEvent":
+        return Entry(_message(event), ids)
+    if kind == "ActionEvent":
+        response = event.get("llm_response_id")
+        return Entry(_action(event), ids, response if isinstance(response, str) and response else None)
+    if kind == "ObservationEvent":
+        message = _observation(event)
+        return Entry(message, ids, error=_observed_error(event, message))
+    key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
+    said = text(event.get(key), key)
+    error = said_error_kind(said) or "tool_error"
+    return Entry(_result(event, said, {"is_error": True}), ids, error=error)
+
+
+def _message(event: Json) -> Message:
+    message = message_from_chat(event.get("llm_message"), "llm_message")
+    content = _content(message.content, "llm_message.content")
+    added = optional_items(event.get("extended_content"), "extended_content")
+    if added:  # what the program put after the user's words, for the model to see
+        content = [*_parts(content), *_parts(_content(added, "extended_content"))]
+    reasoning = message.reasoning or _thinking(event.get("llm_message"))
+    return Message(message.role, content, reasoning, message.tool_calls, message.tool_call_id, message.name)
+
+
+def _action(event: Json) -> Message:
+    if event.get("tool_call") is not None:
+        call = call_from_chat(event["tool_call"], "tool_call")
+    else:
+        call = ToolCall(text(event.get("tool_name"), "tool_name"), json_text(event.get("action")))
+    if call.id is None:
+        call = ToolCall(call.name, call.arguments, optional_text(event.get("tool_call_id"), "tool_call_id"), call.type)
+    reasoning = optional_text(event.get("reasoning_content"), "reasoning_content") or _thinking(event)
+    return Message(
+        "assistant",
+        _content(event.get("thought"), "thought"),
+        reasoning,
+        (call,),
+        generated=None if event.get("source") in ("agent", None) else False,
+    )
+
+
+def _observation(event: Json) -> Message:
+    observation = mapping(event.get("observation"), "observation")
+    extra: Json = {
+        key: observation[key]
+        for key in ("is_error", "exit_code", "timeout")
+        if observation.get(key) not in (None, False)
+    }
+    if "content" in observation:
+        return _result(event, _content(observation["content"], "observation.content"), extra)
+    output = observation.get("output")  # older versions
+    return _result(event, output if isinstance(output, str) else json_text(observation), extra)
+
+
+def _result(event: Json, content: str | list[Json] | None, extra: Json) -> Message:
+    return Message(
+        "tool",
+        content,
+        tool_call_id=optional_text(event.get("tool_call_id"), "tool_call_id"),
+        name=optional_text(event.get("tool_name"), "tool_name"),
+        extra=extra,
+    )
+
+
+def _observed_error(event: Json, message: Message) -> str | None:
+    if message.extra.get("timeout") is True:
+        return "timeout"
+    if message.extra.get("is_error") is True:
+        return said_error_kind(message.text) or "tool_error"
+    exit_code = message.extra.get("exit_code")
+    return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
+
+
+def _content(value: Any, where: str) -> str | list[Json] | None:
+    """Content without the marks for the prompt cache: one text part is text, none is None, more stay parts."""
+    content = content_from_chat(value, where)
+    if not isinstance(content, list):
+        return content
+    parts = [{key: item for key, item in part.items() if key != "cache_prompt"} for part in content]
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
+        return str(parts[0]["text"])
+    return parts or None
+
+
+def _parts(content: str | list[Json] | None) -> list[Json]:
+    if isinstance(content, list):
+        return content
+    return [] if content is None else [{"type": "text", "text": content}]
+
+
+def _thinking(value: Any) -> str | None:
+    blocks = value.get("thinking_blocks") if isinstance(value, dict) else None
+    if not isinstance(blocks, list):
+        return None
+    thoughts = [block.get("thinking") for block in blocks if isinstance(block, dict)]
+    return "\n\n".join(thought for thought in thoughts if isinstance(thought, str)) or None
+
+
+def _joined(left: str | None, right: str | None) -> str | None:
+    return "\n\n".join(thought for thought in (left, right) if thought) or None

@@ -1,0 +1,310 @@
+"""SWE-agent `.traj` files, and those of mini-SWE-agent (mini_swe_agent.py): one attempt at one instance a file.
+
+    SWE-agent   {trajectory[{action, observation, response, thought, state, query}], history[], info, replay_config}
+
+`history` is the conversation. Where it is missing, the `query` of the last step is (what the model was last given).
+What only the trajectory holds (the step that submitted, the last observation) is added at the end, never as generated:
+the step names the command but not the tool call that was made, and a step may be the program's own notice of an exit.
+Demonstrations (`is_demo`) are not generated either.
+
+task = instance id: `instance_id`, replay_config's problem_statement.id, else the file's name. Reward: `resolved`, else
+`score`, else `reward` of info, the file or its report; options.reward names another. Most files have none.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.canonical import canonical_arguments
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_mapping, score
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.responses import messages_from_items
+
+# The messages of mini-SWE-agent, in the shapes of its versions.
+
+_RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
+_KEPT = ("returncode", "exception_info", "interrupt_type")
+_MINI_FAILURES = (
+    ("timeout", re.compile(r"\s*(<exception>|The last command ).{0,2000}?timed out", re.DOTALL)),
+    ("invalid_arguments", re.compile(r"\s*(Please always provide EXACTLY ONE action|Tool call error|Unknown tool)")),
+)
+
+
+def is_mini(value: Any) -> bool:
+    """Whether this is a whole mini-SWE-agent file."""
+    if isinstance(value, dict):
+        form, info = value.get("trajectory_format"), value.get("info")
+        if not isinstance(value.get("messages"), list):
+            return False
+        if isinstance(form, str) and form.startswith("mini-swe-agent"):
+            return True
+        return isinstance(info, dict) and "exit_status" in info and ("submission" in info or "mini_version" in info)
+    return is_plain_list(value)
+
+
+def is_plain_list(value: Any) -> bool:
+    """A bare list of turns is ours only if an observation in it looks like ours: any chat is a list of turns."""
+    if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
+        return False
+    return any(isinstance(turn.get("content"), str) and _RETURN_CODE.match(turn["content"]) for turn in value)
+
+
+def messages_of_mini(value: Any, where: str) -> list[Message]:
+    messages: list[Message] = []
+    for number, turn in enumerate(items(value, where)):
+        turn, here = mapping(turn, f"{where}[{number}]"), f"{where}[{number}]"
+        if turn.get("role") == "exit":
+            continue
+        extra = turn.get("extra")
+        kept = {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
+        plain = {key: item for key, item in turn.items() if key not in ("extra", "timestamp")}
+        if turn.get("object") == "response":
+            messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
+        elif "role" not in turn and isinstance(turn.get("type"), str):
+            messages += [_with_extra(message, kept) for message in messages_from_items([plain], here)]
+        else:
+            messages.append(_with_extra(message_from_chat(plain, here), kept))
+    return messages
+
+
+def mini_error_kind(message: Message) -> str | None:
+    """What an observation tells of a failure: a return code, an exception, or the program's own complaint."""
+    code: Any = message.extra.get("returncode")
+    if code is None and (found := _RETURN_CODE.match(message.text)):
+        code = int(found[1])
+    if message.extra.get("exception_info"):
+        return "timeout" if "timed out" in str(message.extra["exception_info"]) else "exception"
+    for kind, start in _MINI_FAILURES:
+        if start.match(message.text):
+            return kind
+    return "nonzero_exit" if isinstance(code, int) and code != 0 else None
+
+
+def model_of_mini(info: Json) -> str | None:
+    config = info.get("config")
+    model = config.get("model") if isinstance(config, dict) else None
+    name = model.get("model_name") if isinstance(model, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _with_extra(message: Message, kept: Json) -> Message:
+    if not kept:
+        return message
+    return Message(
+        message.role, message.content, message.reasoning, message.tool_calls, message.tool_call_id, message.name,
+        message.generated, {**message.extra, **kept},
+    )  # fmt: skip
+
+
+# SWE-agent `.traj` files, and those of mini-SWE-agent (mini_swe_agent.py): one attempt at one instance a file.
+
+NAME = "swe-agent"
+_REWARDS = ("resolved", "score", "reward")
+_NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
+_NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
+_FAILURES = (
+    ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
+    ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
+    ("timeout", re.compile(r"\s*(The command .{0,500}? was cancelled because it took|EXECUTION TIMED OUT)", re.DOTALL)),
+    ("file_not_found", re.compile(r"\s*(File .{1,300}? not found|.{1,300}?: No such file or directory)")),
+    ("unknown_tool", re.compile(r".{1,200}?: command not found")),
+    ("exception", re.compile(r"\s*Traceback \(most recent call last\)")),
+)
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, list) or is_plain_list(value):
+        return _is_traj(value) or is_mini(value)
+    first = value[:100]  # a list of them, some of which may be broken
+    return 2 * sum(isinstance(item, dict) and (_is_traj(item) or is_mini(item)) for item in first) > len(first)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    if not isinstance(value, list) or is_plain_list(value):
+        yield _experience(value, origin, options, _name_of(origin))
+        return
+    if not value:
+        raise BadRecord("file: an empty list")
+    for number, item in enumerate(value):
+        try:
+            yield _experience(item, Origin(origin.file, origin.line, number, origin.label), options, None)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"[{number}]: {error}", format=NAME)
+
+
+def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Experience:
+    row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
+    given = optional_mapping(row.get("info"), "info")
+    info = {
+        key: item for key, item in given.items() if key not in ("model_stats", "config") and "edited_files" not in key
+    }
+    if "trajectory" in row or "history" in row:
+        messages = _messages(row, info)
+        model, kind_of = _model(row), _error_kind
+    else:
+        messages = messages_of_mini(row.get("messages"), "messages")
+        model, kind_of = model_of_mini(given), mini_error_kind
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("no assistant message, so there is no completion")
+    found = _scores(row, given, options.reward)
+    names = _REWARDS if options.reward is None else (options.reward,)
+    return build(
+        NAME,
+        origin,
+        task=_task(row, given, file_name),
+        prompt=prompt,
+        completion=completion,
+        reward=next((score(found[name]) for name in names if name in found), None),
+        reward_components=found,
+        errors=_errors(messages, len(prompt), kind_of),
+        info=info,
+        metrics=given["model_stats"] if isinstance(given.get("model_stats"), dict) else {},
+        model_version=model,
+    )
+
+
+def _messages(row: Json, info: Json) -> list[Message]:
+    """The conversation of a SWE-agent file, and what only its trajectory holds."""
+    steps = [
+        mapping(step, f"trajectory[{number}]")
+        for number, step in enumerate(optional_items(row.get("trajectory"), "trajectory"))
+    ]
+    turns, where = row.get("history"), "history"
+    if not turns:
+        turns, where = (steps[-1].get("query") if steps else None), "trajectory[-1].query"
+    if not turns:
+        raise BadRecord("history: missing, and no step has a query, so the prompt is unknown")
+    messages = [_message(turn, f"{where}[{number}]") for number, turn in enumerate(items(turns, where))]
+    answers = [message for message in messages if message.is_generated]
+    if not answers:
+        return messages
+    last = _last_told(steps, answers)
+    if last >= len(answers):
+        info["steps_not_in_history"] = last + 1 - len(answers)  # answers that could not be parsed and were asked again
+    if messages[-1] is answers[-1] and 0 <= last < len(steps):
+        messages += _observation(steps[last], messages[-1])
+    outside = steps[last + 1 :]
+    for step in outside:
+        said = step.get("response") or step.get("thought")
+        extra: Json = {"from_trajectory": True}
+        if isinstance(step.get("action"), str):
+            extra["action"] = step["action"]
+        messages.append(
+            Message("assistant", said if isinstance(said, str) else None, generated=False, extra=extra)
+        )  # fmt: skip
+        messages += _observation(step, messages[-1])
+    if outside:
+        info["steps_after_history"] = len(outside)
+    return messages
+
+
+def _last_told(steps: list[Json], answers: list[Message]) -> int:
+    """The position of the step that the last answer of the history belongs to."""
+    said = answers[-1].text.strip()
+    for position in range(len(steps) - 1, -1, -1):
+        response = steps[position].get("response")
+        if isinstance(response, str) and response.strip() == said:
+            return position
+    return min(len(answers), len(steps)) - 1
+
+
+def _observation(step: Json, asked: Message) -> list[Message]:
+    seen = step.get("observation")
+    if not isinstance(seen, str) or not seen:
+        return []
+    if asked.tool_calls:
+        return [Message("tool", seen, tool_call_id=asked.tool_calls[0].id, extra={"from_trajectory": True})]
+    return [Message("user", seen, extra={"from_trajectory": True})]
+
+
+def _message(value: Any, where: str) -> Message:
+    turn = mapping(value, where)
+    plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
+    ids = turn.get("tool_call_ids")
+    if plain.get("tool_call_id") is None and isinstance(ids, list) and ids:
+        plain["tool_call_id"] = ids[0]
+        if len(ids) > 1:
+            plain["tool_call_ids"] = ids
+    blocks = turn.get("thinking_blocks")
+    if isinstance(blocks, list):
+        thoughts = [block.get("thinking") for block in blocks if isinstance(block, dict)]
+        plain["reasoning"] = "\n\n".join(thought for thought in thoughts if isinstance(thought, str)) or None
+    return message_from_chat(plain, where, generated=False if turn.get("is_demo") is True else None)
+
+
+def _errors(messages: list[Message], start: int, kind_of: Any) -> list[ErrorSite]:
+    """Observations that tell of a failure; without tool calls they are turns of the user."""
+    callers: dict[str, str] = {}
+    sites = []
+    for position, message in enumerate(messages[start:], start):
+        callers.update({call.id: call.name for call in message.tool_calls if call.id is not None})
+        if message.role not in ("tool", "user"):
+            continue
+        if (kind := kind_of(message)) is not None:
+            call_id = message.tool_call_id
+            tool = callers.get(call_id or "")
+            sites.append(ErrorSite(index=position, kind=kind, text=message.text, tool=tool, call_id=call_id))
+    return sites
+
+
+def _error_kind(message: Message) -> str | None:
+    return next((kind for kind, start in _FAILURES if start.match(message.text)), None)
+
+
+def _replay(row: Json) -> Json:
+    """How the run was configured: an object, or its JSON text."""
+    config = row.get("replay_config")
+    if isinstance(config, str):
+        config = canonical_arguments(config)
+    return config if isinstance(config, dict) else {}
+
+
+def _model(row: Json) -> str | None:
+    agent = _replay(row).get("agent")
+    model = agent.get("model") if isinstance(agent, dict) else None
+    name = model.get("name") if isinstance(model, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
+    problem = _replay(row).get("problem_statement")
+    named = problem.get("id") if isinstance(problem, dict) else None
+    for value in (row.get("instance_id"), info.get("instance_id"), named, file_name):
+        if (task := identifier(value)) is not None:
+            return task
+    return None
+
+
+def _name_of(origin: Origin) -> str | None:
+    name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
+    return None if name in _NAMES_OF_NO_INSTANCE else name
+
+
+def _scores(row: Json, info: Json, wanted: str | None) -> Json:
+    report = row.get("report")
+    found: Json = {}
+    for name in (*_REWARDS, *([wanted] if wanted is not None else [])):
+        for place in (info, row, report):
+            value = score(place.get(name)) if isinstance(place, dict) else None
+            if value is not None:
+                found.setdefault(name, value)
+    return found
+
+
+def _is_traj(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("trajectory"), list):
+        return False
+    steps = value["trajectory"][:5]
+    if not isinstance(value.get("history"), list) and not (steps and isinstance(value.get("info"), dict)):
+        return False
+    return all(isinstance(step, dict) and isinstance(step.get("action"), str) for step in steps)
+
+
+FORMAT = Format(
+    name=NAME, unit="file", matches=matches, read=guarded(read), summary="SWE-agent and mini-SWE-agent trajectories"
+)

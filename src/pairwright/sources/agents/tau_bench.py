@@ -1,0 +1,47 @@
+"""tau-bench results: a list of `{task_id, trial, reward, info, traj: [messages]}`.
+
+task = task_id, run = trial, reward = reward. The prompt is what stands before the first assistant turn of `traj`;
+the simulated user's later turns stay inside the completion, not generated. `info` is kept whole.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Message
+from pairwright.sources.fields import BadRecord, identifier, index, mapping, optional_mapping, score
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import messages_from_chat
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = "tau-bench"
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and "traj" in value and "task_id" in value
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    messages = messages_from_chat(row.get("traj"), "traj")
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("traj: no assistant message, so there is no completion")
+    yield build(
+        NAME,
+        origin,
+        task=identifier(row.get("task_id")),
+        run=index(row.get("trial")),
+        prompt=prompt,
+        completion=completion,
+        reward=score(row.get(options.reward or "reward")),
+        errors=error_sites(messages, [], _error_kind),
+        info=optional_mapping(row.get("info"), "info"),
+    )
+
+
+def _error_kind(position: int, message: Message) -> str | None:
+    return "tool_error" if message.text.startswith("Error:") else None
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="tau-bench results")

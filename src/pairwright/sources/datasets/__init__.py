@@ -1,0 +1,1 @@
+"""Formats of datasets: chats and preferences."""

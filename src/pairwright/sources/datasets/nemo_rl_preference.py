@@ -1,0 +1,108 @@
+"""Preference data of NeMo RL.
+
+    {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
+    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only where the format is named, since
+                                                         TRL has rows of these keys. Text is a turn of a chat here
+
+Two completions of different ranks are a preference. More than two, or two of one rank, are no single preference: each
+is read as an experience of one task with reward = -rank, from which pairs are then built like any others. A `reward` of
+a completion is the reward of its side or experience.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets.openai_chat import task_of, tools_of
+from pairwright.sources.datasets.preference_rows import (
+    SCORES,
+    answer_from,
+    conversations_from,
+    is_preference_row,
+    preference_from,
+    preference_of_row,
+    prompt_from,
+)
+from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+
+NAME = "nemo-rl-preference"
+_READ = frozenset({"context", "completions", "prompt", "chosen", "rejected", "tools", *SCORES})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("context"), str | list):
+        return False
+    completions = value.get("completions")
+    return (
+        isinstance(completions, list)
+        and bool(completions)
+        and all(isinstance(item, dict) and "rank" in item and "completion" in item for item in completions)
+    )
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if "completions" not in row:
+        yield _binary(row, origin)
+        return
+    prompt = prompt_from(row.get("context"), "context")
+    ranked: list[tuple[float, float | None, list[Message]]] = []
+    for number, item in enumerate(items(row["completions"], "completions")):
+        where = f"completions[{number}]"
+        item = mapping(item, where)
+        rank = score(item.get("rank"))
+        if rank is None or rank != rank:
+            raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
+        reward = score(item.get(options.reward or "reward"))
+        ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion")))
+    if not ranked:
+        raise BadRecord("completions: none")
+    tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
+    if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
+        (_, chosen_reward, chosen), (_, rejected_reward, rejected) = sorted(ranked, key=lambda item: item[0])
+        yield preference_from(
+            NAME,
+            origin,
+            task=task,
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            tools=tools,
+            chosen_reward=chosen_reward,
+            rejected_reward=rejected_reward,
+            info=info,
+        )
+        return
+    for number, (rank, reward, completion) in enumerate(ranked):
+        yield build(
+            NAME,
+            origin,
+            task=task,
+            run=number,
+            prompt=prompt,
+            completion=completion,
+            tools=tools,
+            reward=0.0 - rank if reward is None and options.reward is None else reward,
+            errors=error_sites([*prompt, *completion], tools, result_error_kind),
+            info={**info, "rank": rank},
+        )
+
+
+def _binary(row: Json, origin: Origin) -> Experience:
+    prompt, chosen, rejected = conversations_from(
+        prompt_from(row.get("prompt"), "prompt"),
+        answer_from(row.get("chosen"), "chosen"),
+        answer_from(row.get("rejected"), "rejected"),
+    )
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data",
+    matches_named=is_preference_row,
+)  # fmt: skip

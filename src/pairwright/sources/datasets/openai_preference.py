@@ -1,0 +1,44 @@
+"""OpenAI preference fine-tuning data (also of Together and Fireworks).
+
+    {input: {messages, tools, parallel_tool_calls}, preferred_output: [...], non_preferred_output: [...]}
+
+The messages of the input are the prompt, whatever their roles; the outputs are the two sides.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.sources.datasets.openai_chat import task_of, tools_of
+from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
+from pairwright.sources.fields import mapping, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+
+NAME = "openai-preference"
+_READ = frozenset({"input", "preferred_output", "non_preferred_output"})
+_READ_OF_INPUT = frozenset({"messages", "tools", "functions"})
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and all(key in value for key in _READ)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    given = row.get("input")
+    request = {"messages": given} if isinstance(given, str | list) else mapping(given, "input")
+    yield preference_from(
+        NAME,
+        origin,
+        task=task_of(row),
+        prompt=prompt_from(request.get("messages"), "input.messages"),
+        chosen=answer_from(row.get("preferred_output"), "preferred_output"),
+        rejected=answer_from(row.get("non_preferred_output"), "non_preferred_output"),
+        tools=tools_of(request),
+        info={**small_fields(row, _READ), **small_fields(request, _READ_OF_INPUT)},
+    )
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="OpenAI preference fine-tuning data")

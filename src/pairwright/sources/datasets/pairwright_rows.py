@@ -1,0 +1,196 @@
+"""Our own JSON Lines: experiences as `pairwright experience export` writes them, and back, equal in every field.
+
+    {uid, eid, kind, prompt, completion, reward, info, tokens: {dtype, values}, ...}
+
+A row has every field that is not its default. NaN and infinities are `{"$float": "nan"}` (records/json_text.py). An
+array is its dtype and its values; where these do not give it back bit for bit (NaN, an empty array of several
+dimensions) its bytes (base64, little-endian) and shape stand beside them. Rows keep their ids and sources: reading
+them back is no new import of what they were read from.
+"""
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pairwright.errors import RecordError
+from pairwright.records.arrays import Array, dtype_name, dtype_named
+from pairwright.records.experience import (
+    ARRAYS,
+    EID,
+    SIDE_ARRAYS,
+    CustomField,
+    ErrorSite,
+    Experience,
+    Message,
+    Side,
+    SideOf,
+    Source,
+)  # fmt: skip
+from pairwright.records.json_text import encode, from_json, to_json
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+
+NAME = "pairwright"
+_DEFAULTS: tuple[Any, ...] = (None, (), {}, [])
+_OPEN_JSON = ("info", "metrics", "reward_components", "reward")
+_KINDS = ("single_turn", "multi_turn", "preference")
+_TYPES: dict[str, Any] = {
+    "eid": EID,
+    "kind": str,
+    "prompt": tuple[Message, ...],
+    "tools": tuple[Json, ...],
+    "completion": tuple[Message, ...],
+    "prompt_text": str,
+    "response_text": str,
+    "truncate_status": str,
+    "model_version": int | str,
+    "errors": tuple[ErrorSite, ...],
+    "source": Source,
+    "side_of": SideOf,
+    "custom_fields": tuple[CustomField, ...],
+    "prompt_length": int,
+}
+_SIDE_TYPES: dict[str, Any] = {
+    "messages": tuple[Message, ...],
+    "text": str,
+    "eid": EID,
+    "truncate_status": str,
+    "errors": tuple[ErrorSite, ...],
+}
+
+
+def matches(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("uid"), str)
+        and isinstance(value.get("eid"), list)
+        and value.get("kind") in _KINDS
+    )
+
+
+def experience_to_json(exp: Experience) -> Json:
+    """An experience as plain JSON values; `experience_from_json` gives it back."""
+    fields: Json = {"uid": exp.eid.uid}
+    for name in exp.__struct_fields__:
+        value = getattr(exp, name)
+        if value is None or any(value is empty or value == empty for empty in _DEFAULTS if name not in ARRAYS):
+            continue
+        if name in ARRAYS:
+            fields[name] = _array_to_json(value)
+        elif name == "multi_modal_inputs":
+            fields[name] = {key: _array_to_json(array) for key, array in value.items()}
+        elif isinstance(value, Side):
+            fields[name] = _side_to_json(value)
+        elif name in _OPEN_JSON:
+            fields[name] = msgspec.json.decode(to_json(value))
+        else:
+            fields[name] = msgspec.to_builtins(value)
+    return fields
+
+
+def experience_from_json(value: Any) -> Experience:
+    """Invert `experience_to_json`; BadRecord or RecordError where the value is no such row."""
+    row = dict(mapping(value, "row"))
+    uid = row.pop("uid", None)
+    fields: Json = {}
+    for name, item in row.items():
+        if name in _TYPES:
+            fields[name] = _converted(item, _TYPES[name], name)
+        elif name in ARRAYS:
+            fields[name] = _array_from_json(item, name)
+        elif name == "multi_modal_inputs":
+            fields[name] = {key: _array_from_json(array, f"{name}.{key}") for key, array in mapping(item, name).items()}
+        elif name in ("chosen", "rejected"):
+            fields[name] = _side_from_json(item, name)
+        elif name in _OPEN_JSON:
+            fields[name] = from_json(encode(item))
+        else:
+            raise BadRecord(f"{name}: no field of an experience; this release reads {', '.join(_TYPES)} and arrays")
+    missing = [name for name in ("eid", "kind") if name not in fields]
+    if missing:
+        raise BadRecord(f"{missing[0]}: missing")
+    exp = Experience(**fields)
+    if uid is not None and uid != exp.eid.uid:
+        raise BadRecord(f"uid: got {uid!r}, but eid says {exp.eid.uid}")
+    return exp
+
+
+def _side_to_json(side: Side) -> Json:
+    fields: Json = {}
+    for name in side.__struct_fields__:
+        value = getattr(side, name)
+        if name in SIDE_ARRAYS and value is not None:
+            fields[name] = _array_to_json(value)
+        elif value is not None and value != ():
+            fields[name] = msgspec.json.decode(to_json(value)) if name == "reward" else msgspec.to_builtins(value)
+    return fields
+
+
+def _side_from_json(value: Any, where: str) -> Side:
+    fields: Json = {}
+    for name, item in mapping(value, where).items():
+        if name in _SIDE_TYPES:
+            fields[name] = _converted(item, _SIDE_TYPES[name], f"{where}.{name}")
+        elif name in SIDE_ARRAYS:
+            fields[name] = _array_from_json(item, f"{where}.{name}")
+        elif name == "reward":
+            fields[name] = from_json(encode(item))
+        else:
+            raise BadRecord(f"{where}.{name}: no field of a side")
+    return Side(**fields)
+
+
+def _array_to_json(array: Array) -> Json:
+    fields: Json = {"dtype": dtype_name(array), "values": array.tolist()}
+    with np.errstate(invalid="ignore"):  # a signalling NaN is one, too
+        is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
+    if not is_finite or (not array.size and array.ndim != 1):
+        fields["values"] = msgspec.json.decode(to_json(fields["values"]))
+        data = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iuf" else array
+        fields["shape"] = list(array.shape)
+        fields["bytes"] = base64.b64encode(data.tobytes()).decode()
+    return fields
+
+
+def _array_from_json(value: Any, where: str) -> Array:
+    fields = mapping(value, where)
+    try:
+        if "bytes" not in fields:
+            return _from_values(fields)
+        dtype = dtype_named(fields["dtype"])
+        stored = dtype.newbyteorder("<") if dtype.kind in "iuf" else dtype
+        array = np.frombuffer(base64.b64decode(fields["bytes"], validate=True), stored)
+        return array.astype(dtype).reshape(fields["shape"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, RecordError):
+            raise
+        raise BadRecord(f"{where}: no array of a dtype and values: {error}") from None
+
+
+def _from_values(fields: Json) -> Array:
+    values, dtype = fields["values"], dtype_named(fields["dtype"])
+    kind = np.asarray(values).dtype.kind
+    if kind not in "biuf" or (kind == "f" and dtype.kind in "biu" and values != []):
+        raise ValueError(f"values that are no numbers of {dtype}")
+    array: Array = np.array(values, dtype)
+    return array
+
+
+def _converted(value: Any, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise BadRecord(f"{where}: {error}") from None
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    yield experience_from_json(value)
+
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=guarded(read_unit), summary="Experiences that pairwright exported"
+)

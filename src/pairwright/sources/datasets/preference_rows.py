@@ -1,0 +1,154 @@
+"""Preferences: two answers to one prompt, of which one was preferred. What the preference formats have in common.
+
+An answer is text, a message or a list of messages. Two lists that begin with the prompt are whole conversations, and
+part where sides.py says. Scores of the answers are the rewards of the sides; the preference itself has none.
+"""
+
+from typing import Any
+
+from pairwright.records.experience import Experience, Side
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.datasets.openai_chat import task_of, tools_of
+from pairwright.sources.fields import BadRecord, kind_of, score
+from pairwright.sources.format import Origin, build
+from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+
+# The prompt that two conversations share, and where each goes its own way.
+
+
+def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
+    """The shared prompt, and the rest of either conversation."""
+    limit = min(_last_answer(chosen, "chosen"), _last_answer(rejected, "rejected"))
+    length = 0
+    while length < limit and chosen[length] == rejected[length]:
+        length += 1
+    # Two worlds that answered the same turn differently part at that turn, not at their answers.
+    while not (chosen[length].is_generated and rejected[length].is_generated):
+        length -= 1
+        if length < 0:
+            raise BadRecord("chosen and rejected: the conversations have no prompt in common")
+    return chosen[:length], chosen[length:], rejected[length:]
+
+
+def _last_answer(messages: list[Message], where: str) -> int:
+    for position in range(len(messages) - 1, -1, -1):
+        if messages[position].is_generated:
+            return position
+    raise BadRecord(f"{where}: no assistant message, so there is no answer")
+
+
+# Preferences: two answers to one prompt, of which one was preferred. What the preference formats have in common.
+
+_SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")
+SCORES = frozenset(key.format(side) for key in _SCORE_KEYS for side in ("chosen", "rejected"))
+
+
+def prompt_from(value: Any, where: str) -> list[Message]:
+    """A prompt that is text (one user turn), a message or a list of messages."""
+    return _messages(value, where, "user")
+
+
+def answer_from(value: Any, where: str) -> list[Message]:
+    """An answer that is text (one assistant turn), a message or a list of messages; at least one message."""
+    answer = _messages(value, where, "assistant")
+    if not answer:
+        raise BadRecord(f"{where}: no messages, so there is no answer")
+    return answer
+
+
+def is_preference_row(value: Any) -> bool:
+    """Whether a row has a prompt and two answers, under the keys that TRL, NeMo RL and Trinity share."""
+    return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen", "rejected"))
+
+
+def conversations_from(
+    prompt: list[Message], chosen: list[Message], rejected: list[Message]
+) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt, chosen and rejected answer, where the answers may be whole conversations that begin with the prompt."""
+    is_answer = [side[0].is_generated for side in (chosen, rejected)]
+    if all(is_answer) and prompt:
+        return prompt, chosen, rejected
+    if any(is_answer) and not all(is_answer):
+        raise BadRecord("chosen and rejected: one is an answer, the other a whole conversation")
+    shared, chosen, rejected = split_sides(chosen, rejected)
+    if not shared and not prompt:
+        raise BadRecord("chosen and rejected: no prompt, neither of its own nor shared")
+    is_repeated = shared[: len(prompt)] == prompt or (
+        len(prompt) == 1 and any(message.text == prompt[0].text for message in shared)
+    )
+    return (shared if is_repeated else prompt + shared), chosen, rejected
+
+
+def preference_from(
+    name: str,
+    origin: Origin,
+    *,
+    prompt: list[Message],
+    chosen: list[Message],
+    rejected: list[Message],
+    tools: list[Json],
+    task: int | str | None = None,
+    chosen_reward: float | None = None,
+    rejected_reward: float | None = None,
+    info: Json | None = None,
+) -> Experience:
+    """The experience of a preference, with the error sites of the prompt and of each side."""
+    prompt_errors, chosen_errors = _errors(prompt, chosen, tools)
+    return build(
+        name,
+        origin,
+        task=task,
+        prompt=prompt,
+        tools=tools,
+        chosen=Side(messages=tuple(chosen), reward=chosen_reward, errors=tuple(chosen_errors)),
+        rejected=Side(
+            messages=tuple(rejected), reward=rejected_reward, errors=tuple(_errors(prompt, rejected, tools)[1])
+        ),
+        errors=prompt_errors,
+        info=info,
+    )
+
+
+def preference_of_row(
+    name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
+) -> Experience:
+    """A preference whose task, tools and scores stand in the row; `sides` are prompt and both answers."""
+    prompt, chosen, rejected = sides
+    return preference_from(
+        name,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        tools=tools_of(row),
+        chosen_reward=side_score(row, "chosen"),
+        rejected_reward=side_score(row, "rejected"),
+        info=info,
+    )
+
+
+def side_score(row: Json, side: str) -> float | None:
+    """The score of the chosen or rejected answer, under any of the names in use."""
+    for key in _SCORE_KEYS:
+        value = row.get(key.format(side))
+        if value is not None:
+            return score(value)
+    return None
+
+
+def _errors(prompt: list[Message], answer: list[Message], tools: list[Json]) -> tuple[list[ErrorSite], list[ErrorSite]]:
+    """Error sites of the prompt and of the answer; positions count from the first message of the prompt."""
+    sites = error_sites([*prompt, *answer], tools, result_error_kind)
+    return [site for site in sites if site.index < len(prompt)], [site for site in sites if site.index >= len(prompt)]
+
+
+def _messages(value: Any, where: str, role: str) -> list[Message]:
+    if isinstance(value, str):
+        return [Message(role, value)]
+    if isinstance(value, dict):
+        return [message_from_chat({"role": role, **value}, where)]
+    if isinstance(value, list):
+        return messages_from_chat(value, where)
+    raise BadRecord(f"{where}: expected text or messages, got {kind_of(value)}")

@@ -1,0 +1,185 @@
+"""Preference data of TRL, and rows of the same keys.
+
+    {prompt, chosen, rejected}        explicit: text or messages
+    {chosen, rejected}                implicit: two conversations; the prompt is what both begin with
+    {prompt, completion, label}       unpaired: an experience with reward 1.0 or 0.0
+    {prompt, completions, labels}     stepwise: an experience whose answer has a part for each step; the labels are in
+                                      info["step_labels"], and it is unscored, since no outcome was judged
+
+Rows whose prompt and answers are all text are TRL's standard rows: raw text, which TRL trains without a chat template.
+They are read as messages of role text. Text is a chat where the row says so: the prompt stands under `question`, or
+`instruction` with `input`; there is a `system` prompt or are `tools`; one of the others is messages; or it is a
+transcript ("\\n\\nHuman: ..."), which is read turn by turn. Then it is a user or an assistant turn, and leaves
+info["form"] = "text". Of other text without a prompt the prompt is the common beginning, up to the last white space.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.datasets.openai_chat import task_of, tools_of
+from pairwright.sources.datasets.preference_rows import (
+    SCORES,
+    answer_from,
+    conversations_from,
+    preference_of_row,
+    prompt_from,
+)
+from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+
+NAME = "trl-preference"
+_PROMPTS = ("prompt", "question", "instruction")
+_READ = frozenset(
+    {*_PROMPTS, "input", "system", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
+     "messages", *SCORES}
+)  # fmt: skip
+_FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
+_HUMAN = "\n\nHuman:"
+_TURN = re.compile(r"\n\n(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
+        return False
+    if "chosen" in value and "rejected" in value:
+        return _is_side(value["chosen"]) and _is_side(value["rejected"])
+    if not _is_side(value.get("prompt")):
+        return False
+    if "completion" in value and "label" in value:
+        return _is_side(value["completion"])
+    steps = value.get("completions")
+    return (
+        isinstance(steps, list)
+        and all(isinstance(step, str) for step in steps)
+        and isinstance(value.get("labels"), list)
+    )
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if "chosen" in row and "rejected" in row:
+        yield _pair(row, origin)
+    elif "completions" in row:
+        yield _stepwise(row, origin)
+    else:
+        yield _unpaired(row, origin, options)
+
+
+def _pair(row: Json, origin: Origin) -> Experience:
+    info = small_fields(row, _READ)
+    sides = row["chosen"], row["rejected"]
+    is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
+    if _is_raw_text(row, *sides) and not is_transcript:
+        return preference_of_row(NAME, origin, row, _texts(row.get("prompt"), *sides), info)
+    prompt = _prompt(row)
+    if isinstance(sides[0], str) and isinstance(sides[1], str):
+        info["form"] = "text"
+        if not prompt and not is_transcript:
+            shared = _common_beginning(*sides)
+            prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
+    if is_transcript:
+        prompt, chosen, rejected = conversations_from([], _transcript(sides[0]), _transcript(sides[1]))
+    else:
+        prompt, chosen, rejected = conversations_from(
+            prompt, answer_from(sides[0], "chosen"), answer_from(sides[1], "rejected")
+        )
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
+
+
+def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
+    info = small_fields(row, _READ)
+    completion = row.get("completion")
+    if isinstance(completion, str) and _is_raw_text(row, completion):
+        prompt, answer = [Message(TEXT, row["prompt"])], [Message(TEXT, completion, generated=True)]
+    else:
+        prompt, answer = _prompt(row), answer_from(completion, "completion")
+        if isinstance(completion, str):
+            info["form"] = "text"
+    return build(
+        NAME,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        completion=answer,
+        tools=tools_of(row),
+        reward=score(row.get(options.reward or "label")),
+        info=info,
+    )
+
+
+def _stepwise(row: Json, origin: Origin) -> Experience:
+    steps = [
+        text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))
+    ]
+    labels = items(row.get("labels"), "labels")
+    if len(labels) != len(steps):
+        raise BadRecord(f"labels: {len(labels)} for {len(steps)} steps")
+    parts: list[Json] = [{"type": "text", "text": step} for step in steps]
+    info = {**small_fields(row, _READ), "step_labels": labels}
+    if _is_raw_text(row, *steps):
+        prompt, answer = [Message(TEXT, row["prompt"])], Message(TEXT, parts, generated=True)
+    else:
+        prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
+    return build(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
+
+
+def _prompt(row: Json) -> list[Message]:
+    """The prompt under any of its names; [] where there is none."""
+    key = next((key for key in _PROMPTS if row.get(key) is not None), None)
+    if key is None:
+        return []
+    value = row[key]
+    if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
+        value = f"{value}\n{row['input']}"
+    prompt = prompt_from(value, key)
+    system = row.get("system")
+    return [Message("system", system), *prompt] if isinstance(system, str) and system else prompt
+
+
+def _is_raw_text(row: Json, *answers: Any) -> bool:
+    """Whether a row is one of TRL's standard rows: text throughout, and nothing in it that only a chat has."""
+    if any(row.get(key) is not None for key in _PROMPTS[1:]) or row.get("system") or tools_of(row):
+        return False
+    prompt = row.get("prompt")
+    return (prompt is None or isinstance(prompt, str)) and all(isinstance(answer, str) for answer in answers)
+
+
+def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt and answers of raw text; without a prompt, it is what both texts begin with."""
+    if prompt is None:
+        prompt = _common_beginning(chosen, rejected)
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    answers = [[Message(TEXT, side, generated=True)] for side in (chosen, rejected)]
+    return [Message(TEXT, prompt)], answers[0], answers[1]
+
+
+def _common_beginning(chosen: str, rejected: str) -> str:
+    cut, end = 0, min(len(chosen), len(rejected)) - 1  # at least a character is left for each answer
+    while cut < end and chosen[cut] == rejected[cut]:
+        cut += 1
+    while cut > 0 and not chosen[cut - 1].isspace():
+        cut -= 1
+    prompt = chosen[:cut].rstrip()  # the white space belongs to the answers, as in TRL
+    if not prompt:
+        raise BadRecord("chosen and rejected: texts without a prompt that begin differently")
+    return prompt
+
+
+def _transcript(value: str) -> list[Message]:
+    pieces = _TURN.split(value)[1:]  # role, text, role, text, ...
+    return [Message(_ROLES[role], said.strip()) for role, said in zip(pieces[::2], pieces[1::2], strict=True)]
+
+
+def _is_side(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) and "role" in item for item in value)
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="TRL preference data")

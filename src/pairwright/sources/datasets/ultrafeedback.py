@@ -1,0 +1,123 @@
+"""UltraFeedback: several answers to one instruction, each with its ratings.
+
+    {instruction, completions: [{model, response, overall_score, annotations}]}   the original
+    {instruction | prompt, generations | responses, ratings}                      lists side by side
+    {raw_text, completions: [text], models, aspect, text}                         requests to a judge
+
+Each answer is an experience of one task. The reward is `overall_score`, else `fine-grained_score`, else `score` or
+`rating`; `options.reward` names another one or an aspect ("helpfulness"), whose rating is taken. Ratings of the aspects
+are the reward components. Answers in a request to a judge are unscored. The system prompt that UltraFeedback varied
+from answer to answer stays in info, because the answers were rated against the instruction alone.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets.openai_chat import task_of
+from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+
+NAME = "ultrafeedback"
+_PROMPTS = ("instruction", "raw_text", "prompt", "question")
+_ANSWERS = ("completions", "generations", "responses")
+_RATINGS = ("ratings", "rating", "scores")
+_MODELS = ("models", "generation_models", "model_names")
+_SCORES = ("overall_score", "fine-grained_score", "score", "rating")
+_READ = frozenset({*_PROMPTS, *_ANSWERS, *_RATINGS, *_MODELS})
+_READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotations", *_SCORES})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not any(isinstance(value.get(key), str | list) for key in _PROMPTS):
+        return False
+    if any(key in value for key in ("labels", "context", "chosen")):
+        return False
+    answers = next((value[key] for key in _ANSWERS if isinstance(value.get(key), list)), None)
+    if not answers:
+        return False
+    if all(isinstance(answer, dict) for answer in answers):
+        return all(isinstance(answer.get("response", answer.get("completion")), str | list) for answer in answers)
+    return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    key = next((key for key in _PROMPTS if row.get(key) is not None), None)
+    if key is None:
+        raise BadRecord(f"no prompt: expected one of {', '.join(_PROMPTS)}")
+    prompt = prompt_from(row[key], key)
+    field = next((key for key in _ANSWERS if key in row), "completions")
+    answers = items(row.get(field), field)
+    if not answers:
+        raise BadRecord(f"{field}: none")
+    task = identifier(row.get("prompt_hash"))
+    shared = small_fields(row, _READ)
+    for number, answer in enumerate(answers):
+        where = f"{field}[{number}]"
+        given = answer if isinstance(answer, dict) else _beside(row, number, text(answer, where))
+        yield _experience(
+            given, where, origin, options, prompt=prompt, run=number, info=shared, task=task or task_of(row)
+        )
+
+
+def _experience(
+    answer: Json,
+    where: str,
+    origin: Origin,
+    options: Options,
+    *,
+    prompt: list[Message],
+    run: int,
+    info: Json,
+    task: int | str | None,
+) -> Experience:
+    components = _components(answer)
+    if options.reward is None:
+        reward = next((found for key in _SCORES if (found := components.get(key)) is not None), None)
+    else:
+        reward = components.get(options.reward)
+    model = answer.get("model")
+    said = next((answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None)
+    return build(
+        NAME,
+        origin,
+        task=task,
+        run=run,
+        prompt=prompt,
+        completion=answer_from(said, where),
+        reward=reward,
+        reward_components=components,
+        info={**info, **small_fields(answer, _READ_OF_ANSWER)},
+        model_version=model if isinstance(model, str) else None,
+    )
+
+
+def _components(answer: Json) -> Json:
+    """All numbers that were given to an answer: its scores by their names, and the rating of each aspect."""
+    components: Json = {key: score(answer.get(key)) for key in _SCORES if score(answer.get(key)) is not None}
+    annotations = answer.get("annotations")
+    for aspect, annotation in annotations.items() if isinstance(annotations, dict) else ():
+        if isinstance(annotation, list):
+            annotation = annotation[0] if annotation else None
+        rating = score(annotation.get("Rating", annotation.get("rating"))) if isinstance(annotation, dict) else None
+        if rating is not None:
+            components[aspect] = rating
+    return components
+
+
+def _beside(row: Json, number: int, answer: str) -> Json:
+    """An answer that is text, with what the lists beside the answers say of it."""
+    found: Json = {"response": answer}
+    for name, keys in (("score", _RATINGS), ("model", _MODELS)):
+        values: list[Any] = next((row[key] for key in keys if isinstance(row.get(key), list)), [])
+        if number < len(values) and values[number] is not None:
+            found[name] = values[number]
+    return found
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="UltraFeedback answers with ratings")

@@ -1,0 +1,1 @@
+"""Formats of rollouts in reinforcement learning."""

@@ -1,0 +1,229 @@
+"""NeMo Gym rollouts: one JSON object a line, with items of the Responses API.
+
+    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions lead it
+    response.output           items, see responses.py (older files: `output` at the top): the completion
+    agent_ref, _ng_task_index the task, as the JSON text of [agent name, index]; without an index a hash of the prompt
+    _ng_rollout_index         the run; the batch is the name of the file
+    reward, reward_components numbers; `options.reward` names a component, or a number at the top of the row
+    everything else           info, as long as it is small; the names of the rest are in info["not_read"]
+
+System, developer and user turns at the start of the output are prompt; later ones stay inside the completion.
+A failed rollout has an empty completion and is kept. A row of a reward profile ({"mean/reward": ..., "sample": row}) is
+read as its sample, without a reward, since a mean over rollouts is no rollout's; the statistics are its metrics.
+A response that was cut off (`incomplete_details`) is `response_truncated`.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    json_text,
+    kind_of,
+    mapping,
+    optional_mapping,
+    score,
+    small_fields,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build
+from pairwright.sources.shapes.chat_messages import tools_from_chat
+from pairwright.sources.shapes.recorded_tokens import recorded_tokens
+from pairwright.sources.shapes.responses import messages_from_items
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.traces import pick_reward
+
+NAME = "nemo-gym"
+PARAMS = "responses_create_params"
+_READ = frozenset(
+    {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
+)  # fmt: skip
+_ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
+_PROMPT_ROLES = ("system", "developer", "user")
+_NUM_SHARED = 64
+_PARAMS_SEEN: dict[bytes, Any] = {}
+_MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
+_decode = msgspec.json.decode
+_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if _is_profile(value):
+        return True
+    return isinstance(value.get(PARAMS), dict) and any(key in value for key in _ROLLOUT_KEYS)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if PARAMS not in row and _is_profile(row):
+        metrics = {key: item for key, item in row.items() if key != "sample" and isinstance(item, int | float)}
+        yield _experience(row["sample"], origin, options, metrics=metrics, is_profile=True)
+    else:
+        yield _experience(row, origin, options)
+
+
+def _experience(
+    row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
+) -> Experience:
+    params = mapping(row.get(PARAMS), PARAMS)
+    response = optional_mapping(row.get("response"), "response")
+    output = _output(row, response, is_profile)
+    prompt, tools = _given(params, response)
+    completion = messages_from_items(output, "output") if output else []
+    while completion and completion[0].role in _PROMPT_ROLES:
+        prompt = (*prompt, completion.pop(0))
+    info = small_fields(row, _READ)
+    metadata = params.get("metadata")
+    if metadata:
+        info["metadata"] = metadata
+    arrays = recorded_tokens(output, info) if output else None
+    reward, components = _reward(row, options)
+    number = identifier(row.get("_ng_task_index"))
+    model = response.get("model")
+    return build(
+        NAME,
+        origin,
+        task=None if number is None else json_text([_agent_name(row), number]),
+        run=index(row.get("_ng_rollout_index")),
+        batch=_batch(origin.file),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=_errors(prompt, completion, tools),
+        info=info,
+        metrics=metrics,
+        model_version=model if isinstance(model, str) else None,
+        truncate_status="response_truncated" if response.get("incomplete_details") else None,
+        task_metadata=metadata,
+        arrays=arrays,
+    )
+
+
+def _is_profile(row: Json) -> bool:
+    sample = row.get("sample")
+    return isinstance(sample, dict) and isinstance(sample.get(PARAMS), dict)
+
+
+def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
+    output = response.get("output")
+    if output is None:
+        output = row.get("output")
+    if isinstance(output, list):
+        return output
+    if isinstance(output, str):
+        return [{"role": "assistant", "content": output}]
+    if output is not None:
+        raise BadRecord(f"output: expected a list of items, got {kind_of(output)}")
+    if not is_profile and not any(key in row for key in _ROLLOUT_KEYS):
+        raise BadRecord("neither an output nor a reward: a task for rollouts, not a rollout")
+    return []
+
+
+def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+    """Prompt and tools. The rollouts of a task share `params` (see `decode`), so theirs are made once."""
+    if (not params.get("instructions") and response.get("instructions")) or (
+        not params.get("tools") and response.get("tools")
+    ):
+        return _made(params, response)
+    known = _MADE.get(id(params))
+    if known is None or known[0] is not params:
+        if len(_MADE) >= _NUM_SHARED:
+            _MADE.clear()
+        known = _MADE[id(params)] = (params, *_made(params, {}))
+    return known[1], known[2]
+
+
+def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+    tools = params.get("tools") or response.get("tools")
+    return tuple(prompt_of(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
+
+
+def decode(line: bytes) -> Any:
+    """A line as JSON, in which equal `responses_create_params` are one object: the rollouts of a task repeat them."""
+    row: Any = _decode_raw(line)
+    params = row.get(PARAMS)
+    if params is None:
+        return _decode(line)
+    text = bytes(params)
+    shared = _PARAMS_SEEN.get(text)
+    if shared is None:
+        if len(_PARAMS_SEEN) >= _NUM_SHARED:
+            _PARAMS_SEEN.clear()
+        shared = _PARAMS_SEEN[text] = _decode(text)
+    return {key: shared if key == PARAMS else _decode(value) for key, value in row.items()}
+
+
+def prompt_of(params: Json, response: Json) -> list[Message]:
+    given = params.get("input")
+    if isinstance(given, list):
+        prompt = messages_from_items(given, "input")
+    elif isinstance(given, str):
+        prompt = [Message("user", given)]
+    elif given is None:
+        prompt = []
+    else:
+        raise BadRecord(f"input: expected text or a list of items, got {kind_of(given)}")
+    instructions = params.get("instructions") or response.get("instructions")
+    if instructions:
+        leading = messages_from_items(instructions, "instructions") if isinstance(instructions, list) else None
+        prompt[:0] = [Message("system", json_text(instructions))] if leading is None else leading
+    return prompt
+
+
+def _agent_name(row: Json) -> str | None:
+    agent = row.get("agent_ref")
+    name = agent.get("name") if isinstance(agent, dict) else agent
+    return name if isinstance(name, str) else None
+
+
+@lru_cache(maxsize=64)
+def _batch(file: str) -> str:
+    return PurePath(file).stem
+
+
+def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
+    """The reward and its components. A reward that is an object is read as components."""
+    value, components = row.get("reward"), row.get("reward_components")
+    if type(value) is float and components is None and options.reward is None:
+        return value, None
+    if isinstance(value, dict):
+        components, value = {**value, **(components if isinstance(components, dict) else {})}, None
+    if not isinstance(components, dict):
+        components = None
+    name = options.reward
+    if name is not None:
+        named = score((components or {}).get(name))
+        return (score(row.get(name)) if named is None else named), components
+    if value is None and components:
+        return pick_reward(components, None), components
+    return score(value), components
+
+
+def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple[Json, ...]) -> list[ErrorSite]:
+    """The error sites; most rollouts have none, and are passed over quickly."""
+    names: list[Any] | None = None
+    for message in (*prompt, *completion):
+        if message.role == "tool":
+            if result_error_kind(0, message) is not None:
+                break
+        elif message.tool_calls:
+            names = [tool.get("name") for tool in tools] if names is None else names
+            if [call for call in message.tool_calls if call.name not in names]:
+                break
+    else:
+        return []
+    return error_sites([*prompt, *completion], list(tools), result_error_kind)
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Gym rollouts", decode=decode)

@@ -1,0 +1,368 @@
+"""Trinity's JSONL: experiences as its `to_dict` writes them, conversations for SFT, and answers that await a judgement.
+
+    {eid, type, messages, reward, ...}             an experience; fields as in trinity_bytes.py, without the tensors
+    {messages: JSON text, tools: JSON text}        a conversation; the prompt ends before the first assistant turn
+    {prompt, answer1, answer2, ...}                unjudged answers: an unscored experience each, all of one task
+    {system, prompt, chosen, rejected}             plaintext for DPO; only where the format is named, since TRL has rows
+                                                   of these keys. Trinity renders the texts as turns of a chat
+
+Trinity's bytes (TRXP) are read by `loads_trinity`.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import safetensors
+
+from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordError, TruncatedBytes
+from pairwright.records.arrays import DTYPE_NAMES, Array, dtype_named
+from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
+from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets.openai_chat import reward_of, task_of, tools_of
+from pairwright.sources.datasets.preference_rows import (
+    SCORES,
+    answer_from,
+    conversations_from,
+    is_preference_row,
+    preference_of_row,
+    prompt_from,
+    split_sides,
+)
+from pairwright.sources.fields import (
+    BadRecord,
+    items,
+    json_value,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    small_fields,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.rollouts.safe_pickle import Foreign, Holders, Loaded, holder, load
+from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+
+# Trinity's serialized experiences: `TRXP` bytes, and the whole pickles that came before them.
+
+MAGIC = b"TRXP"
+_VERSION = 1
+_HEADER = struct.Struct("<4sBQQ")
+_MODULE = "trinity.common.experience"
+_RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+_DTYPES = {
+    "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
+    "U32": "uint32", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16",
+}  # fmt: skip
+_TRUNCATIONS = (None, "prompt_truncated", "response_truncated")
+
+
+class BadItem(msgspec.Struct, frozen=True):
+    """A record of a payload that cannot be read: its number, from 0, of how many, and the error."""
+
+    number: int
+    total: int
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        return f"{self.error} (record {self.number} of {self.total}, from 0)"
+
+
+def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = None) -> list[Experience]:
+    """The experiences of a payload; CodecError where the bytes cannot be read, RecordError where they are no record.
+
+    Args:
+        data: What Trinity's `Experience.serialize` and `serialize_many` write. Nothing in it is run.
+        on_bad: Called with each record that cannot be read, and the others are returned; without it the first such
+            record raises its error.
+
+    >>> import pairwright as pw
+    >>> try:
+    ...     pw.loads_trinity(b"nonsense")
+    ... except pw.CodecError:
+    ...     print("not Trinity's bytes")
+    not Trinity's bytes
+    """
+    experiences = []
+    for item in read_payload(data):
+        if isinstance(item, Experience):
+            experiences.append(item)
+        elif on_bad is not None:
+            on_bad(item)
+        elif isinstance(item.error, CodecError | RecordError):
+            raise item.error
+        else:
+            raise CorruptBytes(f"metadata: {item.reason}") from None
+    return experiences
+
+
+def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
+    """The records of a payload in their order; CodecError where it cannot be read at all."""
+    if not data.startswith(MAGIC):
+        loaded, rows, tensors = *_whole_pickle(data), {}
+    else:
+        metadata, tensor_bytes = _split(data)
+        loaded = load(metadata)
+        rows, tensors = _rows(loaded), _tensors(tensor_bytes)
+    by_item: list[dict[str, Array | CorruptBytes]] = [{} for _ in rows]
+    for name, array in tensors.items():
+        number, _, field = name.partition(":")
+        if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(rows):
+            raise CorruptBytes(f"tensor {name!r}: no item of this number among {len(rows)}")
+        by_item[int(number)][field] = array
+    for place, (row, arrays) in enumerate(zip(rows, by_item, strict=True)):
+        try:
+            yield _experience(loaded.plain(row), arrays)
+        except (BadRecord, CodecError, RecordError) as error:
+            yield BadItem(place, len(rows), error)
+        except (OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
+            yield BadItem(place, len(rows), BadRecord(f"a value that JSON cannot hold: {error}"))
+
+
+def _experience(row: Any, arrays: dict[str, Array | CorruptBytes]) -> Experience:
+    for array in arrays.values():
+        if isinstance(array, CorruptBytes):
+            raise array
+    known = {name: array for name, array in arrays.items() if not isinstance(array, CorruptBytes)}
+    return experience_from_fields(mapping(row, "record"), known)
+
+
+def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
+    """One experience of the fields of Trinity's class; `arrays` holds its tensors."""
+    info = dict(optional_mapping(row.get("info"), "info"))
+    truncate_status = row.get("truncate_status")
+    if truncate_status not in _TRUNCATIONS:
+        info["truncate_status"], truncate_status = truncate_status, None
+    common: Json = {
+        "eid": _eid(row.get("eid")),
+        "tools": tuple(tools_from_chat(row.get("tools"), "tools")),
+        "reward": row.get("reward"),
+        "truncate_status": truncate_status,
+        "info": info,
+        "metrics": optional_mapping(row.get("metrics"), "metrics"),
+        "prompt_text": optional_text(row.get("prompt_text"), "prompt_text"),
+        "response_text": optional_text(row.get("response_text"), "response_text"),
+        "custom_fields": _custom_fields(row.get("custom_fields")),
+        "routed_experts": arrays.get("routed_experts"),
+        "multi_modal_inputs": {
+            name.removeprefix("multi_modal_inputs:"): array
+            for name, array in arrays.items()
+            if name.startswith("multi_modal_inputs:")
+        },
+    }
+    sides = [row.get("chosen_messages"), row.get("rejected_messages")]
+    if ("chosen" in arrays and "rejected" in arrays) or (not arrays and all(sides)):
+        return _preference(row, arrays, common)
+    messages = messages_from_chat(row["messages"], "messages") if row.get("messages") else []
+    prompt, completion = split_at_first_answer(messages)
+    response: Json = {field: arrays.get(field) for field in ("tokens", "action_mask", *_RESPONSE)}
+    return Experience(
+        kind=Kind.MULTI_TURN if "action_mask" in arrays or row.get("type") == "multi_turn" else Kind.SINGLE_TURN,
+        prompt=tuple(prompt),
+        completion=tuple(completion),
+        errors=tuple(error_sites(messages, list(common["tools"]), result_error_kind)),
+        prompt_length=row.get("prompt_length", 1) if "tokens" in arrays else None,
+        **common,
+        **response,
+    )
+
+
+def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
+    """A preference: the shared prompt, and each side with its own tokens. One mask for two answers means nothing."""
+    prompt: list[Message] = []
+    chosen: list[Message] = []
+    rejected: list[Message] = []
+    if row.get("chosen_messages") and row.get("rejected_messages"):
+        prompt, chosen, rejected = split_sides(
+            messages_from_chat(row["chosen_messages"], "chosen_messages"),
+            messages_from_chat(row["rejected_messages"], "rejected_messages"),
+        )
+    elif row.get("messages"):
+        prompt = messages_from_chat(row["messages"], "messages")
+    unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
+    if unused:
+        common["info"]["arrays_dropped"] = unused
+    return Experience(
+        kind=Kind.PREFERENCE,
+        prompt=tuple(prompt),
+        chosen=Side(messages=tuple(chosen), tokens=arrays.get("chosen")),
+        rejected=Side(messages=tuple(rejected), tokens=arrays.get("rejected")),
+        tokens=arrays.get("tokens"),
+        **common,
+    )
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """The metadata and the tensors, after their lengths have been held against the bytes that are there."""
+    if len(data) < _HEADER.size:
+        raise TruncatedBytes(f"header: {len(data)} bytes, expected {_HEADER.size}")
+    _, version, metadata_length, tensor_length = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise ForeignBytes(f"header: version {version}, expected {_VERSION}")
+    expected = _HEADER.size + metadata_length + tensor_length
+    if len(data) < expected:
+        raise TruncatedBytes(f"payload: {len(data)} bytes, and the header promises {expected}")
+    if len(data) > expected:
+        raise CorruptBytes(f"payload: {len(data)} bytes, and the header accounts for {expected}")
+    split = _HEADER.size + metadata_length
+    return data[_HEADER.size : split], data[split:]
+
+
+def _rows(loaded: Loaded) -> list[Any]:
+    """The items of the metadata, each still to be made plain."""
+    metadata = loaded.value
+    if isinstance(metadata, Foreign) or not isinstance(metadata, dict):
+        metadata = loaded.plain(metadata)
+    try:
+        rows = items(mapping(metadata, "metadata").get("items"), "items")
+    except BadRecord as error:
+        raise CorruptBytes(f"metadata: {error}") from None
+    if metadata.get("num_items", len(rows)) != len(rows):
+        raise CorruptBytes(f"metadata: {len(rows)} items, and num_items is {metadata['num_items']!r}")
+    return rows
+
+
+def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
+    """The tensors by name, and in the place of one that cannot be read the error."""
+    try:
+        stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise CorruptBytes(f"tensors: {error}") from None
+    arrays: dict[str, Array | CorruptBytes] = {}
+    for name, tensor in stored:
+        if tensor["dtype"] not in _DTYPES:
+            arrays[name] = CorruptBytes(
+                f"tensor {name!r}: dtype {tensor['dtype']!r}, expected one of {', '.join(_DTYPES)}"
+            )
+            continue
+        if tensor["dtype"] == "BOOL":  # any byte may stand there
+            array = np.frombuffer(tensor["data"], dtype=np.uint8) != 0
+        else:
+            array = np.frombuffer(tensor["data"], dtype=dtype_named(_DTYPES[tensor["dtype"]]))
+        arrays[name] = array.reshape(tensor["shape"])
+    return arrays
+
+
+def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
+    if not data.startswith(b"\x80"):
+        raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
+    holders: Holders = {
+        **{(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")},
+        **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
+    }
+    loaded = load(data, holders)
+    return loaded, loaded.value if isinstance(loaded.value, list) else [loaded.value]
+
+
+def _eid(value: Any) -> EID:
+    given = optional_mapping(value, "eid")
+    return EID(**{key: given[key] for key in ("batch", "task", "run", "step", "suffix") if given.get(key) is not None})
+
+
+def _custom_fields(value: Any) -> tuple[CustomField, ...]:
+    fields = []
+    for number, item in enumerate(optional_items(value, "custom_fields")):
+        item = mapping(item, f"custom_fields[{number}]")
+        dtype = item.get("data_type")
+        if not isinstance(dtype, str):
+            raise RecordError(f"custom_fields[{number}].data_type", dtype, "the name of a dtype")
+        names = [optional_text(item.get(key), key) or "" for key in ("source_field", "destination_field")]
+        fields.append(CustomField(names[0], names[1], dtype.removeprefix("torch.")))
+    return tuple(fields)
+
+
+# Trinity's JSONL: experiences as its `to_dict` writes them, conversations for SFT, and answers that await a judgement.
+
+NAME = "trinity"
+_KINDS = ("single_turn", "multi_turn", "dpo")
+_READ = frozenset({"system", "prompt", "chosen", "rejected", "tools", *SCORES})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("eid"), dict):
+        return value.get("type") in _KINDS
+    messages = value.get("messages")
+    if isinstance(messages, str):
+        return messages.lstrip().startswith("[{")
+    return isinstance(value.get("prompt"), str) and isinstance(value.get("answer1"), str)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if "eid" in row:
+        yield _from_dict(row, origin, options)
+    elif is_preference_row(row):
+        yield _plaintext(row, origin)
+    elif "messages" in row:
+        yield _conversation(row, origin, options)
+    else:
+        yield from _unjudged(row, origin)
+
+
+def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
+    if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
+        raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
+    return msgspec.structs.replace(
+        experience_from_fields({**row, "reward": row.get(options.reward or "reward")}, {}),
+        source=Source(origin.file, origin.line, NAME),
+    )
+
+
+def _conversation(row: Json, origin: Origin, options: Options) -> Experience:
+    messages = messages_from_chat(json_value(row["messages"], "messages"), "messages")
+    tools = tools_of(row)
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("messages: no assistant message, so there is no completion")
+    reward, components = reward_of(row, options)
+    return build(
+        NAME,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=error_sites(messages, tools, result_error_kind),
+    )
+
+
+def _plaintext(row: Json, origin: Origin) -> Experience:
+    prompt, chosen, rejected = conversations_from(
+        prompt_from(row["prompt"], "prompt"),
+        answer_from(row["chosen"], "chosen"),
+        answer_from(row["rejected"], "rejected"),
+    )
+    if system := optional_text(row.get("system"), "system"):
+        prompt = [Message("system", system), *prompt]
+    return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
+
+
+def _unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+    """The answers to one prompt, in the order of their numbers; which is better was not yet said."""
+    prompt = [Message("user", text(row.get("prompt"), "prompt"))]
+    number = 1
+    while f"answer{number}" in row:
+        answer = text(row[f"answer{number}"], f"answer{number}")
+        yield build(
+            NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)]
+        )  # fmt: skip
+        number += 1
+    if number == 1:
+        raise BadRecord("neither messages nor answers")
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="Trinity experiences and conversations",
+    matches_named=is_preference_row,
+)  # fmt: skip

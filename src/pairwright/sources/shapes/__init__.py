@@ -1,0 +1,1 @@
+"""Message shapes that several formats share."""

@@ -1,0 +1,152 @@
+"""OpenAI chat messages: the shape that most formats use inside.
+
+Keeps the whole message: text or parts, every tool call with its arguments as the JSON text they came as, reasoning
+under any of the names in use, and in `extra` what is left.
+"""
+
+from typing import Any
+
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_KNOWN = frozenset(
+    {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
+)  # fmt: skip
+_USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+_USUAL_CALL = {"id", "type", "function"}
+_USUAL_FUNCTION = {"name", "arguments"}
+_TEXT_OR_NONE = (str, type(None))
+
+
+def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
+    """Read one chat message, as OpenAI and chat templates have it.
+
+    Args:
+        value: A dict with `role`, `content`, and perhaps `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+        where: Its path in the record, for error messages.
+        generated: Whether the model wrote it; by default, assistant messages are.
+
+    >>> from pairwright import message_from_chat
+    >>> message_from_chat({"role": "assistant", "content": "4"}).text
+    '4'
+    """
+    value = mapping(value, where)
+    if _USUAL.issuperset(value) and (message := _usual_message(value, generated)) is not None:
+        return message
+    role = text(value.get("role"), f"{where}.role")
+    calls = [
+        call_from_chat(call, f"{where}.tool_calls[{number}]")
+        for number, call in enumerate(optional_items(value.get("tool_calls"), f"{where}.tool_calls"))
+    ]
+    if value.get("function_call") is not None:  # the form before tool_calls; it has no id
+        calls.append(_function(value["function_call"], f"{where}.function_call", call_id=None))
+    reasoning = next((value[key] for key in REASONING_KEYS if isinstance(value.get(key), str)), None)
+    extra = {key: item for key, item in value.items() if key not in _KNOWN and item is not None}
+    for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
+        if value.get(key) is not None and value[key] != reasoning:
+            extra[key] = value[key]
+    return Message(
+        role=role,
+        content=content_from_chat(value.get("content"), f"{where}.content"),
+        reasoning=reasoning,
+        tool_calls=tuple(calls),
+        tool_call_id=optional_text(value.get("tool_call_id"), f"{where}.tool_call_id"),
+        name=optional_text(value.get("name"), f"{where}.name"),
+        generated=generated,
+        extra=extra,
+    )
+
+
+def _usual_message(value: Json, generated: bool | None) -> Message | None:
+    """A message of the usual fields and types, without the paths that errors need; None for any other."""
+    get = value.get
+    role, content, call_id, name = get("role"), get("content"), get("tool_call_id"), get("name")
+    if type(role) is not str or not (type(content) in _TEXT_OR_NONE and type(call_id) in _TEXT_OR_NONE):
+        return None
+    if name is not None and type(name) is not str:
+        return None
+    listed, calls = get("tool_calls"), []
+    if listed is not None:
+        if type(listed) is not list:
+            return None
+        for item in listed:
+            if type(item) is not dict or item.keys() != _USUAL_CALL:
+                return None
+            function = item["function"]
+            if type(function) is not dict or function.keys() != _USUAL_FUNCTION:
+                return None
+            parts = (function["name"], function["arguments"], item["id"], item["type"])
+            if set(map(type, parts)) != {str}:
+                return None
+            calls.append(ToolCall(*parts))
+    return Message(role, content, None, tuple(calls), call_id, name, generated)
+
+
+def messages_from_chat(value: Any, where: str) -> list[Message]:
+    return [message_from_chat(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
+
+
+def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
+    """Text, parts or None. A list whose items are plain strings is read as text parts, an object as JSON text."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, dict):  # a part, or the object that a tool returned
+        return [value] if "type" in value else json_text(value)
+    parts = []
+    for number, part in enumerate(items(value, where)):
+        parts.append({"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]"))
+    return parts
+
+
+def call_from_chat(value: Any, where: str) -> ToolCall:
+    value = mapping(value, where)
+    call_id = optional_text(value.get("id"), f"{where}.id")
+    if "function" in value:
+        return _function(value["function"], f"{where}.function", call_id=call_id, call_type=value.get("type"))
+    if "name" in value:
+        return _function(value, where, call_id=call_id)
+    raise BadRecord(f"{where}: a tool call without a function name")
+
+
+def tools_from_chat(value: Any, where: str) -> list[Json]:
+    """Tool schemas, each an object. A bare function schema stays as it is."""
+    tools = optional_items(value, where)
+    for number, tool in enumerate(tools):
+        if type(tool) is not dict:
+            mapping(tool, f"{where}[{number}]")
+    return tools
+
+
+def _function(value: Any, where: str, *, call_id: str | None, call_type: Any = None) -> ToolCall:
+    value = mapping(value, where)
+    arguments = value.get("arguments")
+    return ToolCall(
+        name=text(value.get("name"), f"{where}.name"),
+        arguments="" if arguments is None else json_text(arguments),
+        id=call_id,
+        type=call_type if isinstance(call_type, str) else "function",
+    )
+
+
+# Turns that several attempts of one conversation share: trained in the first, context in the others.
+
+_MARK = "shared_with_earlier_branch"
+
+
+def as_context(message: Message) -> Message:
+    """The same turn, not to be trained again."""
+    if not message.is_generated:
+        return message
+    return Message(
+        message.role, message.content, message.reasoning, message.tool_calls, message.tool_call_id, message.name,
+        generated=False, extra={**message.extra, _MARK: True},
+    )  # fmt: skip
+
+
+def split_at_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """Prompt and completion, which begins at the first turn that the model wrote, now or in an earlier branch."""
+    for position, message in enumerate(messages):
+        if message.is_generated or _MARK in message.extra:
+            return messages[:position], messages[position:]
+    return messages, []

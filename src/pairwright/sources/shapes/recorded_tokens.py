@@ -1,0 +1,129 @@
+"""Token ids and log-probabilities that a rollout recorded, turn by turn.
+
+They are the sequence only if each turn's prompt continues what came before it; else the turns were re-rendered on the
+way and no single sequence exists.
+"""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pairwright.records.messages import Json
+
+
+class TurnTokens(msgspec.Struct, frozen=True):
+    """What one request to the model recorded: its whole prompt, what it generated, and the log-probabilities."""
+
+    prompt: list[int]
+    generated: list[int]
+    logprobs: list[float] | None = None
+
+
+def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None:
+    """The recorded fields of a turn if they are of use: non-empty lists of ids, log-probs one for each id."""
+    if not _are_ids(prompt) or not _are_ids(generated) or not prompt or not generated:
+        return None
+    if (
+        not isinstance(logprobs, list)
+        or len(logprobs) != len(generated)
+        or not all(issubclass(kind, int | float) and kind is not bool for kind in set(map(type, logprobs)))
+    ):
+        logprobs = None
+    return TurnTokens(prompt=prompt, generated=generated, logprobs=logprobs)
+
+
+def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
+    """The token fields of an experience, or None where the turns do not continue one another.
+
+    The prompt is the first turn's; after it, generated ids have mask 1 and what the environment added has mask 0.
+    """
+    if not turns or any(turn is None for turn in turns):
+        return None
+    known = [turn for turn in turns if turn is not None]
+    ids = list(known[0].prompt)
+    mask: list[bool] = []
+    logprobs: list[float] | None = [] if all(turn.logprobs is not None for turn in known) else None
+    for turn in known:
+        if turn.prompt[: len(ids)] != ids:
+            return None
+        added = turn.prompt[len(ids) :]
+        ids += added + turn.generated
+        mask += [False] * len(added) + [True] * len(turn.generated)
+        if logprobs is not None and turn.logprobs is not None:
+            logprobs += [0.0] * len(added) + turn.logprobs
+    arrays: Json = {
+        "tokens": np.array(ids, dtype=np.int32),
+        "prompt_length": len(known[0].prompt),
+        "action_mask": np.array(mask, dtype=bool),
+    }
+    if logprobs is not None:
+        arrays["logprobs"] = np.array(logprobs, dtype=np.float32)
+    return arrays
+
+
+def _are_ids(value: Any) -> bool:
+    """Whether this is a list of token ids; by whole-list operations, since a rollout repeats thousands of them."""
+    if not isinstance(value, list) or not value:
+        return isinstance(value, list)
+    return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31
+
+
+# Token ids on the items of NeMo Gym rollouts.
+
+_GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
+
+
+def recorded_tokens(output: list[Any], info: Json) -> Json | None:
+    """The token fields of an experience, or None; the reason for dropping them goes to `info`."""
+    for item in output:
+        if isinstance(item, list) or "generation_token_ids" in item:
+            break
+    else:
+        return None
+    turns, reason = _turns(output)
+    arrays = None
+    if turns and reason is None:
+        try:
+            arrays = tokens_of_turns(list(turns))
+        except OverflowError:
+            reason = "a log-probability that is no number of 64 bits"
+        if arrays is None:
+            reason = reason or "a turn's prompt does not continue the tokens before it"
+    if reason is not None:
+        info["tokens_dropped"] = reason
+    return arrays
+
+
+def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
+    """What the answers recorded, and the reason why it cannot be used."""
+    turns: list[TurnTokens] = []
+    is_open = is_missing = False  # has the model written items since the last recorded ids?
+    for item in _flat(output):
+        if not _is_generated(item):
+            is_missing, is_open = is_missing or is_open, False
+            continue
+        is_open = True
+        if item.get("generation_token_ids"):
+            turn = turn_tokens(
+                item.get("prompt_token_ids"), item["generation_token_ids"], item.get("generation_log_probs")
+            )
+            if turn is None:
+                return [], "token fields that are no lists of token ids"
+            turns.append(turn)
+            is_open = False
+    if turns and (is_missing or is_open):
+        return [], "some turns have no token ids"
+    return turns, None
+
+
+def _flat(output: list[Any]) -> list[Json]:
+    """The items, with those of nested lists in their place; messages_from_items has checked that this is all."""
+    flat: list[Json] = []
+    for item in output:
+        flat += item if isinstance(item, list) else [item]
+    return flat
+
+
+def _is_generated(item: Json) -> bool:
+    return item.get("role") == "assistant" or item.get("type") in _GENERATED

@@ -1,0 +1,237 @@
+"""Items of OpenAI's Responses API: the shape that NeMo Gym and Codex log inside.
+
+A conversation is a flat list of items; one message of ours gathers the items that the model wrote in one go:
+
+    message               {role, content: text or parts}; a bare {role, content} is the same
+    reasoning             {summary[{text}], content[{text}], encrypted_content}: `reasoning` of the assistant message
+    function_call         {name, arguments, call_id}: one of its `tool_calls`; custom_tool_call and local_shell_call too
+    function_call_output  {call_id, output}: a tool message; an output that is no text or parts becomes JSON text
+
+Reasoning, text and calls that follow one another in this order are one assistant message. What would break the order
+(text after a call, a second text) begins the next one, since merging would change the order in which the model wrote.
+The content of reasoning is preferred to its summary, which then goes to `extra`; encrypted reasoning leaves a mark.
+An item of any other type becomes an assistant message with `generated` False and the whole item in `extra["item"]`.
+A list among the items is read as if its items stood in its place. Ids and a status of "completed" are not kept.
+"""
+
+from typing import Any
+
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, json_text, kind_of, mapping, optional_text, text
+from pairwright.sources.shapes.chat_messages import message_from_chat
+
+_OTHER_CALLS = ("custom_tool_call", "local_shell_call")
+TEXT_PARTS = frozenset({"output_text", "input_text", "text"})
+_CHAT_KEYS = frozenset({"tool_calls", "tool_call_id", "function_call", "reasoning_content", "name"})
+_NOT_KEPT = frozenset(
+    {"type", "id", "role", "content", "prompt_token_ids", "generation_token_ids", "generation_log_probs"}
+)  # fmt: skip
+
+
+def messages_from_items(values: list[Any], where: str) -> list[Message]:
+    """The messages of a list of items; `where` is its path in the record, for errors."""
+    messages: list[Message] = []
+    turn: Json = {}  # the open assistant message: keyword arguments of Message
+    for number, item in enumerate(values):
+        if not isinstance(item, dict):
+            return messages_from_items(_flattened(values, where), where)
+        kind = item.get("type")
+        if kind == "function_call":
+            call = _function_call(item, where, number)
+            turn["tool_calls"] = (*turn["tool_calls"], call) if "tool_calls" in turn else (call,)
+            continue
+        if kind == "reasoning":
+            if "content" in turn or "tool_calls" in turn:
+                _close(turn, messages)
+            _add_reasoning(item, turn, where, number)
+            continue
+        if kind == "message" or (kind is None and "role" in item):
+            role, content = item.get("role"), item.get("content")
+            num_keys = len(item)
+            if role == "assistant":
+                # By counting, since this runs for every message: type, role, content, id, status and nothing else.
+                is_usual = num_keys == 5 and kind and content is not None and "id" in item and "status" in item
+                if is_usual or _CHAT_KEYS.isdisjoint(item):
+                    if "content" in turn or "tool_calls" in turn:
+                        _close(turn, messages)
+                    _add_text(item, turn, where, number)
+                    continue
+            if type(content) is str and type(role) is str and num_keys == (2 if kind is None else 3):
+                message = Message(role, content)
+            else:
+                message = _any_message(item, where, number)
+        elif kind == "function_call_output":
+            message = _call_output(item, where, number)
+        elif kind in _OTHER_CALLS:
+            turn["tool_calls"] = (*turn.get("tool_calls", ()), _other_call(item, f"{where}[{number}]"))
+            continue
+        else:
+            message = _other_item(item, where, number)
+        if turn:
+            _close(turn, messages)
+        messages.append(message)
+    if turn:
+        _close(turn, messages)
+    return messages
+
+
+def is_item_list(value: Any) -> bool:
+    """Whether this is a list of items, as far as its first item tells; lists in it are looked into."""
+    if not isinstance(value, list) or not value:
+        return isinstance(value, list)
+    first = value[0]
+    if isinstance(first, list):
+        return all(isinstance(item, dict) for item in first)
+    return isinstance(first, dict) and (isinstance(first.get("type"), str) or "role" in first)
+
+
+def _close(turn: Json, messages: list[Message]) -> None:
+    messages.append(Message("assistant", **turn))
+    turn.clear()
+
+
+def _function_call(item: Json, where: str, number: int) -> ToolCall:
+    name, arguments, call_id = item.get("name"), item.get("arguments"), item.get("call_id")
+    if type(name) is str and type(arguments) is str and type(call_id) is str:
+        return ToolCall(name, arguments, call_id)
+    where = f"{where}[{number}]"
+    return ToolCall(
+        name=text(name, f"{where}.name"),
+        arguments="" if arguments is None else json_text(arguments),
+        id=_call_id(item),
+    )
+
+
+def _other_call(item: Json, where: str) -> ToolCall:
+    """A call of a tool that takes free text (custom) or of the built-in shell."""
+    kind = item["type"]
+    if kind == "custom_tool_call":
+        given = item.get("input")
+        name = text(item.get("name"), f"{where}.name")
+        return ToolCall(name, "" if given is None else json_text(given), _call_id(item), "custom")
+    return ToolCall("local_shell", json_text(item.get("action")), _call_id(item), "local_shell")
+
+
+def _call_output(item: Json, where: str, number: int) -> Message:
+    output, call_id = item.get("output"), item.get("call_id")
+    if type(call_id) is not str:
+        call_id = _call_id(item)
+    if type(output) is str or output is None:
+        return Message("tool", output, tool_call_id=call_id)
+    if isinstance(output, list) and output and all(isinstance(part, dict) and "type" in part for part in output):
+        content, extra = _content(output, f"{where}[{number}].output")
+        return Message("tool", content, tool_call_id=call_id, extra=extra)
+    return Message("tool", json_text(output), tool_call_id=call_id)
+
+
+def _call_id(item: Json) -> str | None:
+    value = item.get("call_id")
+    value = item.get("id") if value is None else value
+    return None if value is None else json_text(value)
+
+
+def _any_message(item: Json, where: str, number: int) -> Message:
+    """A message with parts, with more keys than usual, or in the chat shape with calls or a call's result."""
+    where = f"{where}[{number}]"
+    if not _CHAT_KEYS.isdisjoint(item):
+        return message_from_chat({key: value for key, value in item.items() if key not in ("type", "id")}, where)
+    content, extra = _content(item.get("content"), f"{where}.content")
+    return Message(text(item.get("role"), f"{where}.role"), content, extra={**extra, **_leftover(item)})
+
+
+def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
+    """The text of an assistant item; one `output_text` that was completed is the usual case, and quick."""
+    content = item.get("content")
+    if type(content) is list and len(content) == 1 and type(part := content[0]) is dict:
+        given = part.get("text")
+        if type(given) is str and part.get("type") == "output_text" and not part.get("annotations") and len(part) <= 4:
+            content = given
+    extra: Json = {}
+    if type(content) is not str:
+        content, extra = _content(content, f"{where}[{number}].content")
+    turn["content"] = content
+    if extra or len(item) != 5 or item.get("status") != "completed" or "id" not in item:
+        extra |= _leftover(item)
+        if extra:
+            turn["extra"] = {**turn.get("extra", {}), **extra}
+
+
+def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
+    full, summary = item.get("content"), item.get("summary")
+    full = _joined(full, f"{where}[{number}].content") if full else ""
+    summary = _joined(summary, f"{where}[{number}].summary") if summary else ""
+    thought = full or summary
+    if thought:
+        turn["reasoning"] = f"{turn['reasoning']}\n{thought}" if "reasoning" in turn else thought
+    extra: Json = {}
+    if full and summary and full != summary:
+        extra["reasoning_summary"] = summary
+    if item.get("encrypted_content"):
+        extra["encrypted_reasoning"] = True
+    if extra or not thought:  # reasoning that holds nothing still opens the turn: an item is never lost
+        turn["extra"] = {**turn.get("extra", {}), **extra}
+
+
+def _joined(parts: Any, where: str) -> str:
+    """The texts of the parts of reasoning, one below the other."""
+    if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
+        return optional_text(part.get("text"), where) or ""
+    if isinstance(parts, str):
+        return parts
+    if not isinstance(parts, list):
+        raise BadRecord(f"{where}: expected a list of parts, got {kind_of(parts)}")
+    texts = [
+        part if isinstance(part, str) else optional_text(mapping(part, where).get("text"), where) for part in parts
+    ]
+    return "\n".join([part for part in texts if part])
+
+
+def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
+    """Content and what to keep in `extra`: one text part is text, more stay parts, a refusal is text with a mark."""
+    if value is None or isinstance(value, str):
+        return value, {}
+    if isinstance(value, dict):
+        value = [value]
+    if not isinstance(value, list):
+        raise BadRecord(f"{where}: expected text or a list of parts, got {kind_of(value)}")
+    extra: Json = {}
+    parts: list[Json] = []
+    for number, part in enumerate(value):
+        part = {"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]")
+        kind = part.get("type")
+        if kind == "refusal" and isinstance(part.get("refusal"), str):
+            part = {"type": "output_text", "text": part["refusal"]}
+            extra["refusal"] = True
+        elif isinstance(kind, str) and kind in TEXT_PARTS:  # log-probabilities of parts are not read
+            part = {key: item for key, item in part.items() if key != "logprobs" and (key != "annotations" or item)}
+        parts.append(part)
+    if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
+        return parts[0]["text"], extra
+    return parts, extra
+
+
+def _leftover(item: Json) -> Json:
+    """What a message item says beyond what a message holds."""
+    return {
+        key: value
+        for key, value in item.items()
+        if key not in _NOT_KEPT and value is not None and (key != "status" or value != "completed")
+    }
+
+
+def _other_item(item: Json, where: str, number: int) -> Message:
+    """The result of another kind of call, or an item of a type that has no place in a message."""
+    kind = item.get("type")
+    if not isinstance(kind, str):
+        raise BadRecord(f"{where}[{number}]: an item with neither a type nor a role")
+    if kind.endswith("_output") and "call_id" in item:
+        return _call_output(item, where, number)
+    return Message("assistant", generated=False, extra={"item": item})
+
+
+def _flattened(values: list[Any], where: str) -> list[Any]:
+    flat: list[Any] = []
+    for number, item in enumerate(values):
+        inner = item if isinstance(item, list) else [item]
+        flat += [mapping(value, f"{where}[{number}]") for value in inner]
+    return flat

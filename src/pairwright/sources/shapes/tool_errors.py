@@ -1,0 +1,145 @@
+"""Does the text of a tool result say that the call failed? For formats that do not mark failures.
+
+Only what a tool writes at the very start counts ("Error: ...", a traceback, {"error": "..."}), since results that are
+fine may well contain the word.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pairwright.records.messages import ErrorSite, Json, Message
+
+# The kind of a failure (messages.ERROR_KINDS), from its type or text, in the words that all formats use.
+
+_WORDS = (
+    ("timeout", ("timeout", "timed out")),
+    ("file_not_found", ("filenotfound", "no such file")),
+    ("unknown_tool", ("unknown tool", "unknowntool", "tool not found", "no tool named")),
+    ("missing_argument", ("missing required", "field required", "is a required property", "required positional arg")),
+    ("invalid_json", ("jsondecodeerror", "invalid json", "not valid json", "malformed json")),
+    ("invalid_arguments", ("validationerror", "validation error", "invalid argument")),
+    (
+        "permission_denied",
+        ("permission denied", "permissionerror", "permissiondenied", "access denied", "not permitted"),
+    ),
+    ("not_found", (" not found", "does not exist")),
+)
+
+
+def failure_kind(hint: object, default: str) -> str:
+    words = hint[:1000].lower() if isinstance(hint, str) else ""
+    for kind, signs in _WORDS:
+        if any(sign in words for sign in signs):
+            return kind
+    return default
+
+
+# Does the text of a tool result say that the call failed? For formats that do not mark failures.
+
+_STARTS = ("error:", "error ", "[error]", "traceback (most recent call last)", "exception:", "execution failed")
+_WRAPPERS = ("output", "result", "content", "message")
+
+
+def result_error_kind(position: int, message: Message) -> str | None:
+    """The kind of failure that a tool message shows, or None."""
+    content = message.content
+    return text_error_kind(content if type(content) is str else message.text)
+
+
+def text_error_kind(text: str) -> str | None:
+    """The kind of failure that the text of a result shows, or None."""
+    start = text.lstrip()
+    if start[:1] != "{":
+        return _word(text) if start[:40].lower().startswith(_STARTS) else None
+    head = start[:80].lower()
+    if "error" in head or '"detail"' in head or "traceback" in head or "exception" in head or "failed" in head:
+        reason = _reason(start)
+        return None if reason is None else _word(reason)
+    return None
+
+
+def _word(reason: str) -> str:
+    return failure_kind(reason, "exception" if "traceback (most recent" in reason[:200].lower() else "tool_error")
+
+
+def _reason(text: str) -> str | None:
+    """What a JSON result gives as its error: {"error": ...}, a lone {"detail": ...}, or an error as its output."""
+    if not _may_name(text):
+        return None
+    try:
+        value: Any = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None
+    if not isinstance(value, dict):
+        return None
+    if value.get("error"):
+        return str(value["error"]) if isinstance(value["error"], str) else text
+    if set(value) == {"detail"}:  # what a FastAPI server answers to a request that failed
+        return str(value["detail"]) if isinstance(value["detail"], str) else text
+    for key in _WRAPPERS:
+        inner = value.get(key)
+        if isinstance(inner, str) and inner[:40].lstrip().lower().startswith(_STARTS):
+            return inner
+    return None
+
+
+def _may_name(text: str) -> bool:
+    """Whether JSON text can have one of the keys that `_reason` looks at; decoding every result would take long."""
+    return (
+        '"error"' in text or '"detail"' in text or '"output"' in text or '"result"' in text or '"content"' in text
+        or '"message"' in text or "\\u" in text
+    )  # fmt: skip
+
+
+# Error sites: failures that a conversation shows, found on the tool results that show them.
+
+# Is this tool result an error? Returns its kind, or None. Formats that mark errors pass their own.
+ErrorKind = Callable[[int, Message], str | None]
+
+
+def tool_names(tools: list[Json]) -> tuple[str, ...]:
+    """The names in tool schemas of either shape: {"function": {"name"}} or {"name"}."""
+    names: list[str] = []
+    for tool in tools:
+        function = tool.get("function")
+        name: Any = function.get("name") if isinstance(function, dict) else tool.get("name")
+        if isinstance(name, str):
+            names.append(name)
+    return tuple(names)
+
+
+def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
+    """The error sites of a conversation: what `kind_of` says of a tool result, and calls of tools that do not exist."""
+    available = tool_names(tools)
+    callers: dict[str, str] = {}
+    sites: list[ErrorSite] = []
+    for index, message in enumerate(messages):
+        for call in message.tool_calls:
+            if call.id is not None:
+                callers[call.id] = call.name
+            if available and call.name not in available:
+                sites.append(
+                    ErrorSite(
+                        index=index, kind="unknown_tool", text=f"no tool named {call.name!r}", tool=call.name,
+                        call_id=call.id, available_tools=available,
+                    )
+                )  # fmt: skip
+        if message.role != "tool":
+            continue
+        kind = kind_of(index, message)
+        if kind is not None:
+            tool = callers.get(message.tool_call_id or "", message.name)
+            sites.append(
+                ErrorSite(
+                    index=index, kind=kind, text=message.text, tool=tool,
+                    call_id=message.tool_call_id, available_tools=available,
+                )
+            )  # fmt: skip
+    return sites
+
+
+def no_errors(index: int, message: Message) -> str | None:
+    """For formats that do not mark failed calls."""
+    return None

@@ -1,0 +1,145 @@
+"""A trace, as all tracing tools have it: model calls and tool runs in the order in which they happened, and scores."""
+
+from typing import Any
+
+import msgspec
+
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import identifier, score
+
+TASK_KEYS = ("task_id", "task.id", "gen_ai.task.id", "taskId", "dataset_item_id", "reference_example_id", "instance_id")
+
+
+class Failure(msgspec.Struct, frozen=True):
+    kind: str
+    text: str
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """One request to the model. `parent` is the span that it belongs to."""
+
+    id: str
+    input: list[Message]
+    output: list[Message]
+    tools: list[Json] = []
+    parent: str | None = None
+    model: str | None = None
+    failure: Failure | None = None
+    usage: dict[str, int | float] = {}
+    flat: bool = False
+    notes: Json = {}
+
+
+class ToolRun(msgspec.Struct, frozen=True):
+    """One execution of a tool; `call_id` is the id that the model gave the call, where it was logged."""
+
+    id: str
+    name: str
+    output: Any = None
+    arguments: Any = None
+    call_id: str | None = None
+    parent: str | None = None
+    failure: Failure | None = None
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A score of the whole trace, or of the span `target` and what lies under it."""
+
+    name: str
+    value: Any
+    target: str | None = None
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A trace: its calls and tool runs in the order in which they happened."""
+
+    id: int | str | None
+    events: list[ModelCall | ToolRun]
+    scores: list[Score] = []
+    parents: dict[str, str | None] = {}
+    task: int | str | None = None
+    info: Json = {}
+
+
+def task_in(*places: Any) -> int | str | None:
+    """The task id among a trace's own attributes, under the names in use."""
+    for place in places:
+        if isinstance(place, dict):
+            for key in TASK_KEYS:
+                if (found := identifier(place.get(key))) is not None:
+                    return found
+    return None
+
+
+def run_of(name: int | str | None, position: int) -> int:
+    """The number of a run that has a name: 48 bits of its hash, so that runs of different files stay apart."""
+    return position if name is None or name == "" else int(content_hash(name)[:12], 16)
+
+
+def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
+    """The spans that lie in none of the others: a provider's call inside a framework's is the same call again."""
+    given, outermost = set(spans), set()
+    for span in spans:
+        above = parents.get(span)
+        for _ in range(100):  # a bound, since hostile parents may form a ring
+            if above is None or above in given:
+                break
+            above = parents.get(above)
+        if above is None or above not in given or above == span:
+            outermost.add(span)
+    return outermost
+
+
+# Scores by name: which of them concern a conversation, and which of those is the reward.
+
+DEFAULT_NAMES = ("reward", "score")
+_MAX_KEPT = 20  # values of one name for one span; more than these say nothing new
+_MAX_ANCESTORS = 1000
+
+# What each span (None: the whole trace) was given: by name, the value that was logged last first.
+ScoreIndex = dict[str | None, dict[str, list[Any]]]
+
+
+def pick_reward(components: Json, name: str | None) -> float | None:
+    """The component that the user names; by default the one called reward or score, else the only number there is.
+
+    Scores of several names are never averaged: nobody said that they share a scale or a direction.
+    """
+    if name is not None:
+        return score(components.get(name))
+    for default in DEFAULT_NAMES:
+        if default in components:
+            return score(components[default])
+    numbers = [value for value in map(score, components.values()) if value is not None]
+    return numbers[0] if len(numbers) == 1 else None
+
+
+def index_scores(scores: list[Score]) -> ScoreIndex:
+    found: ScoreIndex = {}
+    for one in reversed(scores):
+        values = found.setdefault(one.target, {}).setdefault(one.name, [])
+        if len(values) < _MAX_KEPT:
+            values.append(one.value)
+    return found
+
+
+def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
+    """Of each name the nearest score (of the spans, then of an ancestor, then of the trace), and all where several."""
+    distances: dict[str, int] = {}
+    for given in spans:
+        span: str | None = given
+        for distance in range(_MAX_ANCESTORS):  # a bound, since hostile parents may form a ring
+            if span is None or distance >= distances.get(span, _MAX_ANCESTORS):
+                break
+            distances[span] = distance
+            span = parents.get(span)
+    scored = [
+        (distance, -position, span) for position, (span, distance) in enumerate(distances.items()) if span in index
+    ]
+    values: dict[str, list[Any]] = {}
+    for target in [*(span for *_, span in sorted(scored)), None]:
+        for name, found in index.get(target, {}).items():
+            values.setdefault(name, []).extend(found)
+    more = {name: found for name, found in values.items() if len(found) > 1}
+    return {name: found[0] for name, found in values.items()}, more

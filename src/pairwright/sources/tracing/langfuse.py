@@ -1,0 +1,233 @@
+"""Langfuse exports: `{trace{id, input, output, metadata, scores[]}, observations[]}`, or the trace with both inside.
+
+The model calls are the observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool
+message); inputs and outputs may be JSON text, in any of the shapes of message_shapes.py. Calls become experiences as
+call_chains.py says; without any GENERATION the agent's, the root's or the trace's own input and output are the call.
+Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions` become the system message.
+
+task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number made from the
+trace id. Scores without an observationId are the whole trace's; a CATEGORICAL score is its label. An observation of
+level ERROR is an error site.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.any_messages import answers, conversation, decoded, instructions_in, tools_in
+from pairwright.sources.shapes.genai_attributes import tools_of_attributes
+from pairwright.sources.shapes.tool_errors import failure_kind
+from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
+from pairwright.sources.tracing.otel_spans import moment
+from pairwright.sources.tracing.trace_to_experiences import read_trace
+
+NAME = "langfuse"
+_INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("observations"), list):
+        return False
+    if isinstance(value.get("trace"), dict):
+        return True
+    return (
+        "id" in value
+        and ("scores" in value or "htmlPath" in value)
+        and all(map(_is_observation, value["observations"]))
+    )
+
+
+def _is_observation(value: Any) -> bool:
+    return isinstance(value, dict) and "type" in value and "startTime" in value
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    export = mapping(value, "export")
+    trace = optional_mapping(export.get("trace"), "trace") or export
+    observations = [mapping(o, f"observations[{n}]") for n, o in enumerate(_observations(export, trace))]
+    listed = [*optional_items(trace.get("scores"), "trace.scores")]
+    if export is not trace:
+        listed += optional_items(export.get("scores"), "scores")
+    ids = {_id(observation): observation for observation in observations}
+    parents = {key: _text(observation.get("parentObservationId")) for key, observation in ids.items()}
+    events = _events(trace, observations, ids, parents)
+    metadata = decoded(trace.get("metadata"))
+    info: Json = {ours: trace[theirs] for theirs, ours in _INFO.items() if trace.get(theirs)}
+    read_out = Trace(
+        id=identifier(trace.get("id")),
+        events=events,
+        scores=[_score(mapping(score, f"scores[{n}]")) for n, score in enumerate(listed)],
+        parents=parents,
+        task=identifier(trace.get("datasetItemId")) or task_in(metadata),
+        info=info,
+    )
+    yield from read_trace(NAME, read_out, origin, options, position=origin.ordinal)
+
+
+def _observations(export: Json, trace: Json) -> list[Any]:
+    found = optional_items(export.get("observations"), "observations")
+    found = found or optional_items(trace.get("observations"), "trace.observations")
+    times = [moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in found]
+    if None in times:
+        return found
+    order = sorted(range(len(found)), key=lambda number: times[number] or 0)
+    return [found[number] for number in order]
+
+
+def _events(
+    trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None]
+) -> list[ModelCall | ToolRun]:
+    generations = [_id(observation) for observation in observations if observation.get("type") == "GENERATION"]
+    wanted = outermost_of(generations, parents)
+    events: list[ModelCall | ToolRun] = []
+    for observation in observations:
+        if _id(observation) in wanted:
+            parent = ids.get(parents.get(_id(observation)) or "", {})
+            events += _calls(observation, parent)
+        elif (run := _tool_run(observation)) is not None:
+            events.append(run)
+    if wanted:
+        return events
+    agents = [observation for observation in observations if observation.get("type") == "AGENT"]
+    roots = [observation for observation in observations if not observation.get("parentObservationId")]
+    for candidate in [
+        *agents,
+        *roots,
+        {**trace, "input": _unquoted(trace.get("input")), "output": _unquoted(trace.get("output"))},
+    ]:
+        if candidate.get("output") is not None:
+            return [*_calls(candidate, {}), *events]
+    raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
+
+
+def _unquoted(value: Any) -> Any:
+    """A trace's own input and output are JSON text once more than the observations'."""
+    if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        inside = decoded(f"[{value}]")
+        return inside[0] if isinstance(inside, list) and len(inside) == 1 else value
+    return value
+
+
+def _calls(observation: Json, parent: Json) -> list[ModelCall]:
+    given, listed = _without_tool_schemas(decoded(observation.get("input")))
+    attributes = _attributes(observation)
+    output = observation.get("output")
+    messages = conversation(given, "input", role="user")
+    if not messages or messages[0].role not in ("system", "developer"):
+        messages = _instructions(observation, attributes) + messages
+    tools = listed or tools_in(
+        observation.get("input") if isinstance(decoded(observation.get("input")), dict) else None
+    )
+    tools = tools or tools_in(output if isinstance(decoded(output), dict) else None) or _defined(observation)
+    if not tools:
+        tools, _ = tools_of_attributes(attributes)
+    usage = observation.get("usageDetails", observation.get("usage"))
+    usage = usage if isinstance(usage, dict) else {}
+    counts = {f"{key}_tokens": usage.get(key) for key in ("input", "output")}
+    call = ModelCall(
+        id=_id(observation),
+        input=messages,
+        output=[],
+        tools=tools,
+        parent=_text(observation.get("parentObservationId")),
+        model=_text(observation.get("model")),
+        failure=_failure(observation, "exception"),
+        usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
+        flat=isinstance(given, str) and isinstance(decoded(output), str) and parent.get("type") == "AGENT",
+    )
+    alternatives = answers(output, "output") or [[]]
+    if len(alternatives) == 1:
+        return [replace(call, output=alternatives[0])]
+    return [replace(call, output=one, notes={"choice": n}) for n, one in enumerate(alternatives)]
+
+
+def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
+    """LangChain's callback logs each tool as a message {role: tool, content: {type: function, function: {...}}}."""
+    if not isinstance(value, list):
+        return value, []
+    tools = [item["content"] for item in value if _is_tool_schema(item)]
+    return [item for item in value if not _is_tool_schema(item)] if tools else value, tools
+
+
+def _is_tool_schema(item: Any) -> bool:
+    if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
+        return False
+    content = item.get("content")
+    return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
+
+
+def _instructions(observation: Json, attributes: Json) -> list[Message]:
+    found = instructions_in(observation.get("output")) or instructions_in(observation.get("modelParameters"))
+    system = decoded(attributes.get("gen_ai.system_instructions"))
+    if not found and isinstance(system, list) and system:
+        return conversation([{"role": "system", "parts": system}], "gen_ai.system_instructions", role="system")
+    return found
+
+
+def _defined(observation: Json) -> list[Json]:
+    """`toolDefinitions`: a list of schemas, or schemas (as objects or JSON text) by name."""
+    given = observation.get("toolDefinitions")
+    if isinstance(given, dict):
+        named = [(name, decoded(schema)) for name, schema in given.items()]
+        return [{"name": name, **schema} for name, schema in named if isinstance(schema, dict)]
+    return tools_in(given)
+
+
+def _attributes(observation: Json) -> Json:
+    metadata = decoded(observation.get("metadata"))
+    attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
+    return attributes if isinstance(attributes, dict) else {}
+
+
+def _tool_run(observation: Json) -> ToolRun | None:
+    attributes = _attributes(observation)
+    output = decoded(observation.get("output"))
+    message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
+    if observation.get("type") != "TOOL" and message is None:
+        return None
+    failure = _failure(observation, "tool_error")
+    result = observation.get("output")
+    if message is not None:
+        result = message.get("content")
+        if failure is None and message.get("status") == "error":
+            failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    call_id = message["tool_call_id"] if message is not None else _text(attributes.get("gen_ai.tool.call.id"))
+    return ToolRun(
+        id=_id(observation),
+        name=_text(attributes.get("gen_ai.tool.name")) or _text(observation.get("name")) or "",
+        output=result,
+        arguments=observation.get("input"),
+        call_id=call_id,
+        parent=_text(observation.get("parentObservationId")),
+        failure=failure,
+    )
+
+
+def _failure(observation: Json, default: str) -> Failure | None:
+    if observation.get("level") != "ERROR":
+        return None
+    told = _text(observation.get("statusMessage")) or ""
+    return Failure(failure_kind(told, default), told)
+
+
+def _score(score: Json) -> Score:
+    value = score.get("value")
+    if score.get("dataType") == "CATEGORICAL" or value is None:
+        value = score.get("stringValue", value)
+    return Score(_text(score.get("name")) or "score", value, _text(score.get("observationId")))
+
+
+def _id(observation: Json) -> str:
+    return _text(observation.get("id")) or ""
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Langfuse trace exports")

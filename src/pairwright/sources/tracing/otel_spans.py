@@ -1,0 +1,253 @@
+"""Spans of OpenTelemetry, from every file that holds them, in one shape.
+
+    OTLP JSON   {resourceSpans[{resource, scopeSpans[{spans[]}]}]}, attributes as [{key, value: {stringValue, ...}}];
+                log records of {resourceLogs} join the span that they name, as events
+    Phoenix     spans {name, context{trace_id, span_id}, span_kind, parent_id, status_code, attributes{}, events[]}, in
+                a list, under {"spans"}, under names of the user's choice, or as rows with "attributes.*" columns
+    SDK         the console exporter's spans: as Phoenix, with `status{status_code}`
+
+Attributes come out flat: one dict with dotted keys. Of a trace the spans are in order of time, or in that of the file
+where not all of them have a time.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from pairwright.records.messages import Json
+from pairwright.sources.fields import index
+from pairwright.sources.shapes.tool_errors import failure_kind
+from pairwright.sources.shapes.traces import Failure, Score
+
+_MAX_DEPTH = 12
+Event = tuple[str, Json]
+
+
+class Span(msgspec.Struct, frozen=True):
+    id: str
+    trace: str
+    parent: str | None
+    name: str
+    start: int | float | None
+    attributes: Json
+    events: list[Event]
+    failure: Failure | None
+    scores: list[Score]
+
+
+def is_span(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    context = value.get("context")
+    if isinstance(context, dict) and "trace_id" in context and "span_id" in context:
+        return True
+    return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
+
+
+def holds_spans(value: Any) -> bool:
+    """Whether a decoded file, as far as its beginning tells, is one of the files above."""
+    if isinstance(value, list):
+        return bool(value) and (is_span(value[0]) or (isinstance(value[0], dict) and holds_spans(value[0])))
+    if not isinstance(value, dict):
+        return False
+    if any(isinstance(value.get(key), list) for key in ("resourceSpans", "resourceLogs")) or is_span(value):
+        return True
+    groups = list(value.values())
+    return bool(groups) and isinstance(groups[0], list) and bool(groups[0]) and is_span(groups[0][0])
+
+
+def traces_in(value: Any) -> list[list[Span]]:
+    """The spans of a file, by trace."""
+    logs: dict[str, list[Event]] = {}
+    notes: dict[str, list[Any]] = {}
+    raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
+    traces: dict[str, list[Span]] = {}
+    for number, given in enumerate(raw):
+        span = _span(given, number, logs, notes)
+        traces.setdefault(span.trace, []).append(span)
+    return [_in_time(spans) for spans in traces.values()]
+
+
+def _in_time(spans: list[Span]) -> list[Span]:
+    starts = {id(span): span.start for span in spans if span.start is not None}
+    return sorted(spans, key=lambda span: starts[id(span)]) if len(starts) == len(spans) else spans
+
+
+def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[Any]], depth: int) -> Iterator[Any]:
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, list):
+        for item in value:
+            yield from _raw_spans(item, logs, notes, depth + 1)
+    elif is_span(value):
+        yield value
+    elif isinstance(value, dict):
+        for note in _list(value.get("annotations")):
+            if isinstance(note, dict):
+                notes.setdefault(str(note.get("span_id")), []).append(note)
+        for resource in _list(value.get("resourceLogs")):
+            _read_logs(resource, logs)
+        groups = [value[key] for key in ("resourceSpans", "scopeSpans", "spans") if key in value]
+        if not groups and depth < 2:  # names of the user's choice
+            groups = [item for item in value.values() if isinstance(item, list) and any(map(is_span, item[:1]))]
+        for group in groups:
+            yield from _raw_spans(group, logs, notes, depth + 1)
+
+
+def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
+    for scope in _list(resource.get("scopeLogs") if isinstance(resource, dict) else None):
+        for record in _list(scope.get("logRecords") if isinstance(scope, dict) else None):
+            if isinstance(record, dict):
+                attributes = plain_attributes(record.get("attributes"))
+                body = _any_value(record.get("body"), 0)
+                name = record.get("eventName") or attributes.get("event.name")
+                if isinstance(name, str):
+                    merged = {**attributes, **(body if isinstance(body, dict) else {"content": body})}
+                    logs.setdefault(str(record.get("spanId")), []).append((name, merged))
+
+
+def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[str, list[Any]]) -> Span:
+    columns = {key[len("attributes.") :]: item for key, item in value.items() if key.startswith("attributes.")}
+    attributes = plain_attributes(value.get("attributes")) or _flat(columns)
+    if isinstance(value.get("span_kind"), str):
+        attributes.setdefault("openinference.span.kind", value["span_kind"])
+    context = _dict(value.get("context"))
+    span_id = _first(value.get("spanId"), context.get("span_id"), value.get("context.span_id")) or f"#{number}"
+    events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
+    for name, given in events:
+        if name == "gen_ai.client.inference.operation.details":
+            attributes = {**given, **attributes}
+    return Span(
+        id=span_id,
+        trace=_first(value.get("traceId"), context.get("trace_id"), value.get("context.trace_id")) or "",
+        parent=_first(value.get("parentSpanId"), value.get("parent_id")),
+        name=value["name"] if isinstance(value.get("name"), str) else "",
+        start=moment(value.get("startTimeUnixNano", value.get("start_time"))),
+        attributes=attributes,
+        events=events,
+        failure=_failure(value, attributes, events),
+        scores=_scores(value, attributes, events, span_id, notes),
+    )
+
+
+def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
+    status = _dict(value.get("status")) or {"code": value.get("status_code"), "message": value.get("status_message")}
+    code = status.get("code", status.get("status_code"))
+    if code not in ("STATUS_CODE_ERROR", "ERROR", 2, "2"):
+        return None
+    raised = next((given for name, given in events if name == "exception"), {})
+    told = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
+    kind = _first(raised.get("exception.type"), attributes.get("exception.type"), attributes.get("error.type")) or ""
+    return Failure(failure_kind(f"{kind} {told}", "exception"), told or kind)
+
+
+def _scores(
+    value: Json, attributes: Json, events: list[Event], span_id: str, notes: dict[str, list[Any]]
+) -> list[Score]:
+    """Evaluations: events of the GenAI conventions, Phoenix annotations, `eval.<name>.score` attributes."""
+    found: list[Score] = []
+    for name, given in events:
+        if name == "gen_ai.evaluation.result":
+            label = given.get("gen_ai.evaluation.name")
+            points = given.get("gen_ai.evaluation.score.value", given.get("gen_ai.evaluation.score.label"))
+            found.append(Score(label if isinstance(label, str) else "score", points, span_id))
+    listed = _list(value.get("annotations")) + _list(value.get("span_annotations")) + notes.get(span_id, [])
+    for note in listed:
+        if isinstance(note, dict):
+            result = _dict(note.get("result")) or note
+            points = result.get("score") if result.get("score") is not None else result.get("label")
+            found.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
+    for key, item in attributes.items():
+        head, _, rest = key.partition(".")
+        if head in ("eval", "annotation") and rest.endswith(".score"):
+            found.append(Score(rest.removesuffix(".score"), item, span_id))
+        elif key == "reward":
+            found.append(Score("reward", item, span_id))
+    return found
+
+
+def _event(value: Any) -> Event:
+    if not isinstance(value, dict):
+        return "", {}
+    name = value.get("name")
+    return name if isinstance(name, str) else "", plain_attributes(value.get("attributes"))
+
+
+def plain_attributes(value: Any) -> Json:
+    """Attributes of either shape as one flat dict."""
+    if isinstance(value, list):
+        pairs = [item for item in value if isinstance(item, dict) and isinstance(item.get("key"), str)]
+        return {item["key"]: _any_value(item.get("value"), 0) for item in pairs}
+    return _flat(value) if isinstance(value, dict) else {}
+
+
+def _any_value(value: Any, depth: int) -> Any:
+    """OTLP's AnyValue as a plain value."""
+    if not isinstance(value, dict) or depth > _MAX_DEPTH:
+        return None
+    for key, item in value.items():
+        if key in ("stringValue", "boolValue", "bytesValue"):
+            return item
+        if key == "intValue":  # a 64-bit integer is text in protobuf's JSON
+            return int(item) if isinstance(item, str) and len(item) < 30 and item.lstrip("-").isdecimal() else item
+        if key == "doubleValue":
+            return item
+        if key == "arrayValue" and isinstance(item, dict):
+            return [_any_value(inner, depth + 1) for inner in _list(item.get("values"))]
+        if key == "kvlistValue" and isinstance(item, dict):
+            pairs = [pair for pair in _list(item.get("values")) if isinstance(pair, dict)]
+            return {str(pair.get("key")): _any_value(pair.get("value"), depth + 1) for pair in pairs}
+    return None
+
+
+def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
+    """Nested attributes with dotted keys. Lists stay, except under `llm`, where they number messages and tools."""
+    flat: Json = {}
+    for key, item in value.items():
+        path = f"{prefix}{key}"
+        in_llm = path.startswith("llm.")
+        if isinstance(item, list) and in_llm and item and all(isinstance(inner, dict) for inner in item):
+            item = {str(number): inner for number, inner in enumerate(item)}
+        if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
+            flat.update(_flat(item, f"{path}.", depth + 1) if _is_level(path) else {path: item})
+        else:
+            flat[path] = item
+    return flat
+
+
+_NESTED = frozenset(
+    {"llm", "input", "output", "openinference", "tool", "session", "user", "gen_ai", "eval", "annotation"}
+)  # fmt: skip
+_VALUES = (".json_schema", ".messages", ".arguments", ".value", ".invocation_parameters", "system_instructions")
+
+
+def _is_level(path: str) -> bool:
+    """Whether an object at this path is a level of names, not itself a value such as a schema."""
+    return not path.endswith(_VALUES) and (path.split(".")[0] in _NESTED)
+
+
+def moment(value: Any) -> int | float | None:
+    """A time as a number that orders: whole numbers as they are, ISO text as seconds."""
+    if isinstance(value, str) and not value.isdigit():
+        try:
+            parsed = datetime.fromisoformat(value)
+            return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            return None
+    if isinstance(value, float):
+        return value if value == value else None
+    return index(value)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _first(*values: Any) -> str | None:
+    return next((value for value in values if isinstance(value, str) and value), None)

@@ -1,0 +1,300 @@
+"""From the model calls and tool runs of a trace to experiences.
+
+Each request of an agent repeats the conversation so far. Calls whose input continues the input and output of an earlier
+call are one chain: one experience, whose prompt is the first call's input and whose completion is everything after it.
+A call that continues nothing begins a chain of its own. `step` numbers the different prompts of a trace, so alternative
+answers to one prompt share it. Equality is that of role, content and calls; ids and reasoning are left out, since they
+change or vanish on the way back into the input.
+
+Some exporters log the opening prompt with every call instead of the growing conversation, and tool runs as spans
+beside the calls. Where such a call (`flat`) repeats the input of its sibling, and tools ran between the two, the
+conversation is put together from outputs and tool runs, and `info["rebuilt"]` says so. Where none ran, and the number
+of input tokens shows that the input was another, the call is rejected: what the model was given is not in the trace.
+
+A failed call leaves an error site on the last message that it was given; a failed tool run on its result.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+from msgspec.structs import replace
+
+from pairwright.records.canonical import canonical_arguments, canonical_content, content_hash
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
+from pairwright.sources.fields import json_text
+from pairwright.sources.format import Options, Origin, Rejected, build
+from pairwright.sources.shapes.any_messages import marked_error, tool_content
+from pairwright.sources.shapes.tool_errors import error_sites, tool_names
+from pairwright.sources.shapes.traces import (
+    Failure,
+    ModelCall,
+    ScoreIndex,
+    ToolRun,
+    Trace,
+    index_scores,
+    nearest_scores,
+    pick_reward,
+    run_of,
+)
+
+_MAX_UNSEEN = 20
+_TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
+
+
+class _Chain(msgspec.Struct, eq=False):
+    """A conversation while it is being put together."""
+
+    calls: list[ModelCall]
+    prompt_length: int
+    messages: list[Message]
+    digest: str  # of the whole conversation, as the next call's input would repeat it
+    opening: str  # of the prompt
+    runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
+    failures: list[tuple[int, Failure]] = []  # of calls, by the position of the last message that they were given
+    results: dict[int, Failure] = {}  # of tool runs whose results were added here, by position
+    rebuilt: bool = False
+    repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
+
+
+class _Seen(msgspec.Struct):
+    """What a trace shows beside its conversations: scores, failures by the id of their result, and unseen ones."""
+
+    scores: ScoreIndex
+    failures: dict[str, Failure]
+    unseen: dict[str | None, list[Json]]  # by parent: the first failed tool runs that no message shows
+
+    @classmethod
+    def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_Seen":
+        shown = {message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"}
+        seen = cls(index_scores(trace.scores), {}, {})
+        for run in trace.events:
+            if isinstance(run, ToolRun) and run.failure is not None:
+                seen.failures[run.call_id or run.id] = run.failure
+                unseen = seen.unseen.setdefault(run.parent, [])
+                if run.call_id not in shown and run.id not in shown and len(unseen) < _MAX_UNSEEN:
+                    unseen.append({"tool": run.name, "kind": run.failure.kind, "text": run.failure.text})
+        return seen
+
+
+def read_trace(
+    name: str, trace: Trace, origin: Origin, options: Options, *, position: int
+) -> Iterator[Experience | Rejected]:
+    """The experiences of a trace, the `position`-th of its file; a chain without an answer is rejected."""
+    number = run_of(trace.id, position)
+    runs = [event for event in trace.events if isinstance(event, ToolRun)]
+    by_id = {run.call_id: run for run in runs if run.call_id is not None}
+    chains = _chains(trace.events)
+    for chain in chains:
+        _answer_open_calls(chain, by_id)
+    seen = _Seen.in_trace(trace, chains)
+    steps: dict[str, int] = {}
+    for chain in chains:
+        reason = _why_unusable(chain)
+        if reason is not None:
+            reason = f"trace {trace.id!r}, call {chain.calls[-1].id!r}: {reason}"
+            yield Rejected(file=origin.file, line=origin.line, reason=reason, format=name)
+            continue
+        step = steps.setdefault(chain.opening, len(steps))
+        yield _experience(name, trace, chain, seen, origin, options, number, step)
+
+
+def _why_unusable(chain: _Chain) -> str | None:
+    last, repeats = chain.calls[-1], chain.repeats
+    if len(chain.messages) == chain.prompt_length:
+        return f"the model gave no output: {last.failure.text}" if last.failure else "the model gave no output"
+    if repeats is not None:
+        counts = [call.usage.get("input_tokens") for call in (repeats.calls[0], chain.calls[0])]
+        if None not in counts and counts[0] != counts[1]:
+            return (
+                f"it logs the input of call {repeats.calls[0].id!r}, but {counts[1]} input tokens, not {counts[0]}: "
+                "what the model was given is not in the trace"
+            )
+    return None
+
+
+def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
+    chains: list[_Chain] = []
+    ends: dict[str, list[_Chain]] = {}  # by the digest of the whole conversation
+    openings: dict[tuple[str | None, str], _Chain] = {}  # by parent and first input, for calls that repeat it
+    latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call, if that was flat
+    for event in events:
+        if isinstance(event, ToolRun):
+            if event.parent in latest:
+                latest[event.parent].runs.append(event)
+            continue
+        digests = _digests(event.input)
+        repeats: _Chain | None = None
+        chain, known = _continued(digests, ends)
+        if chain is None and event.flat:
+            chain = openings.get((event.parent, digests[-1]))
+            if chain is not None and not chain.runs and chain.calls[-1].output:
+                repeats, chain = chain, None  # nothing happened between the two that could be put together
+            if chain is not None:
+                if chain.runs:
+                    _append_runs(chain)
+                ends[chain.digest].remove(chain)
+                known = len(event.input)
+        if chain is None:
+            chain = _Chain(
+                calls=[], prompt_length=len(event.input), messages=[], digest="", opening=digests[-1], repeats=repeats
+            )
+            chains.append(chain)
+            openings.setdefault((event.parent, digests[-1]), chain)
+        elif len(chain.messages) == chain.prompt_length:  # no answer logged so far: the prompt may still grow
+            answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
+            chain.prompt_length = next(answered, len(event.input))
+            chain.opening = digests[chain.prompt_length]
+        _extend(chain, event, known, digests[-1])
+        ends.setdefault(chain.digest, []).append(chain)
+        latest.pop(event.parent, None)
+        if event.flat:
+            latest[event.parent] = chain
+    return chains
+
+
+def _continued(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chain | None, int]:
+    """The chain whose conversation is the longest beginning of an input, and how many messages that is."""
+    for length in range(len(digests) - 1, 0, -1):
+        waiting = ends.get(digests[length])
+        if waiting:
+            return waiting.pop(0), length
+    return None, 0
+
+
+def _extend(chain: _Chain, call: ModelCall, known: int, input_digest: str) -> None:
+    chain.messages += call.input[known:]
+    if call.failure is not None and chain.messages:
+        chain.failures.append((len(chain.messages) - 1, call.failure))
+    chain.messages += call.output
+    chain.calls.append(call)
+    chain.runs = []
+    chain.digest = _digests(chain.messages)[-1] if chain.rebuilt else _digests(call.output, input_digest)[-1]
+
+
+def _append_runs(chain: _Chain) -> None:
+    """Write the tool runs since the last call into the conversation: calls on the assistant's turn, then results."""
+    if not chain.messages or chain.messages[-1].role != "assistant":
+        chain.messages.append(Message("assistant"))
+    last = chain.messages[-1]
+    if not last.tool_calls:
+        calls = tuple(
+            ToolCall(run.name, "" if run.arguments is None else json_text(run.arguments), run.call_id or run.id)
+            for run in chain.runs
+        )
+        chain.messages[-1] = replace(last, tool_calls=calls)
+        for run in chain.runs:
+            _add_result(chain, run, run.call_id or run.id)
+    else:
+        _answer_open_calls(chain, {run.call_id: run for run in chain.runs if run.call_id is not None})
+    chain.rebuilt = True
+    chain.runs = []
+
+
+def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
+    """Add the results of the last turn's calls, which no later input of the chain repeats."""
+    if len(chain.messages) == chain.prompt_length:
+        return
+    if not chain.messages[-1].tool_calls:
+        if chain.runs:
+            _append_runs(chain)
+        return
+    unnamed = [run for run in chain.runs if run.call_id is None]
+    for call in chain.messages[-1].tool_calls:
+        run = by_id.get(call.id) if call.id is not None else None
+        if run is None:
+            run = next((spare for spare in unnamed if spare.name == call.name), None)
+            if run is None:
+                continue
+            unnamed.remove(run)
+        _add_result(chain, run, call.id)
+
+
+def _add_result(chain: _Chain, run: ToolRun, call_id: str | None) -> None:
+    output = run.output
+    if run.failure is not None:
+        chain.results[len(chain.messages)] = run.failure
+        output = run.failure.text if output is None else output
+    chain.messages.append(Message("tool", tool_content(output), tool_call_id=call_id, name=run.name))
+
+
+def _experience(
+    name: str, trace: Trace, chain: _Chain, seen: _Seen, origin: Origin, options: Options, run: int,
+    step: int,
+) -> Experience:  # fmt: skip
+    tools = chain.calls[0].tools
+    components, more = nearest_scores(seen.scores, [call.id for call in chain.calls], trace.parents)
+    info: Json = {
+        **trace.info,
+        **({} if trace.id is None else {"trace_id": trace.id}),
+        "calls": [call.id for call in chain.calls],
+    }
+    for call in chain.calls:
+        info.update(call.notes)
+    if chain.rebuilt:
+        info["rebuilt"] = "from outputs and tool runs: the calls log only the opening prompt"
+    if any(call.tools != tools for call in chain.calls):
+        info["tools_changed"] = True
+    if more:
+        info["more_scores"] = more
+    unseen = [
+        told for parent in dict.fromkeys(call.parent for call in chain.calls) for told in seen.unseen.get(parent, [])
+    ]
+    if unseen:
+        info["tool_failures"] = unseen
+    return build(
+        name,
+        origin,
+        task=trace.task,
+        run=run,
+        step=step,
+        prompt=chain.messages[: chain.prompt_length],
+        completion=chain.messages[chain.prompt_length :],
+        tools=tools,
+        reward=pick_reward(components, options.reward),
+        reward_components=components,
+        errors=_errors(chain, seen),
+        info=info,
+        metrics=_usage(chain.calls),
+        model_version=next((call.model for call in chain.calls if call.model is not None), None),
+        truncate_status="response_truncated" if _is_truncated(chain.messages[-1]) else None,
+    )
+
+
+def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
+    tools: list[Json] = []
+    if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
+        for call in chain.calls:
+            if call.tools != tools:
+                tools += [tool for tool in call.tools if tool not in tools]
+
+    def kind_of(position: int, message: Message) -> str | None:
+        failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
+        return failure.kind if failure is not None else marked_error(position, message)
+
+    sites = error_sites(chain.messages, tools, kind_of)
+    available = tool_names(tools)
+    for index, failure in chain.failures:
+        sites.append(ErrorSite(index=index, kind=failure.kind, text=failure.text, available_tools=available))
+    return sorted(sites, key=lambda site: site.index)
+
+
+def _digests(messages: list[Message], start: str = "") -> list[str]:
+    """One digest for each beginning of a conversation, the empty one (`start`) included; ids and reasoning left out."""
+    digests = [start]
+    for message in messages:
+        calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
+        digests.append(content_hash(digests[-1], message.role, canonical_content(message.content), calls))
+    return digests
+
+
+def _usage(calls: list[ModelCall]) -> Json:
+    total: Json = {}
+    for call in calls:
+        for key, value in call.usage.items():
+            total[key] = total.get(key, 0) + value
+    return total
+
+
+def _is_truncated(message: Message) -> bool:
+    return message.role == "assistant" and str(message.extra.get("finish_reason")).lower() in _TRUNCATED

@@ -1,0 +1,1 @@
+"""Collators: the only way to a batch."""

@@ -1,0 +1,473 @@
+"""Sequences to batches: one collator for each channel, preference (DPO), policy (GRPO) and distill (SDPO), with padded
+rows; and `collate_trees`, which lays out any of them as the trainer does, with shared prompts, packed or padded.
+
+Shapes: B rows, T tokens, K index pairs, N trained tokens. Numpy; `as_torch(batch)` gives tensors. Every mask is laid
+out as the sequences have it: position t is True where ids[t] was generated.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import force_setattr
+
+from pairwright.errors import ConfigError, RecordError
+from pairwright.records.arrays import Array, to_torch
+from pairwright.tokens.encode_pairs import EncodedPair
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.teacher_sequences import Distillation
+
+# What collators are made of: rows padded, lengths put into buckets or packed into rows, arrays made tensors.
+
+IGNORE_INDEX = -100
+
+
+def padded(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
+    """Rows of different length as one array, filled on the right.
+
+    >>> padded([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
+    array([[1, 2, 3],
+           [4, 0, 0]])
+    """
+    longest = max([len(row) for row in rows] + [length or 0])
+    width = -(-longest // multiple_of) * multiple_of
+    result = np.full((len(rows), width), fill, dtype=dtype)
+    for number, row in enumerate(rows):
+        result[number, : len(row)] = row
+    return result
+
+
+def attention(lengths: Items[int], width: int) -> Array:
+    """1 for each token of a row, 0 after it.
+
+    >>> attention([3, 1], 3)
+    array([[1, 1, 1],
+           [1, 0, 0]])
+    """
+    return (np.arange(width)[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
+
+
+def buckets(
+    lengths: Items[int],
+    *,
+    max_tokens: int,
+    max_rows: int | None = None,
+    is_padded: bool = True,
+    allow_longer: bool = False,
+) -> list[list[int]]:
+    """Positions of sequences in batches of like length, shortest first.
+
+    max_tokens    a batch has at most so many: rows times the longest, or the sum of lengths where not `is_padded`
+    max_rows      a batch has at most so many sequences
+    allow_longer  a sequence of more than `max_tokens` is a batch of its own, not an error
+
+    >>> buckets([5, 100, 6, 98, 4], max_tokens=200)
+    [[4, 0, 2], [3, 1]]
+    >>> buckets([10, 300, 20, 170, 5], max_tokens=200, is_padded=False, allow_longer=True)
+    [[4, 0, 2], [3], [1]]
+    """
+    result: list[list[int]] = []
+    total = 0  # tokens of the last batch, without padding
+    for position in sorted(range(len(lengths)), key=lambda number: (lengths[number], number)):
+        size = lengths[position]
+        if size > max_tokens and not allow_longer:
+            raise ConfigError(f"max_tokens: {max_tokens} is less than a sequence of {size}; truncate first")
+        last = result[-1] if result else []
+        with_it = (len(last) + 1) * size if is_padded else total + size
+        if last and with_it <= max_tokens and len(last) != max_rows:
+            last.append(position)
+            total += size
+        else:
+            result.append([position])
+            total = size
+    return result
+
+
+def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
+    """Positions of sequences that share a row: longest first, each into the fullest row that has room for it.
+
+    >>> packing([5, 3, 4, 2], 8)
+    [[0, 1], [2, 3]]
+    """
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for position in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
+        size = lengths[position]
+        if size > row_length:
+            raise ConfigError(f"row_length: {row_length} is less than a sequence of {size}; truncate first")
+        fitting = [(left, number) for number, left in enumerate(room) if left >= size]
+        if fitting:
+            number = min(fitting)[1]
+            rows[number].append(position)
+            room[number] -= size
+        else:
+            rows.append([position])
+            room.append(row_length - size)
+    return rows
+
+
+def as_torch(batch: Any) -> dict[str, Any]:
+    """The arrays of a batch as torch tensors, by name; what is None is left out, what is a batch goes inside."""
+    result: dict[str, Any] = {}
+    for name, value in fields_of(batch):
+        if isinstance(value, np.ndarray):
+            result[name] = to_torch(value)
+        elif isinstance(value, msgspec.Struct):
+            result[name] = as_torch(value)
+    return result
+
+
+def fields_of(batch: Any) -> Iterator[tuple[str, Any]]:
+    for name in batch.__struct_fields__:
+        value = getattr(batch, name)
+        if value is not None:
+            yield name, value
+
+
+# Sequences to batches: one collator for each channel, preference (DPO), policy (GRPO) and distill (SDPO), with padded
+
+Layout = Literal["shared", "packed", "padded"]
+
+
+class Tree(msgspec.Struct, frozen=True, eq=False):
+    """A prompt (never empty, never trained) and the branches that continue it, with masks of what is trained: the two
+    sides of a pair, or a sequence alone."""
+
+    prompt: Array
+    branches: tuple[Array, ...]
+    masks: tuple[Array, ...]
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "prompt", np.asarray(self.prompt, dtype=np.int64))
+        force_setattr(self, "branches", tuple(np.asarray(branch, dtype=np.int64) for branch in self.branches))
+        force_setattr(self, "masks", tuple(np.asarray(mask, dtype=bool) for mask in self.masks))
+        if not len(self.prompt):
+            raise RecordError("tree.prompt", self.prompt.tolist(), "at least the first token")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + sum(len(branch) for branch in self.branches)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Where a tree stands in a batch: its prompt, then its branches, as (start, end) in the flattened rows."""
+
+    prompt: tuple[int, int]
+    branches: tuple[tuple[int, int], ...]
+
+    @property
+    def start(self) -> int:
+        return self.prompt[0]
+
+    @property
+    def end(self) -> int:
+        return self.branches[-1][1] if self.branches else self.prompt[1]
+
+
+class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Trees in rows, and which position predicts which trained token.
+
+    input_ids, attention_mask, position_ids  (B, T); positions of every branch go on where its prompt ends
+    sequence_ids  (B, T) the number of the tree that a token is of, -1 for padding: for block-diagonal attention
+    segments      where each tree stands; a branch attends to its prompt and to itself, nothing else
+    source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
+    target        (N,) ... this token ...
+    branch        (N,) ... of this branch, counted over all trees
+    """
+
+    input_ids: Array
+    attention_mask: Array
+    position_ids: Array
+    sequence_ids: Array
+    segments: tuple[Segment, ...]
+    source: Array
+    target: Array
+    branch: Array
+    num_branches: int
+
+
+def tree_of(ids: Array, mask: Array) -> Tree:
+    """One sequence as a tree; its prompt is what comes before the first trained token.
+
+    The first token of all is never trained: nothing predicts it.
+    """
+    trained = np.flatnonzero(mask)
+    start = max(1, int(trained[0])) if len(trained) else len(ids)
+    return Tree(ids[:start], (ids[start:],), (mask[start:],))
+
+
+def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
+    """A pair as its prompt with two branches, chosen and rejected; a sequence as its prompt with one."""
+    if isinstance(item, Tree):
+        return item
+    if isinstance(item, Sequence):
+        return tree_of(item.ids, item.mask)
+    start, sides = item.prompt_length, (item.chosen, item.rejected)
+    branches, masks = tuple(side.ids[start:] for side in sides), tuple(side.mask[start:] for side in sides)
+    return Tree(item.chosen.ids[:start], branches, masks)
+
+
+def collate_trees(
+    items: Items[Tree | EncodedPair | Sequence],
+    layout: Layout = "shared",
+    *,
+    pad_id: int = 0,
+    multiple_of: int = 1,
+    row_length: int | None = None,
+) -> TreeBatch:
+    """Pairs, sequences or trees as one batch; the trainer's batches are made here.
+
+    layout       "shared": all trees end to end in one row, each prompt once; "packed": the same in rows of
+                 `row_length`; "padded": each branch in a row of its own with its prompt before it, for any model
+    multiple_of  rows are padded to a multiple of this length
+
+    >>> tree = Tree(prompt=[5, 6], branches=([7, 8], [9]), masks=([True, True], [True]))
+    >>> batch = collate_trees([tree])
+    >>> batch.input_ids.tolist(), batch.position_ids.tolist()
+    ([[5, 6, 7, 8, 9]], [[0, 1, 2, 3, 2]])
+    >>> batch.source.tolist(), batch.target.tolist(), batch.branch.tolist()  # who predicts what, for which branch
+    ([1, 2, 1], [7, 8, 9], [0, 0, 1])
+    >>> collate_trees([tree], "padded").input_ids.tolist()
+    [[5, 6, 7, 8], [5, 6, 9, 0]]
+    """
+    trees = [as_tree(item) for item in items]
+    if layout == "padded":
+        trees = [
+            Tree(tree.prompt, (branch,), (mask,))
+            for tree in trees
+            for branch, mask in zip(tree.branches, tree.masks, strict=True)
+        ]
+        rows = [[number] for number in range(len(trees))]
+    elif layout == "packed":
+        if row_length is None:
+            raise ConfigError("row_length: expected the length of a row, which packed rows need")
+        rows = packing([tree.num_tokens for tree in trees], row_length)
+    else:
+        rows = [list(range(len(trees)))]
+    return _fill(trees, rows, pad_id=pad_id, multiple_of=multiple_of, row_length=row_length or 0)
+
+
+def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of: int, row_length: int) -> TreeBatch:
+    """The trees of each row end to end."""
+    longest = max([sum(trees[number].num_tokens for number in row) for row in rows] + [row_length])
+    width = -(-longest // multiple_of) * multiple_of
+    input_ids = np.full(len(rows) * width, pad_id, np.int64)
+    position_ids, sequence_ids = np.zeros_like(input_ids), np.full_like(input_ids, -1)
+    first_branch = list(accumulate((len(tree.branches) for tree in trees), initial=0))
+    segments: list[Segment] = []
+    nothing = np.zeros(0, np.int64)
+    source, target, owner = [nothing], [nothing], [nothing]
+    for row_number, row in enumerate(rows):
+        at = row_number * width
+        for number in row:
+            tree = trees[number]
+            start, prompt_end = at, at + len(tree.prompt)
+            input_ids[start:prompt_end] = tree.prompt
+            position_ids[start:prompt_end] = np.arange(len(tree.prompt))
+            at, spans = prompt_end, []
+            for branch, (ids, mask) in enumerate(zip(tree.branches, tree.masks, strict=True), first_branch[number]):
+                trained = np.flatnonzero(mask)
+                # the first token of every branch is predicted by the last one of the prompt
+                source.append(np.where(trained == 0, prompt_end - 1, at + trained - 1))
+                target.append(ids[trained])
+                owner.append(np.full(len(trained), branch))
+                spans.append((at, at + len(ids)))
+                input_ids[at : at + len(ids)] = ids
+                position_ids[at : at + len(ids)] = len(tree.prompt) + np.arange(len(ids))
+                at += len(ids)
+            sequence_ids[start:at] = number
+            segments.append(Segment((start, prompt_end), tuple(spans)))
+    shape = len(rows), width
+    return TreeBatch(
+        input_ids=input_ids.reshape(shape),
+        attention_mask=(sequence_ids >= 0).astype(np.int64).reshape(shape),
+        position_ids=position_ids.reshape(shape),
+        sequence_ids=sequence_ids.reshape(shape),
+        segments=tuple(segments),
+        source=np.concatenate(source),
+        target=np.concatenate(target),
+        branch=np.concatenate(owner),
+        num_branches=first_branch[-1],
+    )
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Sequences end to end in rows. `position_ids` start anew with each; `sequence_ids` says which one a token is of
+    (0, 1, ... in the order they came; -1 is padding), for block-diagonal attention."""
+
+    input_ids: Array
+    attention_mask: Array
+    position_ids: Array
+    sequence_ids: Array
+    response_mask: Array
+    labels: Array
+
+
+def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int) -> Packed:
+    """Pack sequences; the first token of each has no label, since nothing before it is its own.
+
+    >>> packed = pack([np.array([5, 6, 7]), np.array([8, 9])], [np.array([0, 1, 1]), np.array([1, 1])],
+    ...               row_length=6, pad_id=0)
+    >>> packed.input_ids, packed.position_ids, packed.sequence_ids
+    (array([[5, 6, 7, 8, 9, 0]]), array([[0, 1, 2, 0, 1, 0]]), array([[ 0,  0,  0,  1,  1, -1]]))
+    >>> packed.labels
+    array([[-100,    6,    7, -100,    9, -100]])
+    """
+    trees = [Tree(item[:1], (item[1:],), (mask[1:],)) for item, mask in zip(ids, masks, strict=True)]
+    batch = collate_trees(trees, "packed", row_length=row_length, pad_id=pad_id)
+    labels = np.full(batch.input_ids.shape, IGNORE_INDEX)
+    labels.flat[batch.source + 1] = batch.target
+    response_mask = np.zeros(labels.shape, bool)
+    for number, mask in enumerate(masks):
+        response_mask[batch.sequence_ids == number] = mask
+    return Packed(
+        input_ids=batch.input_ids,
+        attention_mask=batch.attention_mask,
+        position_ids=batch.position_ids,
+        sequence_ids=batch.sequence_ids,
+        response_mask=response_mask,
+        labels=labels,
+    )
+
+
+class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    chosen_ids: Array
+    chosen_attention_mask: Array
+    chosen_mask: Array
+    rejected_ids: Array
+    rejected_attention_mask: Array
+    rejected_mask: Array
+    prompt_lengths: Array
+
+
+class PolicyBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    input_ids: Array
+    attention_mask: Array
+    response_mask: Array
+    labels: Array
+    lengths: Array
+    rewards: Array
+    advantages: Array
+    logprobs: Array | None = None
+
+
+class DistillBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    student_ids: Array
+    student_attention_mask: Array
+    sdpo_mask: Array
+    teacher_ids: Array
+    teacher_attention_mask: Array
+    student_index: Array
+    teacher_index: Array
+    index_valid: Array
+
+
+class CombinedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the three channels need of one batch of traces; a channel that is off, or has nothing, is None."""
+
+    policy: PolicyBatch | None
+    distill: DistillBatch | None
+    preference: PreferenceBatch | None
+
+
+def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: int = 1) -> PreferenceBatch:
+    """Chosen and rejected sides, each with its own mask; the prompt ids of a row are equal on both sides.
+
+    >>> def side(ids, mask):
+    ...     return Sequence(ids=ids, mask=mask, message_index=[0] * len(ids), paint=[0] * len(ids))
+    >>> chosen, rejected = side([1, 2, 7, 8], [0, 0, 1, 1]), side([1, 2, 9], [0, 0, 1])
+    >>> pair = EncodedPair(chosen=chosen, rejected=rejected, prompt_length=2)
+    >>> batch = collate_preference([pair], pad_id=0)
+    >>> batch.chosen_ids, batch.chosen_mask
+    (array([[1, 2, 7, 8]]), array([[False, False,  True,  True]]))
+    >>> batch.rejected_ids, batch.rejected_mask, batch.rejected_attention_mask
+    (array([[1, 2, 9]]), array([[False, False,  True]]), array([[1, 1, 1]]))
+    """
+    sides: dict[str, Array] = {}
+    for name in ("chosen", "rejected"):
+        arrays = _pad_sequences([getattr(pair, name) for pair in pairs], pad_id, multiple_of)
+        sides |= zip((f"{name}_ids", f"{name}_attention_mask", f"{name}_mask"), arrays, strict=True)
+    return PreferenceBatch(**sides, prompt_lengths=np.array([pair.prompt_length for pair in pairs], dtype=np.int64))
+
+
+def collate_policy(
+    sequences: Items[Sequence],
+    rewards: Items[float],
+    *,
+    pad_id: int,
+    advantages: Items[float] | None = None,
+    multiple_of: int = 1,
+    ignore_index: int = IGNORE_INDEX,
+) -> PolicyBatch:
+    """Sequences with a reward each; the advantage (the reward where none is given) stands at every generated token.
+
+    >>> one = Sequence(ids=[1, 0, 7], mask=[0, 0, 1], message_index=[0] * 3, paint=[0] * 3)
+    >>> two = Sequence(ids=[1, 8], mask=[0, 1], message_index=[0] * 2, paint=[0] * 2)
+    >>> batch = collate_policy([one, two], [1.0, 0.5], pad_id=0)
+    >>> batch.input_ids, batch.attention_mask  # the pad id in the first row is text
+    (array([[1, 0, 7],
+           [1, 8, 0]]), array([[1, 1, 1],
+           [1, 1, 0]]))
+    >>> batch.labels
+    array([[-100, -100,    7],
+           [-100,    8, -100]])
+    >>> batch.rewards, batch.advantages
+    (array([1. , 0.5], dtype=float32), array([[0. , 0. , 1. ],
+           [0. , 0.5, 0. ]], dtype=float32))
+    """
+    values = rewards if advantages is None else advantages
+    if not len(sequences) == len(rewards) == len(values):
+        raise RecordError("rewards", len(rewards), f"one for each of {len(sequences)} sequences")
+    ids, attention_mask, mask = _pad_sequences(sequences, pad_id, multiple_of)
+    known = [row.logprobs for row in sequences if row.logprobs is not None]
+    logprobs = padded(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
+    return PolicyBatch(
+        input_ids=ids,
+        attention_mask=attention_mask,
+        response_mask=mask,
+        labels=np.where(mask, ids, ignore_index),
+        lengths=attention_mask.sum(axis=1),
+        rewards=np.array(rewards, dtype=np.float32),
+        advantages=mask * np.array(values, dtype=np.float32)[:, None],
+        logprobs=logprobs,
+    )
+
+
+def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int = 1) -> DistillBatch:
+    """Student and hinted teacher; student_index[b, k] and teacher_index[b, k] are the same token where valid.
+
+    >>> student = Sequence(ids=[1, 7, 8], mask=[0, 1, 1], message_index=[0, 1, 1], paint=[0] * 3)
+    >>> teacher = Sequence(ids=[1, 5, 7, 8], mask=[0, 0, 1, 1], message_index=[0, 0, 1, 1], paint=[0] * 4)
+    >>> same = {"student_index": np.array([1, 2]), "teacher_index": np.array([2, 3])}
+    >>> item = Distillation(student=student, teacher=teacher, **same)
+    >>> batch = collate_distill([item], pad_id=0)
+    >>> batch.student_ids, batch.sdpo_mask
+    (array([[1, 7, 8]]), array([[False,  True,  True]]))
+    >>> batch.teacher_ids, batch.student_index, batch.teacher_index, batch.index_valid
+    (array([[1, 5, 7, 8]]), array([[1, 2]]), array([[2, 3]]), array([[ True,  True]]))
+    """
+    student, student_attention, _ = _pad_sequences([item.student for item in items], pad_id, multiple_of)
+    teacher, teacher_attention, _ = _pad_sequences([item.teacher for item in items], pad_id, multiple_of)
+    counts = [len(item.student_index) for item in items]
+    return DistillBatch(
+        student_ids=student,
+        student_attention_mask=student_attention,
+        sdpo_mask=padded([item.student_mask for item in items], 0, dtype="bool", length=student.shape[1]),
+        teacher_ids=teacher,
+        teacher_attention_mask=teacher_attention,
+        student_index=padded([item.student_index for item in items], 0, dtype="int64"),
+        teacher_index=padded([item.teacher_index for item in items], 0, dtype="int64"),
+        index_valid=attention(counts, max(counts)).astype(bool),
+    )
+
+
+def _pad_sequences(sequences: Items[Sequence], pad_id: int, multiple_of: int) -> tuple[Array, Array, Array]:
+    """(ids, attention mask, mask of what was generated), each (B, T)."""
+    ids = padded([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
+    mask = padded([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
+    return ids, attention([len(row) for row in sequences], ids.shape[1]), mask

@@ -1,0 +1,185 @@
+"""The combined collator: traces with pairs to one batch for GRPO, SDPO and replayed DPO, as the Composer collator does.
+
+Each channel has its own cap on length and can be switched off. What does not fit, has no hint or cannot be encoded is
+left out of its channel and counted; nothing else changes for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience, Pair
+from pairwright.records.messages import ErrorSite, Message
+from pairwright.tokens.batch.collate import (
+    IGNORE_INDEX,
+    CombinedBatch,
+    as_torch,
+    collate_distill,
+    collate_policy,
+    collate_preference,
+)
+from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
+from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, hints_for
+from pairwright.tokens.recorded import encode_experience
+from pairwright.tokens.refusals import Refusal, TokensError
+from pairwright.tokens.sequence import Sequence, Truncation, truncate
+from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
+from pairwright.tokens.tokenizer import chat_tokenizer
+
+HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """An experience with the pairs that are replayed along with it."""
+
+    experience: Experience
+    pairs: tuple[Pair, ...] = ()
+
+
+class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`max_length` caps the policy and distill channels, `max_pair_length` the preference channel. `reward_key` names a
+    reward component to use instead of the reward. `allow_dropped`, `allow_images`: see `encode_chat`."""
+
+    max_length: int = 4096
+    max_pair_length: int = 2048
+    truncation: Truncation = "keep_end"
+    keep_first: int = 0
+    ignore_index: int = IGNORE_INDEX
+    reward_key: str | None = None
+    use_policy: bool = True
+    use_distill: bool = True
+    use_preference: bool = True
+    allow_dropped: bool = False
+    allow_images: bool = False
+    hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
+
+
+class Collator:
+    """Callable on a list of traces; `counts` says what was left out of which channel, and why.
+
+    `hints` makes the hints of a conversation's error sites; by default `hints_for`, with a judge if there is one.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        pad_id: int,
+        options: CombineOptions | None = None,
+        judge: Judge | None = None,
+        hints: HintGenerator | None = None,
+        tensors: Literal["numpy", "torch"] = "numpy",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.pad_id = pad_id
+        self.options = CombineOptions() if options is None else options
+        self.hints = hints or partial(hints_for, templates=self.options.hint_templates, judge=judge)
+        self.tensors = tensors
+        self.counts: Counter[str] = Counter()
+
+    def __call__(self, traces: Items[Trace]) -> CombinedBatch | dict[str, Any]:
+        options, pad = self.options, self.pad_id
+        sequences, rewards = self._policy(traces) if options.use_policy else ([], [])
+        distillations = self._distill(traces) if options.use_distill else []
+        pairs = self._preference(traces) if options.use_preference else []
+        batch = CombinedBatch(
+            policy=collate_policy(sequences, rewards, pad_id=pad, ignore_index=options.ignore_index)
+            if sequences
+            else None,
+            distill=collate_distill(distillations, pad_id=pad) if distillations else None,
+            preference=collate_preference(pairs, pad_id=pad) if pairs else None,
+        )
+        return as_torch(batch) if self.tensors == "torch" else batch
+
+    def _policy(self, traces: Items[Trace]) -> tuple[list[Sequence], list[float]]:
+        sequences: list[Sequence] = []
+        rewards: list[float] = []
+        encode = partial(
+            encode_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+        )
+        for trace in traces:
+            reward = reward_of(trace.experience, self.options.reward_key)
+            if reward is None:
+                self.counts["policy: unscored"] += 1
+                continue
+            try:
+                for sequence in encode(self.tokenizer, trace.experience):
+                    self.counts["policy: dropped_prompt_content"] += bool(sequence.report.prompt_dropped)
+                    cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
+                    self.counts["policy: truncated"] += cut is not sequence
+                    sequences.append(cut)
+                    rewards.append(reward)
+            except Refusal as refusal:
+                self.counts[f"policy: {refusal.reason}"] += 1
+        return sequences, rewards
+
+    def _distill(self, traces: Items[Trace]) -> list[Distillation]:
+        items = []
+        for trace in traces:
+            experience = trace.experience
+            hints, counted = self.hints(experience.messages, experience.errors)
+            self.counts["distill: without_hint"] += counted.without_hint
+            self.counts["distill: without_recovery"] += counted.without_recovery
+            hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
+            if not hints:
+                continue
+            distill = partial(
+                distill_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+            )
+            try:
+                hinted = distill(chat_tokenizer(self.tokenizer), experience, hints)
+            except Refusal as refusal:
+                self.counts[f"distill: {refusal.reason}"] += 1
+                continue
+            self.counts["distill: dropped_prompt_content"] += sum(bool(i.student.report.prompt_dropped) for i in hinted)
+            items += [item for item in map(self._cut, hinted) if item is not None]
+        return items
+
+    def _cut(self, item: Distillation) -> Distillation | None:
+        """The item within its cap, or None; what was cut is counted."""
+        try:
+            cut = truncate_distillation(item, *self._caps(), keep_first=self.options.keep_first)
+        except Refusal as refusal:
+            self.counts[f"distill: {refusal.reason}"] += 1
+            return None
+        self.counts["distill: truncated"] += cut is not item
+        self.counts["distill: hints_cut"] += len(item.targets) - len(cut.targets)
+        return cut
+
+    def _preference(self, traces: Items[Trace]) -> list[EncodedPair]:
+        compared = (
+            PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None)
+            for trace in traces
+            for pair in trace.pairs
+        )
+        encoded = []
+        for item in encode_pairs(
+            self.tokenizer, compared, max_length=self.options.max_pair_length, truncation=self.options.truncation,
+            keep_first=self.options.keep_first, allow_dropped=self.options.allow_dropped,
+            allow_images=self.options.allow_images,
+        ):  # fmt: skip
+            if isinstance(item, TokensError):
+                self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1
+                continue
+            self.counts["preference: truncated"] += bool(item.chosen.report.truncated)
+            self.counts["preference: dropped_prompt_content"] += bool(item.chosen.report.prompt_dropped)
+            encoded.append(item)
+        return encoded
+
+    def _caps(self) -> tuple[int, Truncation]:
+        return self.options.max_length, self.options.truncation
+
+
+def reward_of(experience: Experience, key: str | None) -> float | None:
+    """The reward, or one of its components; None where there is none or it is not finite."""
+    if key is None:
+        return experience.reward if experience.is_scored else None
+    value = experience.reward_components.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise RecordError(f"reward_components.{key}", value, "a number")
+    return None if value is None else float(value)

@@ -1,0 +1,319 @@
+"""Preferences to sequences: the prompt is encoded once, and both sides continue the same ids.
+
+Invariants: the first `prompt_length` ids of both sides are equal and untrained; what follows is each side's own
+completion, every generated turn of it trained, tool results not. The two sides are cut alike or not at all.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
+from functools import partial
+from itertools import islice
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from pairwright.records.arrays import Array
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message, mark_generated
+from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
+from pairwright.tokens.encode_turns import located_groups
+from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
+from pairwright.tokens.recorded import EncodedSide, recorded_side, shared_prompt, without_stop
+from pairwright.tokens.refusals import Refusal, TokensError
+from pairwright.tokens.sequence import Sequence, Truncation
+from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media, refuse_media_inputs
+from pairwright.tokens.spans.regions import Located, Verify
+from pairwright.tokens.spans.spelling import Part, encode_parts, escaped_controls, finished
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+
+Encodings = dict[Part, tuple[Array, Array]]
+Found = TypeVar("Found")
+_AT_ONCE = 64
+Name = Literal["chosen", "rejected"]
+SIDES: tuple[Name, Name] = ("chosen", "rejected")
+
+
+class EncodedPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two sequences that start with the same prompt."""
+
+    chosen: Sequence
+    rejected: Sequence
+    prompt_length: int
+
+
+Sources = tuple[Experience | None, Experience | None]
+
+
+class PairMessages(NamedTuple):
+    """What is compared. `sources` are the experiences of the two sides where these recorded token ids, which then are
+    the side; a preference is the source of both its sides. A side that was `cut` short has no stop token."""
+
+    prompt: Messages
+    chosen: Messages
+    rejected: Messages
+    tools: Items[Json] | None = None
+    sources: Sources = (None, None)
+    cut: tuple[bool, bool] = (False, False)
+
+
+def encode_pair(
+    tokenizer: Any,
+    prompt: Messages,
+    chosen: Messages,
+    rejected: Messages,
+    tools: Items[Json] | None = None,
+    *,
+    sources: Sources = (None, None),
+    cut: tuple[bool, bool] = (False, False),
+    recorded: Literal["use", "ignore"] = "use",
+    max_length: int | None = None,
+    truncation: Truncation = "keep_end",
+    keep_first: int = 0,
+    control_tokens: ControlTokens = "keep",
+    require_stop: bool = True,
+    verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> EncodedPair:
+    """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
+    pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
+    (found,) = encode_pairs(
+        tokenizer, [pair], recorded=recorded, max_length=max_length, truncation=truncation, keep_first=keep_first,
+        control_tokens=control_tokens, require_stop=require_stop, verify=verify, allow_dropped=allow_dropped,
+        allow_images=allow_images,
+    )  # fmt: skip
+    if isinstance(found, TokensError):
+        raise found
+    return found
+
+
+def encode_pairs(
+    tokenizer: Any,
+    pairs: Iterable[PairMessages],
+    *,
+    recorded: Literal["use", "ignore"] = "use",
+    max_length: int | None = None,
+    truncation: Truncation = "keep_end",
+    keep_first: int = 0,
+    control_tokens: ControlTokens = "keep",
+    require_stop: bool = True,
+    verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> Iterator[EncodedPair | TokensError]:
+    """Many pairs in their order, each as `encode_pair` gives it, or the refusal in its place.
+
+    A few dozen are rendered, then encoded, then masked at a time, which is faster than one by one, and a prompt or
+    completion that several of them share is encoded once.
+    """
+    ready = chat_tokenizer(tokenizer)
+    draft_pair = partial(
+        _drafted, recorded=recorded, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
+        allow_dropped=allow_dropped, allow_images=allow_images,
+    )  # fmt: skip
+    source = iter(pairs)
+    while group := list(islice(source, _AT_ONCE)):
+        drafts = [_attempt(draft_pair, ready, pair) for pair in group]
+        rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
+        prompts = list(dict.fromkeys(side.prompt for side in rendered))
+        tails = list(dict.fromkeys(side.tail for side in rendered))
+        encodings = encode_parts(ready, prompts, continues=False), encode_parts(ready, tails, continues=True)
+        for draft in drafts:
+            found = _attempt(_encoded, ready, draft, *encodings) if isinstance(draft, _Draft) else draft
+            if isinstance(found, EncodedPair) and max_length is not None:
+                found = _attempt(partial(truncate_pair, keep_first=keep_first), found, max_length, truncation)
+            yield found
+
+
+def truncate_pair(
+    pair: EncodedPair, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
+) -> EncodedPair:
+    """Cut the shared prompt until the longer side fits; the completions stay whole.
+
+    "keep_start" keeps the prompt's first tokens, "keep_end" its last ones (and the first `keep_first`, such as a BOS
+    token or the system prompt), "drop" refuses. A completion that does not fit by itself is refused.
+    """
+    longest = max(len(pair.chosen), len(pair.rejected))
+    if longest <= max_length:
+        return pair
+    room = max_length - (longest - pair.prompt_length)
+    if truncation == "drop" or room < max(1, keep_first):
+        completion = longest - pair.prompt_length
+        raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
+    if truncation == "keep_start":
+        kept = np.arange(room)
+    else:
+        first = np.arange(keep_first)
+        kept = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
+    return EncodedPair(
+        chosen=_keep(pair.chosen, kept, pair.prompt_length),
+        rejected=_keep(pair.rejected, kept, pair.prompt_length),
+        prompt_length=room,
+    )
+
+
+def _keep(side: Sequence, kept: Any, prompt_length: int) -> Sequence:
+    return side.take(np.concatenate([kept, np.arange(prompt_length, len(side))]))
+
+
+class _Rendered(NamedTuple):
+    """A side that is rendered and located, but not encoded: its prompt, and what follows."""
+
+    chat: Chat
+    located: Located
+    prompt: Part
+    tail: Part
+    is_cut: bool
+
+
+class _Draft(NamedTuple):
+    """A pair; each side is rendered, or encoded already: recorded ids, and raw text."""
+
+    tools: list[Json] | None
+    rendered: dict[str, _Rendered]
+    encoded: dict[str, EncodedSide]
+
+
+def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError:
+    try:
+        return step(*arguments)
+    except TokensError as error:
+        return error
+
+
+def _drafted(
+    tokenizer: ChatTokenizer,
+    pair: PairMessages,
+    *,
+    recorded: Literal["use", "ignore"],
+    control_tokens: ControlTokens,
+    require_stop: bool,
+    verify: Verify,
+    allow_dropped: bool,
+    allow_images: bool,
+) -> _Draft:
+    if not allow_images:
+        _refuse_recorded_media(pair)
+    is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
+    draft = _Draft(tokenizer.schemas(pair.tools), {}, {})
+    sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
+    for name, completion, source, is_cut in sides:
+        if source is not None and source.tokens is not None and recorded == "use":
+            prompt, answer = _records(pair.prompt), _records(completion)
+            draft.encoded[name] = recorded_side(tokenizer, prompt, answer, source, name)
+            continue
+        if is_text:
+            sequence = _text_side(
+                tokenizer, pair.prompt, completion, control_tokens=control_tokens, require_stop=require_stop
+            )
+            start = int(np.argmax(sequence.mask))
+            draft.encoded[name] = EncodedSide(without_stop(sequence) if is_cut else sequence, start)
+            continue
+        located = _located_side(
+            tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify,
+            allow_images=allow_images,
+        )  # fmt: skip
+        refuse_dropped(located[1].dropped, allow=allow_dropped, where=f"{name}: ")
+        draft.rendered[name] = _Rendered(*located, *_parts(tokenizer, located[1], control_tokens), is_cut)
+    if len({side.prompt.text for side in draft.rendered.values()}) > 1:
+        raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
+    return draft
+
+
+def _refuse_recorded_media(pair: PairMessages) -> None:
+    """Recorded ids are not rendered, so images are looked for in the messages and beside the ids."""
+    for side, source in zip((pair.chosen, pair.rejected), pair.sources, strict=True):
+        if source is not None:
+            refuse_media_inputs(source, allow=False)
+            messages = [*pair.prompt, *side]
+            contents = [item.content if isinstance(item, Message) else item.get("content") for item in messages]
+            refuse_media([{"content": content} for content in contents], allow=False)
+
+
+def _records(messages: Messages) -> list[Message]:
+    records = [message for message in messages if isinstance(message, Message)]
+    if len(records) != len(messages):
+        raise Refusal("recorded_ids", "recorded ids belong to messages that are records, not dicts")
+    return records
+
+
+def _text_side(
+    tokenizer: ChatTokenizer,
+    prompt: Messages,
+    completion: Messages,
+    *,
+    control_tokens: ControlTokens,
+    require_stop: bool,
+) -> Sequence:
+    """A side of raw text, which continues the ids of the prompt."""
+    messages = [*_records(prompt), *mark_generated(tuple(_records(completion)))]
+    return encode_raw_text(
+        tokenizer, messages, train_from=len(prompt), control_tokens=control_tokens, require_stop=require_stop
+    )
+
+
+def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
+    """The prompt and the rest, each with the control tokens that are meant as text."""
+    text, cut = located.rendered.text, located.regions[0].start
+    escaped = escaped_controls(tokenizer, located.rendered, located.regions, control_tokens)
+    before = tuple((start, end) for start, end in escaped if start < cut)
+    after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
+    return Part(text[:cut], before), Part(text[cut:], after)
+
+
+def _located_side(
+    tokenizer: ChatTokenizer,
+    prompt: Messages,
+    side: Messages,
+    tools: list[Json] | None,
+    *,
+    require_stop: bool,
+    verify: Verify,
+    allow_images: bool,
+) -> tuple[Chat, Located]:
+    chat, generated = prepared(tokenizer, [*prompt, *side], tools, allow_images=allow_images)
+    turns = [index for index in generated if index >= len(prompt)]
+    if not turns or turns[0] != len(prompt):
+        detail = "a completion starts with a message that the model generated"
+        raise Refusal("not_generated", detail, message=len(prompt))
+    groups = located_groups(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify)
+    if len(groups) > 1:
+        detail = "the template rewrites history within the completion: no one sequence is exact"
+        raise Refusal("context_differs", detail, message=turns[0])
+    return groups[0]
+
+
+def _encoded(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
+    sides = dict(draft.encoded)
+    for name, side in draft.rendered.items():
+        prompt = prompts[side.prompt]
+        sequence = _encoded_side(tokenizer, side, draft.tools, prompt, tails[side.tail])
+        sides[name] = EncodedSide(without_stop(sequence) if side.is_cut else sequence, len(prompt[0]))
+    chosen, rejected = sides["chosen"], sides["rejected"]
+    prompt_length = shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start
+    return EncodedPair(chosen=chosen.sequence, rejected=rejected.sequence, prompt_length=prompt_length)
+
+
+def _encoded_side(
+    tokenizer: ChatTokenizer,
+    side: _Rendered,
+    tools: list[Json] | None,
+    prompt: tuple[Array, Array],
+    completion: tuple[Array, Array],
+) -> Sequence:
+    located = side.located
+    start, size = located.regions[0].start, len(prompt[0])
+    encoded = finished(
+        tokenizer,
+        np.concatenate([prompt[0], completion[0]]),
+        np.concatenate([prompt[1], completion[1] + start]),
+        is_split=True,
+    )
+    # A control token of the prompt may have swallowed white space after it; it stays the prompt's.
+    encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
+    mask, message_index, paint = painted(encoded, located.rendered, located.regions, side.chat)
+    num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
+    report = checked_report(tokenizer, tools, encoded, located, num_controls=num_controls)
+    return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)

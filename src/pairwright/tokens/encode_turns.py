@@ -1,0 +1,119 @@
+"""Templates that rewrite history: one sequence for each group of turns that share a context.
+
+Each sequence holds what inference saw when its turns were generated, checked by rendering the prefix with the
+generation prompt. Turns go together as long as one render is exact for all of them, so a template that keeps its
+history gives one sequence, one that drops old reasoning gives one for each user message, and gpt-oss one for each turn.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Any
+
+from pairwright.records.messages import Json
+from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_chat, encode_located, prepared
+from pairwright.tokens.plain_text import is_raw_text
+from pairwright.tokens.refusals import Refusal, TemplateError
+from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
+from pairwright.tokens.spans.probes import Unfit, stitched
+from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+
+_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
+
+
+def encode_turns(
+    tokenizer: Any,
+    messages: Messages,
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    boundaries: Boundaries = "whole",
+    control_tokens: ControlTokens = "keep",
+    require_stop: bool = True,
+    verify: Verify = "quick",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> list[Sequence]:
+    """A conversation as as few sequences as are exact, in the order of their turns."""
+    ready = chat_tokenizer(tokenizer)
+    if is_raw_text(messages):
+        options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
+        return [encode_chat(ready, messages, train_from=train_from, **options)]
+    schemas = ready.schemas(tools)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    turns = [index for index in generated if index >= train_from]
+    groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
+    refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
+    return [
+        encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+        for part, located in groups
+    ]
+
+
+def located_groups(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    *,
+    require_stop: bool,
+    verify: Verify = "quick",
+) -> list[tuple[Chat, Located]]:
+    """The conversation up to the last turn of each group, with the regions of the group's turns."""
+    try:
+        return [(chat, locate(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify))]
+    except Refusal as refusal:
+        if refusal.reason not in _PER_TURN:
+            raise
+    groups: list[tuple[Chat, Located]] = []
+    left = list(turns)
+    while left:
+        part = chat[: left[-1] + 1]
+        located = last_group(tokenizer, part, tools, left, require_stop=require_stop, verify=verify)
+        left = left[: len(left) - len(located.regions)]
+        groups.append((part, located))
+    return groups[::-1]
+
+
+def last_group(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: list[int],
+    *,
+    require_stop: bool,
+    verify: Verify = "quick",
+) -> Located:
+    """As many of the last turns as one render of the conversation is exact for; at least one."""
+    renderer = tokenizer.renderer(tools)
+    try:
+        rendered = renderer.render(chat, tools)
+        finder = Finder(tokenizer, renderer, rendered, chat, tools)
+        regions: list[Region] = []
+        for turn in reversed(turns):
+            found = finder.find(turn, require_stop=require_stop)
+            if isinstance(found, Unfit):
+                break
+            regions.insert(0, found)
+        while regions:
+            try:
+                return finder.located(regions, verify=verify)
+            except Refusal:
+                regions = regions[1:]
+    except TemplateError as error:
+        raise Refusal("template_error", str(error), message=turns[-1]) from None
+    return _stitched(tokenizer, chat, tools, require_stop=require_stop)
+
+
+def _stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+    turn = len(chat) - 1
+    result = stitched(tokenizer, tokenizer.renderer(tools), chat, tools)
+    if isinstance(result, Unfit):
+        raise Refusal(result.reason, result.detail, message=turn)
+    rendered, start, end, stop = result
+    if stop is None and require_stop:
+        raise Refusal("no_stop", "no stop token follows the turn", message=turn)
+    left_out = find_left_out(rendered, chat, tools, [turn])
+    regions = [Region(turn, start, end, stop)]
+    return Located(rendered, regions, left_out.dropped, (), 1, left_out.prompt_dropped, left_out.num_images)

@@ -1,0 +1,257 @@
+"""What a template leaves out: text and calls of messages, tool schemas, images.
+
+What the model generated in a trained turn and the template does not render is a Refusal, unless it is allowed: else the
+turn would be trained without it, down to a bare stop token. What is missing from the prompt is reported. Reasoning of
+earlier turns is not counted there: templates leave it out of the history by design, for inference as well.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.template.render import Piece, Rendered
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING
+
+Fields = tuple[tuple[int, str], ...]
+
+WHOLE = -1  # stands for the message where something concerns the conversation as a whole
+_MAX_NAMED = 5  # messages that a refusal names
+_MEDIA = ("image", "audio", "video", "file", "document", "blob")  # in the type of a content part
+_MEDIA_KEYS = frozenset({"image", "image_url", "audio", "input_audio", "video", "video_url"})
+_TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
+_ARGUMENTS = ("arguments", "parameters", "input")
+
+
+class LeftOut(NamedTuple):
+    """`dropped`: fields of trained turns, `prompt_dropped`: fields of other messages, and (-1, "tools") where a tool
+    schema is not rendered; `num_images`: content parts that are no text."""
+
+    dropped: Fields
+    prompt_dropped: Fields
+    num_images: int
+
+
+def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trained: Iterable[int]) -> LeftOut:
+    """Compare a rendered conversation with its messages."""
+    own: dict[int, list[int]] = {}
+    for number, piece in enumerate(rendered.pieces):
+        own.setdefault(piece.message, []).append(number)
+    turns = set(trained)
+    dropped: list[tuple[int, str]] = []
+    prompt_dropped = [(WHOLE, "tools")] if tools and _has_lost_tools(rendered, tools) else []
+    num_images = 0
+    for number, message in enumerate(chat):
+        content = message.get("content")
+        if isinstance(content, list):
+            num_images += sum(1 for _ in _media_types(content))
+            if content and str(content) in rendered.text:
+                detail = "the template writes the parts of its content as a Python list, not as text"
+                raise Refusal("template_error", detail, message=number)
+        if number in turns:
+            dropped += [(number, name) for name in _dropped_fields(rendered, _block(own.get(number, [])), message)]
+        else:
+            prompt_dropped += [(number, name) for name in _dropped_context(rendered, own.get(number, []), message)]
+    return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)
+
+
+def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
+    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed."""
+    if not dropped or allow:
+        return
+    fields: dict[int, list[str]] = {}
+    for message, name in dropped:
+        fields.setdefault(message, []).append(name)
+    (first, names), *others = fields.items()
+    detail = f"the template does not render {' and '.join(names)} of this turn, which the model generated"
+    if others:
+        more = ", ".join(f"{message} ({' and '.join(names)})" for message, names in others[:_MAX_NAMED])
+        detail += f"; the same in message {more}" + (", ..." if len(others) > _MAX_NAMED else "")
+    raise Refusal("dropped", f"{where}{detail}", message=first)
+
+
+def refuse_media(chat: Sequence[Json], *, allow: bool) -> None:
+    """Raise a Refusal for the first content part that is an image, audio, video or file, unless these are allowed."""
+    if allow:
+        return
+    for number, message in enumerate(chat):
+        content = message.get("content")
+        if isinstance(content, list) and (kind := next(_media_types(content), None)) is not None:
+            raise Refusal("multimodal", f"a content part of type {kind!r}: only tokens are trained", message=number)
+
+
+def refuse_media_inputs(experience: Experience, *, allow: bool) -> None:
+    """The same for an experience: its messages, and the inputs that were recorded beside its tokens."""
+    if allow:
+        return
+    if experience.multi_modal_inputs:
+        names = ", ".join(sorted(experience.multi_modal_inputs))
+        raise Refusal("multi_modal_inputs", f"it has {names}: only tokens are trained")
+    refuse_media([{"content": message.content} for message in experience.messages], allow=False)
+
+
+def count_media(experience: Experience) -> int:
+    """Content parts that are no text; at least one where inputs were recorded beside the tokens."""
+    parts = [message.content for message in experience.messages if isinstance(message.content, list)]
+    return max(sum(1 for part in parts for _ in _media_types(part)), int(bool(experience.multi_modal_inputs)))
+
+
+def _media_types(value: Any) -> Iterator[str]:
+    """The types of all parts that are no text, also of those inside other parts (an image in a tool result)."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _media_types(item)
+    elif isinstance(value, dict):
+        kind = value.get("type")
+        if isinstance(kind, str) and any(word in kind for word in _MEDIA):
+            yield kind
+        elif kind is None and (keys := _MEDIA_KEYS.intersection(value)):
+            yield min(keys)
+        else:
+            for item in value.values():
+                if isinstance(item, list | dict):
+                    yield from _media_types(item)
+
+
+def _dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[str]:
+    """Fields of a turn with text that is not rendered."""
+    dropped = []
+    for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
+        if _is_text_missing(rendered, own, field, _text(message.get(key))):
+            dropped.append(name)
+    if _are_calls_missing(rendered, own, _calls(message)):
+        dropped.append("tool_calls")
+    return dropped
+
+
+def _dropped_context(rendered: Rendered, own: list[int], message: Json) -> list[str]:
+    """Fields of a message that is not trained; reasoning inside the content of an earlier turn is not one of them."""
+    text = _text(message.get("content"))
+    if message.get("role") == "assistant":
+        text = text.rpartition("</think>")[2]
+    dropped = ["content"] if _is_text_missing(rendered, own, CONTENT, text) else []
+    if _are_calls_missing(rendered, own, _calls(message)):
+        dropped.append("tool_calls")
+    return dropped
+
+
+def _block(own: list[int]) -> list[int]:
+    """The turn itself: pieces that follow each other. Its text may be repeated later (a call's name in the header of
+    the result)."""
+    size = next((size for size in range(1, len(own)) if own[size] != own[size - 1] + 1), len(own))
+    return own[:size]
+
+
+def _is_text_missing(rendered: Rendered, own: list[int], field: int, text: str) -> bool:
+    """Whether some of a field's text is not rendered. White space at its ends may go, and the template may write the
+    tags in it itself (those around the reasoning inside the content)."""
+    pieces = rendered.pieces
+    size = 0
+    for number in own:
+        piece = pieces[number]
+        if piece.field == field:
+            size += piece.end - piece.start
+    if size >= len(text):
+        return False
+    squeezed = _squeeze(text)
+    if size >= len(squeezed):
+        return False
+    if not own or size < len(_TAG.sub("", squeezed)):
+        return True
+    before = pieces[own[0] - 1].end if own[0] else 0
+    after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
+    return squeezed not in _squeeze(rendered.text[before:after])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        return ""
+    parts = (part.get("text", part.get("refusal")) for part in value if isinstance(part, dict))
+    return "".join(part for part in parts if isinstance(part, str))
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _calls(message: Json) -> list[Json]:
+    """The functions that a message calls."""
+    calls = message.get("tool_calls")
+    items = [*calls] if isinstance(calls, list) else []
+    items.append(message.get("function_call"))
+    functions = [call.get("function", call) for call in items if isinstance(call, dict)]
+    return [function for function in functions if isinstance(function, dict)]
+
+
+def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json]) -> bool:
+    """Whether a name or an argument of a call is not rendered."""
+    if not calls:
+        return False
+    pieces: list[Piece] = [rendered.pieces[number] for number in own]
+    text = "\n".join(rendered.text[piece.start : piece.end] for piece in pieces if piece.field == CALL)
+    names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
+    if any(text.count(name) < names.count(name) for name in names):
+        return True
+    arguments = (call.get(key) for call in calls for key in _ARGUMENTS)
+    return any(_is_value_missing(text, value) for value in arguments)
+
+
+def _is_value_missing(text: str, value: Any) -> bool:
+    """Whether some of a call's arguments is in no text of the call: first as the JSON that most templates write, then
+    key by key and value by value, since some write them as tags."""
+    if isinstance(value, str):
+        return value.strip() not in ("{}", "null") and not _is_written(text, value)
+    if not value or json.dumps(value, ensure_ascii=False) in text:
+        return False
+    return not all(_is_written(text, leaf) for leaf in _leaves(value))
+
+
+def _is_written(text: str, leaf: str) -> bool:
+    if leaf in text:
+        return True
+    squeezed = _squeeze(text)
+    forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1])
+    return any(_squeeze(form) in squeezed for form in forms)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Keys, texts and numbers of a value."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield str(key)
+            yield from _leaves(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, str):
+        yield value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield repr(value)
+
+
+def _has_lost_tools(rendered: Rendered, tools: list[Json]) -> bool:
+    """Whether the name of a tool is nowhere in what the template itself writes."""
+    for tool in tools:
+        function = tool.get("function", tool)
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and name and not _is_template_text(rendered, name):
+            return True
+    return False
+
+
+def _is_template_text(rendered: Rendered, word: str) -> bool:
+    """Whether a word stands outside the text of all messages."""
+    position, pieces, number = rendered.text.find(word), rendered.pieces, 0
+    while position >= 0:
+        while number < len(pieces) and pieces[number].end <= position:
+            number += 1
+        if number == len(pieces) or pieces[number].start >= position + len(word):
+            return True
+        position = rendered.text.find(word, position + 1)
+    return False

@@ -1,0 +1,316 @@
+"""Where a turn starts and ends, by definition: what inference would have been given, and what stops it.
+
+`probe` renders the conversation up to the turn with the generation prompt (what inference is given), up to and with
+the turn (what was generated), and as a whole. It costs a few renders of the conversation; on skeletons of constant
+size, kept, it is how `regions` learns literals; on the conversation itself it is the slow way that is always right.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import Reason, TemplateError
+from pairwright.tokens.template.render import Piece, Rendered
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+# Where a turn ends: the stop token, learnt from what follows the turn in different continuations.
+
+
+class Stop(NamedTuple):
+    """`end` is the offset after the stop token in the text that follows the turn."""
+
+    end: int
+    token: str | None
+    is_next_header: bool = False
+
+
+def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
+    """Matches any added token, the longest first."""
+    if "pattern" not in tokenizer.learnt:
+        tokens = sorted((token for token in tokenizer.added if token.strip()), key=len, reverse=True)
+        tokenizer.learnt["pattern"] = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
+    pattern: re.Pattern[str] = tokenizer.learnt["pattern"]
+    return pattern
+
+
+def symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
+    """Control tokens whole, everything else by character."""
+    result: list[str] = []
+    position = 0
+    for match in control_pattern(tokenizer).finditer(text):
+        result.extend(text[position : match.start()])
+        result.append(match.group())
+        position = match.end()
+    result.extend(text[position:])
+    return result
+
+
+def stop_after(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str], *, has_calls: bool) -> Stop:
+    """The stop in `tail`, what follows the turn here; `last` is what follows it when it is the last message.
+
+    A token that is not marked special may be the stop of a turn of text; after a call it is what closes the call.
+    """
+    common = _common([symbols(tokenizer, text) for text in (tail, last, *others)])
+    for kind in (tokenizer.eos, tokenizer.special):
+        for position in range(len(common) - 1, -1, -1):
+            if common[position] in kind:
+                return Stop(len("".join(common[: position + 1])), common[position])
+    end = len("".join(common))
+    if _first_control(tokenizer, last[end:]):
+        own = _first_control(tokenizer, tail[end:], tokenizer.eos) or _first_control(tokenizer, tail[end:])
+        return Stop(tail.index(own, end) + len(own), own) if own else Stop(end, None)
+    if others and all(_next_header(tokenizer, common, text) for text in others):
+        own = _next_header(tokenizer, common, tail)
+        return Stop(tail.index(own, end) + len(own), own, True) if own else Stop(end, None, True)
+    for position in () if has_calls else range(len(common) - 1, -1, -1):
+        if common[position] in tokenizer.added:
+            return Stop(len("".join(common[: position + 1])), common[position])
+    return Stop(end, None)
+
+
+def _first_control(tokenizer: ChatTokenizer, text: str, among: frozenset[str] | None = None) -> str:
+    tokens = tokenizer.special if among is None else among
+    return next((item for item in symbols(tokenizer, text) if item in tokens), "")
+
+
+def _next_header(tokenizer: ChatTokenizer, common: list[str], text: str) -> str:
+    """The control token that comes right after the common part, if a stop may be that."""
+    for item in symbols(tokenizer, text)[len(common) :]:
+        if item in tokenizer.special and item != tokenizer.special_tokens.get("bos_token"):
+            return item if item in tokenizer.eos or not tokenizer.stops_are_known else ""
+        if not item.isspace():
+            return ""
+    return ""
+
+
+def _common(sequences: list[list[str]]) -> list[str]:
+    length = 0
+    for items in zip(*sequences, strict=False):
+        if any(item != items[0] for item in items):
+            break
+        length += 1
+    return sequences[0][:length]
+
+
+# Where a turn starts and ends, by definition: what inference would have been given, and what stops it.
+
+
+class Turn(NamedTuple):
+    """What was learnt about a turn: the literals around its text, and where in them its region starts and ends.
+
+    lead    template text from the piece before the turn's first piece up to it
+    start   where the region starts, counted from where lead starts
+    opening the turn's own first characters where the generation prompt supplies them (a <think> in the content)
+    tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
+    later   how many pieces of the turn's text are repeated after its end (a call's name in the result's header)
+    fields  the fields that are rendered in the turn
+    A turn without any piece of its own has one literal, lead == tail, for both.
+    """
+
+    lead: str
+    start: int
+    opening: str
+    tail: str
+    end: int
+    later: int
+    fields: frozenset[int]
+    stop: str | None
+    stop_is_next_header: bool
+    literals_rewritten: bool
+
+
+class Unfit(NamedTuple):
+    """Why a turn has no exact region."""
+
+    reason: Reason
+    detail: str
+
+
+def probe(
+    tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int
+) -> Turn | Unfit:
+    """Locate message `turn` of a conversation."""
+    try:
+        full = renderer.render(chat, tools)
+    except TemplateError as error:
+        return Unfit("template_error", str(error))
+    try:
+        given = renderer.text(chat[:turn], tools, prompt=True)
+        last = full if turn == len(chat) - 1 else renderer.render(chat[: turn + 1], tools)
+    except TemplateError as error:
+        return Unfit("template_error", f"the prompt before this turn cannot be rendered: {error}")
+    if not last.text.startswith(given):
+        return Unfit("prompt_not_continued", _difference(given, last.text, "the generation prompt", "the turn"))
+    if not full.text.startswith(given):
+        return Unfit("context_differs", _difference(given, full.text, "inference", "the conversation"))
+    start = len(given)
+    own_last = [piece for piece in last.pieces if piece.message == turn]
+    if own_last and own_last[0].end < start:
+        return Unfit("not_located", "its text is also rendered before the turn")
+    own = [number for number, piece in enumerate(full.pieces) if piece.message == turn]
+    unfit = _rewritten(full, last, own, own_last)
+    if unfit is not None:
+        return unfit
+    others = [
+        _following(rendered, last, own_last, turn, start) for rendered in _continuations(renderer, chat, tools, turn)
+    ]
+    tails = [text for text in others if text is not None]
+    return _located(tokenizer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls")))
+
+
+def _rewritten(full: Rendered, last: Rendered, own: list[int], own_last: list[Piece]) -> Unfit | None:
+    block = [full.pieces[number] for number in own[: len(own_last)]]
+    kept, generated = [_told(full, piece) for piece in block], [_told(last, piece) for piece in own_last]
+    if kept != generated:
+        return Unfit("history_rewritten", f"generated {_short(generated)}, rendered {_short(kept)} once turns follow")
+    if own_last and own[len(own_last) - 1] - own[0] != len(own_last) - 1:
+        return Unfit("not_located", "text of another message stands inside the turn")
+    return None
+
+
+def _located(
+    tokenizer: ChatTokenizer,
+    full: Rendered,
+    last: Rendered,
+    own: list[int],
+    own_last: list[Piece],
+    start: int,
+    others: list[str],
+    *,
+    has_calls: bool,
+) -> Turn | Unfit:
+    size = len(own_last)
+    pieces = full.pieces
+    turn_end = pieces[own[size - 1]].end if size else start
+    last_end = own_last[-1].end if size else start
+    before, after = _neighbours(full, own, size, start)
+    if before > start:
+        return Unfit("not_located", "text of another message stands after the generation prompt")
+    tail_last = last.text[last_end:]
+    tail = full.text[turn_end:after]
+    stop = stop_after(tokenizer, tail, tail_last, others, has_calls=has_calls)
+    stop_last = stop_after(tokenizer, tail_last, tail_last, others, has_calls=has_calls)
+    if not stop.is_next_header and stop.token != stop_last.token:
+        detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
+        return Unfit("history_rewritten", detail)
+    rewritten = full.text[start : turn_end + stop.end] != last.text[start : last_end + stop_last.end]
+    lead_end = pieces[own[0]].start if size else after
+    return Turn(
+        lead=full.text[before:lead_end],
+        start=start - before,
+        opening=full.text[lead_end:start],
+        tail=tail if size else full.text[before:after],
+        end=stop.end if size else start - before + stop.end,
+        later=len(own) - size,
+        fields=frozenset(piece.field for piece in own_last),
+        stop=stop.token,
+        stop_is_next_header=stop.is_next_header,
+        literals_rewritten=rewritten and not stop.is_next_header,
+    )
+
+
+def _following(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:
+    """What follows the turn's last piece in another continuation, in which the turn itself may be rewritten (its
+    reasoning dropped); None where that piece is not there."""
+    if not own_last:
+        return rendered.text[start : _neighbours(rendered, [], 0, start)[1]]
+    mine = [number for number, piece in enumerate(rendered.pieces) if piece.message == turn]
+    expected = [_told(last, piece) for piece in own_last]
+    if [_told(rendered, rendered.pieces[number]) for number in mine[: len(expected)]] == expected:
+        ends = [mine[len(expected) - 1]]
+    else:
+        ends = [number for number in mine if _told(rendered, rendered.pieces[number]) == expected[-1]]
+    if len(ends) != 1:
+        return None
+    return rendered.text[rendered.pieces[ends[0]].end : _neighbours(rendered, ends, 1, start)[1]]
+
+
+def _neighbours(rendered: Rendered, own: list[int], size: int, start: int) -> tuple[int, int]:
+    """The end of the piece before the turn's text and the start of the piece after it."""
+    pieces = rendered.pieces
+    if size:
+        first, beyond = own[0], own[size - 1] + 1
+    else:
+        first = next((number for number, piece in enumerate(pieces) if piece.end > start), len(pieces))
+        beyond = first
+    before = pieces[first - 1].end if first else 0
+    return before, pieces[beyond].start if beyond < len(pieces) else len(rendered.text)
+
+
+def _continuations(renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int) -> list[Rendered]:
+    """The conversation up to the turn, followed by what may follow: results of its calls, or a user."""
+    message = chat[turn]
+    follow: list[Chat] = [[{"role": "user", "content": "zqu"}]]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        follow.insert(0, [_result_of(call) for call in calls])
+        follow.append([*follow[0], *follow[1]])
+    rendered = []
+    for messages in follow:
+        try:
+            rendered.append(renderer.render([*chat[: turn + 1], *messages], tools))
+        except TemplateError:
+            continue  # this template does not allow that continuation
+    return rendered
+
+
+def _result_of(call: Any) -> Json:
+    function = call.get("function", call) if isinstance(call, dict) else {}
+    result: Json = {"role": "tool", "content": "zqt"}
+    if isinstance(call, dict) and call.get("id") is not None:
+        result["tool_call_id"] = call["id"]
+    if isinstance(function, dict) and "name" in function:
+        result["name"] = function["name"]
+    return result
+
+
+def _told(rendered: Rendered, piece: Piece) -> tuple[int, str]:
+    return piece.field, rendered.text[piece.start : piece.end]
+
+
+def stitched(
+    tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None
+) -> tuple[Rendered, int, int, str | None] | Unfit:
+    """The last message after exactly what inference is given, where the template renders the two differently.
+
+    Returns the text, where the turn starts and ends in it, and its stop. The turn must still begin with what the
+    generation prompt ends with.
+    """
+    turn = len(chat) - 1
+    try:
+        given = renderer.render(chat[:turn], tools, prompt=True)
+        last = renderer.render(chat, tools)
+    except TemplateError as error:
+        return Unfit("template_error", str(error))
+    own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
+    header = given.text[given.pieces[-1].end if given.pieces else 0 :]
+    before = last.pieces[own[0] - 1] if own and own[0] else None
+    if before is None or not given.pieces or _told(last, before) != _told(given, given.pieces[-1]):
+        return Unfit("prompt_not_continued", "the turn does not follow the generation prompt")
+    if not last.text[before.end : last.pieces[own[0]].start].startswith(header):
+        return Unfit("prompt_not_continued", _difference(header, last.text[before.end :], "the prompt", "the turn"))
+    start, turn_end = before.end + len(header), last.pieces[own[-1]].end
+    own_last = [last.pieces[number] for number in own]
+    others = [_following(item, last, own_last, turn, start) for item in _continuations(renderer, chat, tools, turn)]
+    stop = stop_after(
+        tokenizer, last.text[turn_end:], last.text[turn_end:], [text for text in others if text is not None],
+        has_calls=bool(chat[turn].get("tool_calls")),
+    )  # fmt: skip
+    end, shift = turn_end + stop.end, len(given.text) - start
+    pieces = [*given.pieces, *(Piece(p.start + shift, p.end + shift, turn, p.field) for p in own_last)]
+    return Rendered(given.text + last.text[start:end], pieces), len(given.text), end + shift, stop.token
+
+
+def _short(pieces: list[tuple[int, str]]) -> str:
+    text = repr(" … ".join(text for _, text in pieces))
+    return text if len(text) < 60 else f"{text[:57]}…"
+
+
+def _difference(left: str, right: str, left_name: str, right_name: str) -> str:
+    position = next(
+        (index for index, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
+        min(len(left), len(right)),
+    )
+    low = max(position - 10, 0)
+    return f"{left_name} has {left[low : position + 30]!r}, {right_name} has {right[low : position + 30]!r}"

@@ -1,0 +1,301 @@
+"""The regions of a conversation: for each turn that is trained, from the end of what inference was given to its stop.
+
+Linear in the number of turns: one render with provenance, literals learnt from skeletons that are kept, and renders of
+the prompts of four turns, the first and the last among them. A template that turns out to count turns has all of them
+rendered. Every step fails closed: what does not match is probed on the conversation itself, and what is still not exact
+is a Refusal that names the turn.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import Reason, Refusal, TemplateError
+from pairwright.tokens.spans.dropped import Fields, find_left_out
+from pairwright.tokens.spans.probes import Turn, Unfit, probe
+from pairwright.tokens.spans.skeletons import Shapes, constants_in, skeleton
+from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import CALL
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+_SHORT = 6
+_VERIFIED = 4  # turns of a conversation whose prompts are rendered, the first and the last among them
+_MAX_LEARNT = 20_000  # shapes of turns
+_EXCHANGES = 20  # of the conversation on which a template is tried at every turn
+
+
+Verify = Literal["quick", "all"]
+
+
+class Region(NamedTuple):
+    """What the model generated in one turn, in characters of the rendered text; `end` is after the stop token."""
+
+    message: int
+    start: int
+    end: int
+    stop: str | None
+
+
+class Located(NamedTuple):
+    """A rendered conversation with the regions of its trained turns."""
+
+    rendered: Rendered
+    regions: list[Region]
+    dropped: Fields
+    rewritten: tuple[int, ...]
+    probed: int
+    prompt_dropped: Fields = ()
+    num_images: int = 0
+
+
+def locate(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    turns: Sequence[int],
+    *,
+    require_stop: bool = True,
+    verify: Verify = "quick",
+) -> Located:
+    """Render once and find every turn, or raise a Refusal. `verify="all"` renders the prompt of every turn, which takes
+    time that grows with the square of their number."""
+    renderer = tokenizer.renderer(tools)
+    try:
+        rendered = renderer.render(chat, tools)
+        # In longer conversations the prompt of the last turn is rendered plainly below: the same check, once.
+        plain = renderer.text(chat, tools) if len(chat) <= _SHORT or not turns else rendered.text
+    except TemplateError as error:
+        raise _template_refusal(renderer, chat, tools, error) from None
+    if plain != rendered.text:
+        raise Refusal("text_differs", "the template depends on the type of its strings")
+    finder = Finder(tokenizer, renderer, rendered, chat, tools)
+    regions: list[Region] = []
+    for turn in turns:
+        found = finder.find(turn, require_stop=require_stop)
+        if isinstance(found, Unfit):
+            raise Refusal(found.reason, found.detail, message=turn)
+        regions.append(found)
+    return finder.located(regions, verify=verify)
+
+
+class Finder:
+    """Finds turns in one rendered conversation."""
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        renderer: Renderer,
+        rendered: Rendered,
+        chat: Chat,
+        tools: list[Json] | None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._rendered = rendered
+        self._chat = chat
+        self._tools = tools
+        self._learner = Learner(tokenizer, renderer, chat, tools)
+        self._own: dict[int, list[int]] = {}
+        for number, piece in enumerate(rendered.pieces):
+            self._own.setdefault(piece.message, []).append(number)
+        self._rewritten: list[int] = []
+        self._probed = 0
+
+    def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
+        """By what was learnt from a skeleton; where that does not match, by probing the conversation."""
+        own = self._own.get(turn, [])
+        learnt = self._learner.learn(turn)
+        region = _place(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
+        if region is None:
+            self._probed += 1
+            learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
+            if isinstance(learnt, Unfit):
+                return learnt
+            region = _place(self._rendered, own, turn, learnt)
+        if region is None or not isinstance(learnt, Turn):
+            return Unfit("not_located", "its text was not found where the template puts it")
+        if region.stop is None and require_stop and not learnt.stop_is_next_header:
+            return Unfit("no_stop", "no stop token follows the turn")
+        if learnt.literals_rewritten:
+            self._rewritten.append(turn)
+        return region
+
+    def located(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
+        """The found regions, verified: in order, and each after what inference is given."""
+        for left, right in itertools.pairwise(regions):
+            if right.start < left.end:
+                raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
+        every = verify == "all" or (len(regions) > _VERIFIED and not is_regular(self._tokenizer, self._renderer))
+        checked = regions if every else _spread(regions)
+        _verify(self._renderer, self._chat, self._tools, self._rendered.text, checked)
+        turns = [region.message for region in regions]
+        left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
+        rewritten = tuple(turn for turn in self._rewritten if turn in turns)
+        return Located(
+            self._rendered, regions, left_out.dropped, rewritten, self._probed,
+            left_out.prompt_dropped, left_out.num_images,
+        )  # fmt: skip
+
+
+def _place(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:
+    """Find the turn's literals in the conversation; None where they differ from what was learnt."""
+    pieces, text = rendered.pieces, rendered.text
+    size = len(own) - learnt.later
+    if size < 0 or bool(size) != bool(learnt.fields):
+        return None
+    if not size:
+        first = next((number for number, piece in enumerate(pieces) if piece.message > turn), len(pieces))
+        beyond = first
+    else:
+        first, beyond = own[0], own[size - 1] + 1
+        if beyond - first != size or not learnt.fields <= {pieces[number].field for number in own[:size]}:
+            return None
+    before = pieces[first - 1].end if first else 0
+    after = pieces[beyond].start if beyond < len(pieces) else len(text)
+    lead_end = pieces[first].start if size else after
+    if text[before:lead_end] != learnt.lead:
+        return None
+    if learnt.opening and (
+        not text.startswith(learnt.opening, lead_end) or pieces[first].end - lead_end < len(learnt.opening)
+    ):
+        return None
+    tail_start = pieces[beyond - 1].end if size else before
+    if text[tail_start:after] != learnt.tail:
+        return None
+    return Region(turn, before + learnt.start, tail_start + learnt.end, learnt.stop)
+
+
+def _verify(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
+    """Render what inference is given at these turns, the last one first: it must stand before them."""
+    for region in reversed(regions):
+        try:
+            given = renderer.text(chat[: region.message], tools, prompt=True)
+        except TemplateError as error:
+            detail = f"the prompt before this turn cannot be rendered: {error}"
+            raise Refusal("template_error", detail, message=region.message) from None
+        if given != text[: region.start]:
+            reason: Reason = "not_located" if text.startswith(given) else "context_differs"
+            raise Refusal(reason, "inference would have been given another prompt", message=region.message)
+
+
+def _spread(regions: list[Region]) -> list[Region]:
+    """The first, the last, and some between; the others are vouched for by their skeletons."""
+    size = len(regions)
+    if size <= _VERIFIED:
+        return regions
+    return [regions[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
+
+
+def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
+    """Is a template's prompt at a turn in the middle what its skeleton says? Tried once, at every turn of a long small
+    conversation; a template that counts turns fails, and is then verified at every turn."""
+    key = ("regular", renderer.hash)
+    if key not in tokenizer.learnt:
+        tokenizer.learnt[key] = True  # while it is found out
+        tokenizer.learnt[key] = all(_is_regular_on(tokenizer, renderer, chat) for chat in _long_chats())
+    return bool(tokenizer.learnt[key])
+
+
+def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> bool:
+    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    try:
+        rendered = renderer.render(chat, None)
+    except TemplateError:
+        return True  # not a conversation of this template
+    finder = Finder(tokenizer, renderer, rendered, chat, None)
+    found = [finder.find(turn, require_stop=False) for turn in turns]
+    regions = [region for region in found if isinstance(region, Region)]
+    if len(regions) < len(found):
+        return True  # it rewrites history, which is noticed at the turns themselves
+    try:
+        _verify(renderer, chat, None, rendered.text, regions)
+    except Refusal:
+        return False
+    return True
+
+
+def _long_chats() -> list[Chat]:
+    """Questions and answers, and calls with results, with a word each."""
+    plain: Chat = []
+    calls: Chat = [{"role": "user", "content": "zqu"}]
+    for number in range(_EXCHANGES):
+        plain += [{"role": "user", "content": f"zqu{number}"}, {"role": "assistant", "content": f"zqa{number}"}]
+        function = {"name": "zqf", "arguments": {"zqk": f"zqv{number}"}}
+        call = {"id": f"zq{number:07d}", "type": "function", "function": function}
+        calls += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": f"zqr{number}", "tool_call_id": call["id"], "name": "zqf"},
+        ]
+    return [plain, calls]
+
+
+def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:
+    """Names the first message that the template does not accept, found by halving, in the words of a plain render."""
+    low, high = 0, len(chat)
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            renderer.text(chat[: middle + 1], tools)
+            low = middle + 1
+        except TemplateError as plain:
+            high, error = middle, plain
+    return Refusal("template_error", str(error), message=low if low < len(chat) else None)
+
+
+class Learner:
+    """Turns of one conversation, learnt from the skeletons of their neighbourhoods, once for each shape; what is learnt
+    is kept with the tokenizer."""
+
+    def __init__(self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None) -> None:
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._tools = tools
+        tools_key = None if tools is None else msgspec.json.encode(tools)
+        if len(tokenizer.learnt) > _MAX_LEARNT:
+            tokenizer.learnt.clear()
+        self._learnt: dict[Any, Turn | Unfit] = tokenizer.learnt.setdefault((renderer.hash, tools_key), {})
+        if len(self._learnt) > _MAX_LEARNT:
+            self._learnt.clear()
+        self._shapes = Shapes(chat, self._constants(), whole_arguments=self._whole_arguments())
+
+    def learn(self, turn: int) -> Turn | Unfit:
+        window = self._shapes.window(turn)
+        target = window.index(turn)
+        keys = [self._shapes.keys[number] for number in window]
+        key = (*keys, target)
+        if key not in self._learnt:
+            self._learnt[key] = probe(self._tokenizer, self._renderer, skeleton(keys), self._tools, target)
+        return self._learnt[key]
+
+    def _constants(self) -> Any:
+        key = ("constants", self._renderer.hash)
+        if key not in self._tokenizer.learnt:
+            source = self._renderer.source if isinstance(self._renderer, Template) else ""
+            self._tokenizer.learnt[key] = constants_in(source)
+        return self._tokenizer.learnt[key]
+
+    def _whole_arguments(self) -> bool:
+        """Does the template write a call's arguments in one piece, whatever they are?"""
+        key = ("whole_arguments", self._renderer.hash)
+        if key not in self._tokenizer.learnt:
+            self._tokenizer.learnt[key] = _writes_arguments_whole(self._renderer)
+        return bool(self._tokenizer.learnt[key])
+
+
+def _writes_arguments_whole(renderer: Renderer) -> bool:
+    function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
+    call = {"id": "zq0000000", "type": "function", "function": function}
+    for content in ("", None):
+        turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            rendered = renderer.render([{"role": "user", "content": "zqu"}, turn], None)
+        except TemplateError:
+            continue
+        texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
+        if texts:
+            return any("zqa" in text and "zqy" in text for text in texts)
+    return False

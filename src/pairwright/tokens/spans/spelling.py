@@ -1,0 +1,161 @@
+"""Text to token ids with offsets: as a whole, or in parts where a boundary or an escaped control token asks for it."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.spans.probes import control_pattern
+from pairwright.tokens.spans.regions import Region
+from pairwright.tokens.template.render import Rendered
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+Controls = Literal["keep", "escape", "refuse"]
+Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
+
+
+class Encoded(NamedTuple):
+    """Ids with character offsets. `reach` is the running maximum of what `ends` covers, for searching."""
+
+    ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    reach: NDArray[np.int32]
+    is_control: NDArray[np.bool_]
+    is_split: bool
+
+
+class Part(NamedTuple):
+    """Text to encode; `escaped` are the places in it where a control token is meant as text."""
+
+    text: str
+    escaped: tuple[tuple[int, int], ...] = ()
+
+
+def encode_text(
+    tokenizer: ChatTokenizer,
+    rendered: Rendered,
+    regions: list[Region],
+    *,
+    boundaries: Literal["whole", "split"],
+    controls: Controls,
+) -> tuple[Encoded, int]:
+    """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate."""
+    escaped = escaped_controls(tokenizer, rendered, regions, controls)
+    if escaped:
+        cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
+        parts = _in_parts(tokenizer, rendered.text, cuts, escaped)
+        return finished(tokenizer, *parts, is_split=True), len(escaped)
+    encoded = finished(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
+    if boundaries == "split":
+        cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
+        if cuts:
+            return finished(tokenizer, *_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
+    return encoded, 0
+
+
+def finished(
+    tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
+) -> Encoded:
+    starts, ends = np.ascontiguousarray(offsets[:, 0]), np.ascontiguousarray(offsets[:, 1])
+    reach = np.maximum.accumulate(np.maximum(ends, starts + 1)) if len(ids) else ends
+    if len(ids) > 1 and np.any(starts[1:] < starts[:-1]):
+        starts = np.maximum.accumulate(starts)
+    return Encoded(ids, starts, ends, reach, tokenizer.is_control[ids], is_split)
+
+
+def continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Encode text that goes on after other text: without the space that some tokenizers put before a first word."""
+    if not _prefixes(tokenizer):
+        return tokenizer.encode(text)
+    for anchor in ("\n", "a", ".", "0"):
+        ids, offsets = tokenizer.encode(anchor + text)
+        cut = int(np.searchsorted(offsets[:, 0], np.int32(len(anchor)), side="left"))
+        if np.all(offsets[:cut, 1] <= len(anchor)):
+            return ids[cut:], offsets[cut:] - len(anchor)
+    return tokenizer.encode(text)
+
+
+def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: bool) -> dict[Part, Offset]:
+    """Several parts at once; `continues`: they go on after other text."""
+    plain = [part for part in parts if not part.escaped]
+    if continues and _prefixes(tokenizer):
+        encoded = [continuation(tokenizer, part.text) for part in plain]
+    else:
+        encoded = tokenizer.encode_many([part.text for part in plain])
+    known = dict(zip(plain, encoded, strict=True))
+    for part in parts:
+        if part.escaped:
+            known[part] = _in_parts(tokenizer, part.text, [], list(part.escaped), continues=continues)
+    return known
+
+
+def _prefixes(tokenizer: ChatTokenizer) -> bool:
+    """Does the tokenizer treat the start of a text specially?"""
+    if "prefixes" not in tokenizer.learnt:
+        after, alone = tokenizer.encode("\nhello")[0], tokenizer.encode("hello")[0]
+        tokenizer.learnt["prefixes"] = list(after[-len(alone) :]) != list(alone)
+    return bool(tokenizer.learnt["prefixes"])
+
+
+def _is_inside(encoded: Encoded, edge: int) -> bool:
+    """Does a token that is no control token cover text on both sides of the edge?"""
+    number = int(np.searchsorted(encoded.reach, np.int32(edge), side="right"))
+    return number < len(encoded.ids) and bool(encoded.starts[number] < edge) and not bool(encoded.is_control[number])
+
+
+def _in_parts(
+    tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]], *, continues: bool = False
+) -> Offset:
+    edges = sorted({0, len(text), *cuts, *(edge for pair in escaped for edge in pair)})
+    plain = dict(escaped)
+    ids, offsets = [], []
+    for start, end in itertools.pairwise(edges):
+        if start in plain:
+            part_ids, part_offsets = _as_text(tokenizer, text[start:end])
+        elif start == 0 and not continues:
+            part_ids, part_offsets = tokenizer.encode(text[:end])
+        else:
+            part_ids, part_offsets = continuation(tokenizer, text[start:end])
+        ids.append(part_ids)
+        offsets.append(part_offsets + start)
+    return np.concatenate(ids), np.concatenate(offsets)
+
+
+def _as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Encode with a tokenizer that knows no added tokens."""
+    if "plain" not in tokenizer.learnt:
+        described = json.loads(tokenizer.backend.to_str())
+        described["added_tokens"] = []
+        tokenizer.learnt["plain"] = Tokenizer.from_str(json.dumps(described))
+    encoding = tokenizer.learnt["plain"].encode("a" + text, add_special_tokens=False)
+    pairs = [(i, o) for i, o in zip(encoding.ids, encoding.offsets, strict=True) if o[0] >= 1]
+    if not pairs or pairs[0][1][0] != 1:  # the anchor merged with the text
+        encoding = tokenizer.learnt["plain"].encode(text, add_special_tokens=False)
+        pairs = [(i, (o[0] + 1, o[1] + 1)) for i, o in zip(encoding.ids, encoding.offsets, strict=True)]
+    ids = np.array([pair[0] for pair in pairs], dtype=np.int32)
+    return ids, np.array([pair[1] for pair in pairs], dtype=np.int32).reshape(-1, 2) - 1
+
+
+def escaped_controls(
+    tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region], controls: Controls
+) -> list[tuple[int, int]]:
+    """Where control tokens are meant as text: those that a message's own text spells out, outside what was generated.
+    None are where they are kept; a Refusal where they are refused."""
+    if controls == "keep":
+        return []
+    generated = {region.message for region in regions}
+    found = []
+    for piece in rendered.pieces:
+        if piece.message in generated:
+            continue
+        for match in control_pattern(tokenizer).finditer(rendered.text, piece.start, piece.end):
+            if controls == "refuse":
+                raise Refusal("control_tokens", f"its text contains {match.group()!r}", message=piece.message)
+            found.append((match.start(), match.end()))
+    return found

@@ -1,0 +1,1 @@
+"""The cached stage from pairs to token ids, with its checks and previews."""

@@ -1,0 +1,296 @@
+"""Encoded sequences on disk, and how they are read back.
+
+    OUT/sequences-<id>.parquet   one row a sequence: ids, mask, message of each token, paint, report; or a refusal
+    OUT/items.parquet            the keys of the source's items, in its order
+    OUT/mapped-<hash>.arrow      the rows of these items once more, laid out for memory mapping; may be deleted
+
+The Parquet files may hold more than the items of the last run (another length, a source that has changed since): what
+is read is the last run's, in the order of its source. `read_pairs` gives arrays that lie in the mapped file, so memory
+does not grow with the number of pairs.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from pairwright.errors import PairwrightError, TableError
+from pairwright.paths import Place, list_names, write_atomic
+from pairwright.paths.parquet import scan_parquet
+from pairwright.records.arrays import Array
+from pairwright.records.messages import Json
+from pairwright.store.segments import new_segment_id
+from pairwright.tokens.encode_pairs import EncodedPair
+from pairwright.tokens.sequence import Report, Sequence
+
+ITEMS = "items.parquet"
+_PARTS = "sequences-*.parquet"
+SCHEMA = pa.schema(
+    [
+        ("key", pa.string()),
+        ("id", pa.string()),
+        ("side", pa.string()),
+        ("number", pa.int32()),
+        ("prompt_length", pa.int32()),
+        ("num_tokens", pa.int32()),
+        ("num_trained", pa.int32()),
+        ("ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.bool_())),
+        ("message_index", pa.list_(pa.int32())),
+        ("paint", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("report", pa.string()),
+        ("refusal", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs")
+_MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
+def write_part(output: Place, rows: list[Json]) -> None:
+    """One more Parquet file; it takes its name when it is complete and synced."""
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in SCHEMA]
+    _write_parquet(output / f"sequences-{new_segment_id()}.parquet", pa.Table.from_arrays(columns, schema=SCHEMA))
+
+
+def write_items(output: Place, keys: list[str]) -> None:
+    """Say which items the cache was last made for, in the order of their source."""
+    _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
+
+
+def scan_cache(output: Place) -> pl.LazyFrame:
+    """Every row there is, whatever it was encoded for."""
+    empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
+    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _parts(output))])
+
+
+def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
+    """The sequences of the last run in the order of its source, with id and side ("", "chosen" or "rejected")."""
+    rows = _Rows(output)
+    frame = rows.frame if where is None else rows.frame.filter(where)
+    for name, side, row in frame.select("id", "side", "row").iter_rows():
+        yield name, side, rows.sequence(row)
+
+
+def list_refusals(output: Place, where: pl.Expr | None = None) -> list[tuple[str, str, str]]:
+    """What the last run refused, in the order of its source: id, reason, detail."""
+    keys = scan_parquet(output / ITEMS, pa.schema([("key", pa.string())])).unique(maintain_order=True)
+    rows = scan_cache(output).filter(pl.col("refusal").is_not_null()).unique("key", keep="first")
+    frame = keys.join(rows, on="key", how="inner", maintain_order="left")
+    frame = frame if where is None else frame.filter(where)
+    return list(frame.select("id", "refusal", "detail").collect().iter_rows())
+
+
+def read_refusals(output: Path) -> dict[str, str]:
+    """The items of the last run that were refused: id -> reason."""
+    keys = pl.scan_parquet(output / ITEMS)
+    refused = scan_cache(output).filter(pl.col("refusal").is_not_null()).select("key", "id", "refusal")
+    return dict(refused.join(keys, on="key", how="semi").select("id", "refusal").collect().iter_rows())
+
+
+def read_pairs(output: Path) -> "CachedPairs":
+    """The encoded pairs of the last run, in the order of its source. What was refused is not among them."""
+    return CachedPairs(output)
+
+
+class CachedPairs:
+    """Pairs by position or by id, one object for as long as training takes. The arrays of a pair lie in a mapped file
+    and cannot be written to; collators copy them.
+
+    ids              the pairs' ids, in the order of the source
+    lengths          (N, 2) tokens of the chosen and of the rejected side
+    prompt_lengths   (N,) tokens that both sides share
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._rows = _Rows(output)
+        sides = [self._side(name) for name in ("chosen", "rejected")]
+        frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
+        if not frame.height and self._rows.frame.height:
+            raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
+        self.ids: list[str] = frame["id"].to_list()
+        self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()
+        self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
+        self._places: Array = frame.select("row", "row_rejected").to_numpy()
+        self._position = {name: position for position, name in enumerate(self.ids)}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, position: int) -> EncodedPair:
+        chosen, rejected = (self._rows.sequence(int(row)) for row in self._places[position])
+        return EncodedPair(chosen=chosen, rejected=rejected, prompt_length=int(self.prompt_lengths[position]))
+
+    def __iter__(self) -> Iterator[EncodedPair]:
+        return (self[position] for position in range(len(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._position
+
+    def get(self, name: str) -> EncodedPair:
+        """The pair with this id."""
+        if name not in self._position:
+            raise TableError(f"pair {name!r} is not among the {len(self):,} encoded ones: refused, or not of this run")
+        return self[self._position[name]]
+
+    def _side(self, name: str) -> pl.DataFrame:
+        return self._rows.frame.filter(pl.col("side") == name)
+
+
+class _Rows:
+    """The rows of the last run in a memory-mapped file; `frame` lists them in the order of the source."""
+
+    def __init__(self, output: Path) -> None:
+        self._source = pa.memory_map(str(mapped_file(output)))
+        reader = pa.ipc.open_file(self._source)
+        batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        self._batches = [{name: _column(batch.column(name)) for name in (*_ARRAYS, "report")} for batch in batches]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
+        narrow: Any = pl.from_arrow(
+            pa.Table.from_batches(batches, schema=reader.schema).select(
+                ["key", "id", "side", "number", "prompt_length", "num_tokens"]
+            )
+        )
+        places = pl.read_parquet(output / ITEMS).with_row_index("place")
+        self.frame: pl.DataFrame = places.join(
+            narrow.with_row_index("row"), on="key", how="inner", maintain_order="left_right"
+        )
+
+    def sequence(self, row: int) -> Sequence:
+        number = int(np.searchsorted(self._starts, row, side="right")) - 1
+        batch, place = self._batches[number], row - int(self._starts[number])
+        arrays: dict[str, Any] = {}
+        for name in _ARRAYS:
+            offsets, values, valid = batch[name]
+            known = valid is None or valid[place]
+            arrays[name] = values[offsets[place] : offsets[place + 1]] if known else None
+        arrays["mask"] = arrays["mask"].view(np.bool_)
+        offsets, text, _ = batch["report"]
+        return Sequence(**arrays, report=_decode_report(text[offsets[place] : offsets[place + 1]]))
+
+
+def _column(column: Any) -> tuple[Array, Any, Array | None]:
+    """Offsets, values and validity of a column of lists or texts, without a copy (validity apart)."""
+    valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
+    if pa.types.is_string(column.type):
+        _, offsets, data = column.buffers()
+        return np.frombuffer(offsets, np.int32), memoryview(data or b""), valid
+    values = column.values.to_numpy(zero_copy_only=True)
+    return column.offsets.to_numpy(zero_copy_only=True), values, valid
+
+
+def mapped_file(output: Path) -> Path:
+    """The file to map, made of the Parquet files if it is not there for these parts and these items."""
+    if not (output / ITEMS).is_file():
+        raise TableError(f"{output}: no {ITEMS}; make one with: pairwright tokens SOURCE --tokenizer DIR -o {output}")
+    digest = xxhash.xxh3_64((output / ITEMS).read_bytes())
+    for part in _parts(output):
+        digest.update(part.name.encode())
+    path = output / f"mapped-{digest.hexdigest()}.arrow"
+    if not path.is_file():
+        with write_atomic(path, error=PairwrightError, durable=False) as temporary:
+            _write_mapped(temporary, output)
+            stale = [old for old in output.glob("mapped-*.arrow") if old != path]
+        for old in stale:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def _write_mapped(path: Path, output: Path) -> None:
+    """Part by part: the rows of the last run that are no refusals, each key once, masks as bytes."""
+    wanted = set(pl.read_parquet(output / ITEMS)["key"].to_list())
+    types = {"mask": pa.list_(pa.uint8())}
+    schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        for part in _parts(output):
+            table = pq.read_table(part, columns=[*_MAPPED, "refusal"], use_threads=False)
+            kept = [
+                key in wanted and refusal is None
+                for key, refusal in zip(table["key"].to_pylist(), table["refusal"].to_pylist(), strict=True)
+            ]
+            wanted.difference_update(set(table["key"].to_pylist()))
+            rows = table.filter(pa.array(kept, pa.bool_())).select(_MAPPED)
+            for batch in rows.cast(schema).combine_chunks().to_batches():
+                writer.write_batch(batch)
+
+
+def _parts(output: Place) -> Items[Place]:
+    return [output / name for name in list_names(output, missing_ok=True) if fnmatchcase(name, _PARTS)]
+
+
+def _write_parquet(path: Place, table: pa.Table) -> None:
+    with write_atomic(path, error=PairwrightError) as temporary:
+        pq.write_table(table, temporary, compression="zstd", compression_level=1)
+
+
+# The manifest of encoded sequences: every count of the items of one source, from the cache.
+
+_LOSSES = {
+    "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
+    "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
+    "them",
+    "with_images_left_out": "are trained without their images, audio, video or files",
+}
+
+
+def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, Any]:
+    """Exact and refused items, why, lengths, what the template dropped, the share of trained tokens.
+
+    `exact` are the items of which everything that the model generated is in the sequences; `encoded` also those with
+    dropped content, where that is allowed.
+    """
+    names = ["key", "side", "number", "num_tokens", "num_trained", "report", "refusal"]
+    wanted = pl.DataFrame({"key": keys}, schema={"key": pl.String}).unique()
+    rows = scan_cache(output).select(names).join(wanted.lazy(), on="key", how="semi").collect()
+    rows = rows.unique(["key", "side", "number"], keep="first", maintain_order=True)  # two runs at once: rows twice
+    good = rows.filter(pl.col("refusal").is_null())
+    lengths = good["num_tokens"]
+    reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
+    per_item = good.group_by("key", "side").len()["len"]
+    num_encoded = wanted.height - int(rows.height - good.height)
+    incomplete = {key for key, report in zip(good["key"].to_list(), reports, strict=True) if report.get("dropped")}
+    tokens, trained = int(lengths.sum()), int(good["num_trained"].sum())
+    return {
+        "items": wanted.height,
+        "from_cache": num_cached,
+        "encoded": num_encoded,
+        "exact": num_encoded - len(incomplete),
+        "refused": dict(sorted(rows.filter(pl.col("refusal").is_not_null())["refusal"].value_counts().iter_rows())),
+        "sequences": good.height,
+        "template_rewrites_history": int((per_item > 1).sum()),
+        "recorded": sum(report.get("source") == "recorded" for report in reports),
+        "recorded_text_differs": sum(bool(report.get("text_differs")) for report in reports),
+        "unstopped": sum(bool(report.get("unstopped")) for report in reports),
+        "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
+        "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
+        "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),
+        "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
+        "tokens": tokens,
+        "trained_tokens": trained,
+        "trained_share": trained / tokens if tokens else 0.0,
+        "length": {
+            "min": lengths.min(), "median": lengths.median(), "p95": lengths.quantile(0.95), "max": lengths.max(),
+        },
+    }  # fmt: skip
+
+
+def describe_losses(manifest: dict[str, Any]) -> list[str]:
+    """One line for each kind of loss: refused items by reason, content that the template does not render, images."""
+    lines = []
+    if refused := manifest.get("refused"):
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in refused.items())
+        lines.append(f"{sum(refused.values()):,} of {manifest['items']:,} items are refused: {reasons}")
+    for name, text in _LOSSES.items():
+        if count := manifest.get(name, 0):
+            lines.append(f"{count:,} of {manifest['sequences']:,} sequences {text}")
+    return lines

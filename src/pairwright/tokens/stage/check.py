@@ -1,0 +1,203 @@
+"""What a chat template can and cannot do, found by trying it on small conversations.
+
+A quirk is not a fault: it says what to expect of this model's data (`rewrites_history`: one sequence for each turn or
+question; `drops_content`: text beside a call is left out by the template, so such turns are refused unless allowed).
+"""
+
+import itertools
+from typing import Any
+
+import msgspec
+
+from pairwright.records.messages import Json
+from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.message_dialect import call_forms
+from pairwright.tokens.refusals import Refusal, TemplateError
+from pairwright.tokens.spans.regions import is_regular, locate
+from pairwright.tokens.template.tracked_messages import Chat, plain_chat
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
+
+_TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "zq_lookup",
+        "description": "Looks up a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+
+
+class Quirk(msgspec.Struct, frozen=True):
+    name: str
+    detail: str
+
+
+class TemplateCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """`is_supported`: a conversation of user and assistant gives an exact mask. `example` is one, cut at the mask:
+    (text, is it trained)."""
+
+    template: str
+    is_supported: bool
+    supports_tools: bool
+    stops: tuple[str, ...]
+    arguments: str
+    quirks: tuple[Quirk, ...]
+    example: tuple[tuple[str, bool], ...]
+
+
+def check_template(tokenizer: Any) -> TemplateCheck:
+    """Try a tokenizer's template."""
+    ready = chat_tokenizer(tokenizer)
+    renderer = ready.renderer(None)
+    arguments, empty = call_forms(ready, renderer)
+    call = _call(arguments, empty)
+    quirks = [
+        *_refused(ready, "plain", [_user("one"), _assistant("two")]),
+        *_refused(ready, "calls", [_user("one"), call, _result(), _assistant("two")]),
+        *_history(ready, call),
+        *_system(renderer),
+        *_tools(ready, renderer, call),
+        *_dropped(ready, call),
+        *_irregular(ready, renderer),
+    ]
+    with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
+    supports_tools = not _refused(ready, "", with_call, [_TOOL]) and not any(
+        quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
+    )
+    example = with_call if supports_tools else [_user("Which word?"), _assistant("It is a word.")]
+    parts, stops = _example(ready, example, [_TOOL] if supports_tools else None)
+    return TemplateCheck(
+        template=renderer.hash,
+        is_supported=not any(quirk.name == "refused_plain" for quirk in quirks),
+        supports_tools=supports_tools,
+        stops=stops,
+        arguments=arguments,
+        quirks=tuple(quirks),
+        example=parts,
+    )
+
+
+def _user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str, reasoning: str | None = None) -> Json:
+    more = {} if reasoning is None else {"reasoning_content": reasoning}
+    return {"role": "assistant", "content": text, **more}
+
+
+def _call(arguments: str, empty: str | None) -> Json:
+    value: object = {"word": "zebra"} if arguments == "object" else '{"word": "zebra"}'
+    function = {"name": "zq_lookup", "arguments": value}
+    call = {"id": "zq0000000", "type": "function", "function": function}
+    return {"role": "assistant", "content": empty, "tool_calls": [call]}
+
+
+def _result() -> Json:
+    return {"role": "tool", "content": "a word", "tool_call_id": "zq0000000", "name": "zq_lookup"}
+
+
+def _refused(tokenizer: ChatTokenizer, name: str, chat: Chat, tools: list[Json] | None = None) -> list[Quirk]:
+    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    try:
+        locate(tokenizer, plain_chat(chat), tools, turns)
+    except Refusal as refusal:
+        return [Quirk(f"refused_{name}", str(refusal))]
+    return []
+
+
+def _history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
+    """Does one sequence hold for several turns, with reasoning and with calls?"""
+    cases: list[tuple[str, Chat]] = [
+        ("a second question", [_user("one"), _assistant("two"), _user("three"), _assistant("four")]),
+        (
+            "reasoning and a second question",
+            [_user("one"), _assistant("two", "why"), _user("three"), _assistant("four", "how")],
+        ),
+        ("reasoning beside a call", [_user("one"), {**call, "reasoning_content": "why"}, _result(), _assistant("two")]),
+        ("a system message and a call", [{"role": "system", "content": "s"}, _user("one"), call, _result()]),
+    ]
+    for name, chat in cases:
+        for quirk in _refused(tokenizer, "", chat):
+            if any(reason in quirk.detail for reason in ("context_differs", "history_rewritten", "not_continued")):
+                return [Quirk("rewrites_history", f"with {name}: {quirk.detail}")]
+    return []
+
+
+def _renders(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) -> str:
+    """The text, or what the template says against it."""
+    try:
+        return renderer.text(plain_chat(chat), tools)
+    except TemplateError as error:
+        return f"refused: {error}"
+
+
+def _system(renderer: Renderer) -> list[Quirk]:
+    system = {"role": "system", "content": "zqsystem"}
+    quirks = []
+    first = _renders(renderer, [system, _user("one"), _assistant("two")])
+    if "zqsystem" not in first:
+        quirks.append(Quirk("refuses_system", first if first.startswith("refused") else "it is left out of the text"))
+    middle = _renders(renderer, [_user("one"), _assistant("two"), system, _user("three")])
+    if "zqsystem" not in middle:
+        detail = middle if middle.startswith("refused") else "it is left out of the text"
+        quirks.append(Quirk("refuses_system_in_the_middle", detail))
+    return quirks
+
+
+def _tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> list[Quirk]:
+    quirks = []
+    if "zq_lookup" not in _renders(tokenizer.renderer([_TOOL]), [_user("one")], [_TOOL]):
+        quirks.append(Quirk("no_tools", "tool schemas are left out of the text"))
+    called = _renders(renderer, [_user("one"), call])
+    if "zq_lookup" not in called or called.startswith("refused"):
+        quirks.append(Quirk("no_calls", called if called.startswith("refused") else "calls are left out of the text"))
+    answered = _renders(renderer, [_user("one"), call, {**_result(), "content": "zqresult"}])
+    if "zqresult" not in answered:
+        detail = answered if answered.startswith("refused") else "tool results are left out of the text"
+        quirks.append(Quirk("no_results", detail))
+    two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}
+    parallel = _renders(renderer, [_user("one"), two])
+    if parallel.count("zebra") < 2 and "zebra" in called:
+        detail = parallel if parallel.startswith("refused") else "only one of them is rendered"
+        quirks.append(Quirk("no_parallel_calls", detail))
+    return quirks
+
+
+def _dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
+    quirks = []
+    cases = (
+        ("drops_content", "text beside a call", {**call, "content": "zqtext"}, "content"),
+        ("drops_calls", "calls beside text", {**call, "content": "zqtext"}, "tool_calls"),
+        ("drops_reasoning", "reasoning", _assistant("zqtext", "zqwhy"), "reasoning"),
+    )
+    for name, what, message, field in cases:
+        try:
+            report = encode_chat(tokenizer, [_user("one"), message], require_stop=False, allow_dropped=True).report
+        except Refusal:
+            continue
+        if (1, field) in report.dropped:
+            quirks.append(Quirk(name, f"left out of the text: {what}"))
+    return quirks
+
+
+def _irregular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
+    if is_regular(tokenizer, renderer):
+        return []
+    return [
+        Quirk("counts_turns", "the prompt depends on how many turns there are: each is verified, which takes longer")
+    ]
+
+
+def _example(
+    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None
+) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+    try:
+        sequence = encode_chat(tokenizer, chat, tools, allow_dropped=True)
+    except Refusal:
+        return (), ()
+    parts = []
+    tokens = zip(sequence.ids, sequence.mask, strict=True)
+    for trained, group in itertools.groupby(tokens, key=lambda item: bool(item[1])):
+        parts.append((tokenizer.decode([token for token, _ in group]), trained))
+    return tuple(parts), sequence.report.stops

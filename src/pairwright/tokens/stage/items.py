@@ -1,0 +1,178 @@
+"""What the tokens stage encodes: the items of an experience table or of a pairs table, each with its key.
+
+A key is a hash of the item's content and of the stage's options (`salt`), so that an item that was encoded before is
+recognised without reading its text. A pair comes with the experiences of its sides where these recorded token ids; they
+are found by its lineage, and a pair whose ids cannot be found is an error, never encoded from its text in silence.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pairwright.errors import TableError
+from pairwright.pairs.outcomes import source_tables
+from pairwright.pairs.pair_table import FILE_NAME, pair_batches
+from pairwright.paths import Place
+from pairwright.records.canonical import content_hash
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.grouping import conversation_of
+from pairwright.records.messages import Json, Message
+from pairwright.store.arrow import from_arrow, from_batch
+from pairwright.store.table import Table
+from pairwright.tokens.recorded import is_cut_side
+
+_EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length")
+_PAIR_KEY = ("id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")
+_SIDES = ("chosen", "rejected")
+_messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
+_tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
+
+
+class Item(msgspec.Struct, frozen=True):
+    """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
+    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short."""
+
+    key: str
+    id: str
+    experience: Experience | None = None
+    prompt: tuple[Message, ...] = ()
+    tools: tuple[Json, ...] = ()
+    chosen: tuple[Message, ...] = ()
+    rejected: tuple[Message, ...] = ()
+    sources: tuple[Experience | None, Experience | None] = (None, None)
+    cut: tuple[bool, bool] = (False, False)
+
+
+class Source:
+    """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, where
+    these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for."""
+
+    def __init__(self, path: Place, *, salt: str, experience: tuple[str, ...] = (), use_recorded: bool = True) -> None:
+        self.path = path
+        self.is_pairs = (path / FILE_NAME).exists()
+        if not self.is_pairs and not (path / "table.json").exists():
+            raise TableError(f"{path}: neither an experience table nor pairs")
+        self._salt, self._use_recorded = salt, use_recorded
+        self._tables: list[Table] = []
+        self._recorded: dict[str, str] = {}
+        if self.is_pairs and use_recorded:
+            self._tables = source_tables(path, experience)
+            self._recorded = _recorded_rows(self._tables, self._sides_with_ids())
+
+    def _sides_with_ids(self) -> pl.Series:
+        """The ids of the experiences on sides that have recorded tokens."""
+        names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
+        frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
+        sides = [
+            frame.filter(pl.col(f"{side}_recorded").fill_null(True))[f"{side}_uid"]
+            for frame in frames
+            for side in _SIDES
+        ]
+        return pl.concat(sides).unique() if sides else pl.Series("uid", [], pl.String)
+
+    def lacks_recorded(self) -> bool:
+        """Whether ids were recorded for some side of a pair, but its experience table is not where it was."""
+        names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
+        rows = (row for batch in pair_batches(self.path, names) for row in batch.to_pylist())
+        return self._use_recorded and any(
+            row[f"{side}_recorded"] and row[f"{side}_uid"] not in self._recorded for row in rows for side in _SIDES
+        )
+
+    def keys(self) -> Iterator[str]:
+        """The keys of all items, in the order of the source."""
+        if self.is_pairs:
+            for batch in pair_batches(self.path, list(_PAIR_KEY)):
+                yield from map(self._pair_key, batch.to_pylist())
+        else:
+            for batch in Table(self.path, create=False).scan(columns=list(_EXPERIENCE_KEY)):
+                yield from map(self._key, batch.to_pylist())
+
+    def items(self, known: set[str]) -> Iterator[Item]:
+        """The items that are not known yet, each key once."""
+        known = set(known)
+        for item in self._pairs(known) if self.is_pairs else self._experiences(known):
+            known.add(item.key)
+            yield item
+
+    def _key(self, row: Json) -> str:
+        return content_hash(self._salt, row)
+
+    def _pair_key(self, row: Json) -> str:
+        sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
+        return content_hash(self._salt, row["id"], sides, [bool(row[f"{side}_cut"]) for side in _SIDES])
+
+    def _experiences(self, known: set[str]) -> Iterator[Item]:
+        for batch in Table(self.path, create=False).scan():
+            keys = [self._key(row) for row in batch.select(_EXPERIENCE_KEY).to_pylist()]
+            fresh = np.array([key not in known for key in keys], bool)
+            wanted = [key for key in keys if key not in known]
+            for key, experience in zip(wanted, from_batch(batch.filter(pa.array(fresh))), strict=True):
+                yield _item_of(key, experience)
+
+    def _pairs(self, known: set[str]) -> Iterator[Item]:
+        for batch in pair_batches(self.path, [*_PAIR_KEY, "prompt", "tools", "chosen", "rejected"]):
+            fresh: dict[str, Json] = {}
+            for row in batch.to_pylist():
+                if (key := self._pair_key(row)) not in known:
+                    fresh.setdefault(key, row)
+            uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
+            experiences = self._fetched({self._recorded[uid] for uid in uids if uid in self._recorded})
+            for key, row in fresh.items():
+                prompt, chosen, rejected = (
+                    _messages_of(row[name] or "[]") for name in ("prompt", "chosen", "rejected")
+                )
+                left, right = (self._source(row, side, experiences) for side in _SIDES)
+                tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut)
+
+    def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
+        """The experience that recorded the ids of a side."""
+        uid = row[f"{side}_uid"]
+        if uid in self._recorded:
+            return experiences[self._recorded[uid]]
+        if row[f"{side}_recorded"] and self._use_recorded:
+            raise TableError(
+                f"pair {row['id']}: token ids were recorded for {uid}, but its experience table is not where it was: "
+                "name it with --experience DIR (tokens.experience), or encode the text with --recorded ignore"
+            )
+        return None
+
+    def _fetched(self, uids: set[str]) -> dict[str, Experience]:
+        """The experiences with these ids."""
+        found: dict[str, Experience] = {}
+        for table in self._tables if uids else ():
+            rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)) & pl.col("num_tokens").is_not_null()).collect()
+            for experience in from_arrow(rows.to_arrow()):
+                found.setdefault(experience.eid.uid, experience)
+        return found
+
+
+def _item_of(key: str, experience: Experience) -> Item:
+    if experience.kind is not Kind.PREFERENCE:
+        return Item(key, experience.eid.uid, experience)
+    assert experience.chosen is not None
+    assert experience.rejected is not None
+    prompt, chosen = conversation_of(experience, experience.chosen)
+    rejected = conversation_of(experience, experience.rejected).completion
+    cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
+    has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
+    sources = (experience, experience) if has_more else (None, None)
+    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut)
+
+
+def _recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
+    """Which of these ids have recorded tokens: id -> id of the row that holds them. The sides of a preference are in
+    its row, whatever their own ids are."""
+    rows: dict[str, str] = {}
+    for table in tables:
+        has_ids = table.lazy().filter(pl.col("num_tokens").is_not_null())
+        found = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
+        rows |= {uid: uid for uid in found if uid not in rows}
+        preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
+        for uid, *sides in preferences.iter_rows():
+            eids = (msgspec.json.decode(side).get("eid") for side in sides)
+            rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
+    return rows

@@ -1,0 +1,279 @@
+"""Student and teacher: the same completion ids, once as it happened and once with hints in the context.
+
+The teacher's context differs only by the hints; the completions are not rendered again but copied id by id, and the
+alignment is a list of index pairs for which `student.ids[s] == teacher.ids[t]` is checked. A template that rewrites
+history gives one item for each group of turns that share a context. What is too long is cut at the same place in both.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from pairwright.records.arrays import Array
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.tokens.encode import encode_located, prepared
+from pairwright.tokens.encode_turns import last_group, located_groups
+from pairwright.tokens.hints import Hint, addendum, with_hint
+from pairwright.tokens.recorded import (
+    RecordedTurn,
+    recorded_turns,
+    sequence_of_arrays,
+    sequence_of_turns,
+    without_stop,
+)
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.sequence import Sequence, Truncation, cut_position
+from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
+from pairwright.tokens.spans.regions import Located
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+
+
+class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """`student_index[k]` and `teacher_index[k]` are the same token of a hinted turn."""
+
+    student: Sequence
+    teacher: Sequence
+    student_index: Array
+    teacher_index: Array
+
+    def __post_init__(self) -> None:
+        same = len(self.student_index) == len(self.teacher_index) and np.array_equal(
+            self.student.ids[self.student_index], self.teacher.ids[self.teacher_index]
+        )
+        if not same:
+            raise Refusal("recorded_ids", "student and teacher differ at an index pair")
+
+    @property
+    def student_mask(self) -> Array:
+        """True at the student's tokens of hinted turns."""
+        return np.isin(np.arange(len(self.student)), self.student_index)
+
+    @property
+    def teacher_mask(self) -> Array:
+        """True at the teacher's tokens of hinted turns."""
+        return np.isin(np.arange(len(self.teacher)), self.teacher_index)
+
+    @property
+    def targets(self) -> list[int]:
+        """The hinted turns."""
+        found: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
+        return found
+
+
+def encode_distillation(
+    tokenizer: Any,
+    messages: Items[Message],
+    hints: Items[Hint],
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    recorded: dict[int, RecordedTurn] | None = None,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> Distillation:
+    """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
+    items = encode_distillations(
+        tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded, allow_dropped=allow_dropped,
+        allow_images=allow_images,
+    )  # fmt: skip
+    if len(items) > 1:
+        detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
+        raise Refusal("context_differs", detail, message=items[0].targets[0])
+    return items[0]
+
+
+def encode_distillations(
+    tokenizer: Any,
+    messages: Items[Message],
+    hints: Items[Hint],
+    tools: Items[Json] | None = None,
+    *,
+    train_from: int = 0,
+    recorded: Mapping[int, RecordedTurn] | None = None,
+    student: Sequence | None = None,
+    is_cut: bool = False,
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> list[Distillation]:
+    """A conversation with hints: one item for each group of turns with one context that has a hinted turn.
+
+    `recorded`: what was sampled, where it is known, and `student` the whole recorded sequence; else the student is
+    rendered and split at the turns, so that no token reaches across the start of one. A conversation that `is_cut`
+    ends without a stop token.
+    """
+    if not hints:
+        raise Refusal("not_generated", "there is no hint to distil")
+    ready = chat_tokenizer(tokenizer)
+    schemas = ready.schemas(tools)
+    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
+    if any(turn not in generated for turn in turns):
+        raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
+    hinted = {hint.target: hint for hint in hints}
+    if not any(turn in hinted for turn in turns):
+        raise Refusal("not_generated", "no hint belongs to a turn that is trained")
+    told = list(messages)
+    for hint in hints:
+        told[hint.target - 1] = with_hint(told[hint.target - 1], hint.text)
+    told_chat, _ = prepared(ready, told, schemas, allow_images=allow_images)
+    groups = located_groups(ready, chat, schemas, turns, require_stop=not recorded)
+    items = []
+    for part, located in groups:
+        if any(region.message in hinted for region in located.regions):
+            located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
+            own = _student(
+                ready, part, schemas, located, recorded, student if len(groups) == 1 else None,
+                is_cut=is_cut and len(part) == len(chat),
+            )  # fmt: skip
+            items.append(_item(ready, own, told_chat[: len(part)], schemas, located, hinted, recorded))
+    return items
+
+
+def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded: bool, allow: bool) -> Located:
+    """Only hinted turns are trained: the other turns are context. A hint has to be in what is rendered."""
+    dropped = tuple(item for item in located.dropped if item[0] in hinted)
+    if not is_recorded:
+        refuse_dropped(dropped, allow=allow)
+    context = tuple(item for item in located.dropped if item[0] not in hinted and item[1] != "reasoning")
+    prompt_dropped = (*located.prompt_dropped, *context)
+    unseen = [message for message, name in prompt_dropped if message + 1 in hinted and name == "content"]
+    if unseen and not allow:
+        raise Refusal("dropped", "the template does not render the message with the hint", message=unseen[0])
+    return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
+
+
+def _student(
+    tokenizer: ChatTokenizer,
+    chat: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    recorded: Mapping[int, RecordedTurn] | None,
+    student: Sequence | None,
+    *,
+    is_cut: bool,
+) -> Sequence:
+    """What happened, as one sequence: as it was recorded, or rendered."""
+    if student is not None:
+        return student
+    if recorded:
+        sampled = {region.message: recorded[region.message] for region in located.regions}
+        return sequence_of_turns(tokenizer, chat, tools, located, sampled)
+    rendered = encode_located(tokenizer, chat, tools, located, boundaries="split")
+    return without_stop(rendered) if is_cut else rendered
+
+
+def distill_experience(
+    tokenizer: ChatTokenizer,
+    experience: Experience,
+    hints: Items[Hint],
+    *,
+    recorded: Literal["use", "ignore"] = "use",
+    allow_dropped: bool = False,
+    allow_images: bool = False,
+) -> list[Distillation]:
+    """The hinted turns of an experience. Recorded ids are the student's sequence, and the completion's ids in both."""
+    refuse_media_inputs(experience, allow=allow_images)
+    messages, tools = experience.messages, list(experience.tools) or None
+    encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
+    if experience.tokens is None or recorded == "ignore":
+        start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
+        return encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
+    student = sequence_of_arrays(tokenizer, experience)
+    turns = recorded_turns(student)
+    return encode(tokenizer, messages, hints, tools, recorded=turns, student=student)
+
+
+def _item(
+    tokenizer: ChatTokenizer,
+    student: Sequence,
+    told: Chat,
+    tools: list[Json] | None,
+    located: Located,
+    hinted: Mapping[int, Hint],
+    recorded: Mapping[int, RecordedTurn] | None,
+) -> Distillation:
+    turns = [region.message for region in located.regions]
+    sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
+    if recorded:
+        sampled = {turn: recorded[turn] for turn in turns}
+    given = last_group(tokenizer, told, tools, turns, require_stop=False)
+    if [region.message for region in given.regions] != turns:
+        raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
+    added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(told)}
+    teacher = sequence_of_turns(tokenizer, told, tools, given, sampled, added=added)
+    return _aligned(student, teacher, [turn for turn in turns if turn in hinted])
+
+
+def truncate_distillation(
+    item: Distillation, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
+) -> Distillation:
+    """Cut student and teacher at the same place until both fit; hinted turns that are cut away are no targets any more.
+
+    "keep_end" cuts what comes first: inside what both have in common before the first hint, or, if that is not enough,
+    after a turn, with everything before its end. "keep_start" cuts after the last turn that fits. `keep_first` tokens
+    stay in any case. "drop" refuses, and so does what has no target left.
+    """
+    longest = max(len(item.student), len(item.teacher))
+    if longest <= max_length:
+        return item
+    if truncation == "drop":
+        raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
+    sides = item.student, item.teacher
+    cut = _start_cut(sides, max_length, keep_first) if truncation == "keep_end" else _end_cut(sides, max_length)
+    if cut is not None:
+        student, teacher = (side.take(kept) for side, kept in zip(sides, cut, strict=True))
+        targets = [turn for turn in item.targets if _is_turn(student, turn).any()]
+        if targets:
+            return _aligned(student, teacher, targets)
+    raise Refusal("too_long", f"{longest} tokens; no hinted turn fits into {max_length}")
+
+
+def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
+    """The positions that stay when the beginning is cut."""
+    size = min(map(len, sides))
+    differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
+    common = int(differ[0]) if len(differ) else size
+    if keep_first > common:
+        return None
+    first = np.arange(keep_first)
+    start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
+    starts = [start, start] if start <= common else _after_a_turn(sides, max_length - keep_first)
+    if starts is None:
+        return None
+    return [np.concatenate([first, np.arange(start, len(side))]) for start, side in zip(starts, sides, strict=True)]
+
+
+def _after_a_turn(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
+    """The first turn after whose end both sides fit."""
+    for turn in np.unique(sides[0].message_index[sides[0].mask]):
+        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
+        if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
+            return ends
+    return None
+
+
+def _end_cut(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
+    """The positions that stay when the end is cut: up to the last turn that fits on both sides."""
+    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:
+        ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
+        if max(ends) <= max_length:
+            return [np.arange(end) for end in ends]
+    return None
+
+
+def _aligned(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
+    index = [
+        np.flatnonzero(side.mask & np.isin(side.message_index, targets)).astype(np.int32) for side in (student, teacher)
+    ]
+    return Distillation(student=student, teacher=teacher, student_index=index[0], teacher_index=index[1])
+
+
+def _is_turn(sequence: Sequence, turn: int) -> Array:
+    found: Array = sequence.mask & (sequence.message_index == turn)
+    return found

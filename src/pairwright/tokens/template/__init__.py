@@ -1,0 +1,1 @@
+"""Rendering a chat template with the provenance of every character."""

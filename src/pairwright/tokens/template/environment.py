@@ -1,0 +1,386 @@
+"""The Jinja environment that chat templates are written for, with provenance and limits.
+
+Mirrors the one in transformers: immutable sandbox, `trim_blocks`, `lstrip_blocks`, loop controls, the `generation`
+tag, `tojson` that keeps non-ASCII, `raise_exception`, `strftime_now`, namespaces without private names. On top of it
+strings keep their owners through `+`, `~`, `%`, filters, methods and macros, and every loop, call and allocation is
+counted against the limits.
+"""
+
+import functools
+import itertools
+import string
+import types
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.sandbox import SandboxedFormatter
+
+from pairwright.tokens.refusals import TemplateLimit
+from pairwright.tokens.template.limits import Limits
+from pairwright.tokens.template.tracked_json import to_json
+from pairwright.tokens.template.tracked_messages import OwnedDict, PlainDict
+from pairwright.tokens.template.tracked_str import Owned, join, join_with, owned, replace
+
+# Text that templates build with `format`, `%`, `join`, `replace`: what Python gives, with owners, of bounded size.
+
+
+class TextBuilder:
+    """Builds text within limits; the environment is what `format` reads attributes with."""
+
+    def __init__(self, environment: jinja2.Environment, limits: Limits) -> None:
+        self.environment = environment
+        self.limits = limits
+
+    def text_of(self, value: Any) -> str:
+        """`str(value)` with provenance, of bounded size."""
+        if isinstance(value, dict | list | tuple | set | frozenset):
+            self.limits.charge_nested(value)
+        return str(value)
+
+    def formatted(self, pattern: str, args: tuple[Any, ...], kwargs: Any, numbers: Iterator[int] | None = None) -> str:
+        formatter, parts = SandboxedFormatter(self.environment), []
+        numbers = itertools.count() if numbers is None else numbers
+        for literal, field, spec, conversion in string.Formatter().parse(pattern):
+            parts.append(literal)
+            if field is None:
+                continue
+            if field == "" or field[0] in ".[":
+                field = f"{next(numbers)}{field}"
+            value, _ = formatter.get_field(field, args, kwargs)
+            spec = self.formatted(spec, args, kwargs, numbers) if spec else ""
+            if isinstance(value, str) and not spec and not conversion:
+                parts.append(value)
+                continue
+            self._check_digits(spec)
+            self.limits.charge_nested(value)
+            text = formatter.format_field(formatter.convert_field(value, conversion), spec)
+            parts.append(owned_as(value, text))
+        self.limits.charge(sum(map(len, parts)))
+        return join(parts)
+
+    def percent(self, pattern: str, values: Any) -> str:
+        """`pattern % values`: owners are kept where every field is a bare `%s`."""
+        self._check_digits(pattern)
+        self.limits.charge_nested(values)
+        if isinstance(values, dict):
+            self.limits.charge(len(pattern) * 8)
+        items = values if isinstance(values, tuple) else (values,)
+        literals = str.__str__(pattern).split("%s")
+        if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
+            parts = [literals[0]]
+            for item, literal in zip(items, literals[1:], strict=True):
+                parts += [self.text_of(item), literal]
+            return join(parts)
+        plain: str = str.__mod__(pattern, values)
+        self.limits.charge(len(plain))
+        return plain
+
+    def _check_digits(self, spec: str) -> None:
+        """Widths and precisions of at most six digits, given as digits."""
+        run = 0
+        for char in spec:
+            run = run + 1 if char.isdigit() else 0
+            if run > 6:
+                raise TemplateLimit(f"the chat template formats with a width of more than six digits: {spec[:40]!r}")
+        if "*" in spec and "%" in spec:
+            raise TemplateLimit("the chat template formats with a width that is computed")
+
+    def joined(self, separator: str, values: Iterable[Any] = ()) -> str:
+        parts = []
+        for value in values:
+            self.limits.tick()
+            parts.append(value)
+        self.limits.charge(sum(len(part) + len(separator) for part in parts if isinstance(part, str)))
+        return join_with(separator, parts)
+
+    def replaced(self, text: str, old: str, new: str, count: int = -1) -> str:
+        times = text.count(old)
+        self.limits.charge(len(text) + times * len(new))
+        return replace(text, old, new, count)
+
+
+def owned_as(source: Any, text: str) -> str:
+    """Text made of one value: its owner's where there is one owner."""
+    if isinstance(source, Owned) and len(source._runs) == 1:
+        return owned(text, source._runs[0][1])
+    return text
+
+
+# The Jinja environment that chat templates are written for, with provenance and limits.
+
+Clock = Callable[[], datetime]
+
+# Filters that rebuild text of one owner character by character: what comes out belongs to that owner.
+_WHOLE_TEXT_FILTERS = ("title", "indent", "wordwrap", "truncate", "escape", "e", "forceescape", "striptags", "urlize")
+_MAPPINGS = (dict, OwnedDict, PlainDict)
+_MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
+_LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
+_PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
+_FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper", "lower", "title", "encode")
+
+
+class _Generator(CodeGenerator):
+    """Writes `~` and slices as calls of the environment."""
+
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.join_values((")
+        for item in node.nodes:
+            self.visit(item, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        is_slice = isinstance(node.arg, jinja2.nodes.Slice)
+        self.write("environment.charged(" if is_slice else "")
+        super().visit_Getitem(node, frame)
+        self.write(")" if is_slice else "")
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the model writes; its text passes through."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_pass"), [], [], body).set_lineno(line)
+
+    def _pass(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Namespace(jinja2.utils.Namespace):
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]
+        attributes = dict(*args, **kwargs)
+        for name in attributes:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+class _TemplateDict:
+    """`dict(...)` and `dict.fromkeys(...)`, and nothing else of the type."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold the private name {name!r}")
+
+
+class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self, *, clock: Clock, limits: Limits) -> None:
+        self.limits = limits
+        self.texts = TextBuilder(self, limits)
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols],
+            finalize=self.printed,
+        )  # fmt: skip
+        self.clock = clock
+        self.tracking = True  # False while nothing is owned
+        self.concat = self._concat  # type: ignore[method-assign]
+        for name, function in list(self.filters.items()):
+            self.filters[name] = self._counting(function, keeps_owner=name in _WHOLE_TEXT_FILTERS)
+        self.filters["tojson"] = self._tojson
+        self.filters["join"] = self._filter_join
+        self.filters["replace"] = self._filter_replace
+        self.filters["format"] = self._filter_format
+        self.filters["sum"] = self._filter_sum
+        self.filters["safe"] = _safe
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda format: self.clock().strftime(format)
+        self.globals["dict"] = _TemplateDict()
+        self.globals["namespace"] = _Namespace
+        self.globals["lipsum"] = self._lipsum
+
+    def _lipsum(self, n: int = 5, html: bool = True, min: int = 20, max: int = 100) -> str:
+        self.limits.charge(n * max * 10)
+        return jinja2.utils.generate_lorem_ipsum(n, html, min, max)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(jinja2.nodes.For):
+            loop.body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute("tick")))
+        return tree
+
+    @property
+    def tick(self) -> None:
+        """Read at the start of every loop iteration."""
+        self.limits.tick()
+
+    def charged(self, value: Any) -> Any:
+        if isinstance(value, str | list | tuple):
+            self.limits.charge(len(value))
+        return value
+
+    def join_values(self, values: Iterable[Any]) -> str:
+        """The `~` operator."""
+        parts = [value if isinstance(value, str) else self.texts.text_of(value) for value in values]
+        self.limits.charge(sum(map(len, parts)))
+        return join(parts)
+
+    def printed(self, value: Any) -> str:
+        """What `{{ value }}` prints."""
+        return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
+
+    def _concat(self, parts: Iterable[str]) -> str:
+        if isinstance(parts, list):
+            self.limits.charge(sum(map(len, parts)))
+            return join(parts)
+        kept: list[str] = []
+        chunks = iter(parts)
+        while chunk := list(itertools.islice(chunks, 1024)):
+            self.limits.check_time()
+            self.limits.charge(1024 + sum(map(len, chunk)))
+            kept += chunk
+        return join(kept)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox does, without the detour for a key of a plain mapping."""
+        if type(obj) in _MAPPINGS and attribute not in _MAPPING_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if type(obj) is jinja2.runtime.LoopContext and attribute in _LOOP_ATTRIBUTES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            result = left + right
+            if type(result) is Owned or type(result) is str:
+                self.limits.charge(len(result))
+            elif isinstance(result, str | list | tuple):
+                self.limits.charge(len(result))
+                if isinstance(right, list):
+                    self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
+            return result
+        if operator == "*":
+            self.limits.product(left, right)
+            return left * right
+        if operator == "**":
+            self.limits.power(left, right)
+            return left**right
+        if isinstance(left, str):
+            return self.texts.percent(left, right)
+        return left % right
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        __self.limits.tick()
+        receiver = getattr(__obj, "__self__", None)
+        if isinstance(receiver, str):
+            name = __obj.__name__
+            if name in _PADDING:
+                __self.limits.charge(len(receiver) * (_width(name, args, kwargs) if name == "expandtabs" else 1))
+                __self.limits.charge(_width(name, args, kwargs))
+            elif name in _FLOW:
+                if name == "join":
+                    return __self.texts.joined(receiver, *args)
+                if name == "replace" and len(args) in (2, 3) and not kwargs:
+                    return __self.texts.replaced(receiver, *args)
+                __self.limits.charge(len(receiver))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """`text.format(...)`, sandboxed, with provenance."""
+        if not isinstance(value, types.MethodType | types.BuiltinMethodType):
+            return None
+        if value.__name__ not in ("format", "format_map") or not isinstance(value.__self__, str):
+            return None
+        receiver = value.__self__
+        if value.__name__ == "format_map":
+            return lambda mapping: self.texts.formatted(receiver, (), mapping)
+        return lambda *args, **kwargs: self.texts.formatted(receiver, args, kwargs)
+
+    def _tojson(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        if isinstance(indent, int) and indent > 1000:
+            raise TemplateLimit("the chat template indents JSON by more than 1000")
+        if type(value) not in _MAPPINGS[1:]:  # those are input
+            self.limits.charge_nested(value)
+        return to_json(value, ensure_ascii, indent, separators, sort_keys, tracking=self.tracking)
+
+    def _filter_join(self, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
+        if attribute is not None:
+            value = map(jinja2.filters.make_attrgetter(self, attribute), value)
+        return self.texts.joined(self.texts.text_of(d), [self.texts.text_of(item) for item in value])
+
+    def _filter_replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
+        return self.texts.replaced(
+            self.texts.text_of(value), self.texts.text_of(old), self.texts.text_of(new), -1 if count is None else count
+        )
+
+    def _filter_sum(self, iterable: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+        if attribute is not None:
+            iterable = map(jinja2.filters.make_attrgetter(self, attribute), iterable)
+        total = start
+        for item in iterable:
+            self.limits.tick()
+            total = self.charged(total + item)
+        return total
+
+    def _filter_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        if args and kwargs:
+            raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments together")
+        return self.texts.percent(self.texts.text_of(value), kwargs or args)
+
+    def _counting(self, function: Callable[..., Any], *, keeps_owner: bool) -> Callable[..., Any]:
+        """A filter whose results are charged; `keeps_owner`: text of one owner stays that owner's."""
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.limits.tick()
+            for number in (*args, *kwargs.values()):
+                if type(number) is int and number > 1000:
+                    self.limits.charge(number)
+            result = function(*args, **kwargs)
+            if isinstance(result, str):
+                self.limits.charge(len(result))
+                if keeps_owner and type(result) is not Owned:
+                    source = next((value for value in args if isinstance(value, str)), "")
+                    return owned_as(source, str(result)) if type(result) is str else result
+            elif isinstance(result, list | tuple):
+                self.limits.charge(len(result))
+            return result
+
+        return counted
+
+
+def _width(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    value = args[0] if args else kwargs.get("tabsize", 8)
+    return abs(value) if isinstance(value, int) else 0
+
+
+def _safe(value: Any) -> Any:
+    return value if isinstance(value, Owned) else jinja2.filters.do_mark_safe(value)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.exceptions.TemplateError(message)

@@ -1,0 +1,126 @@
+"""Renders chat templates once, with provenance: the text, and who wrote which part of it.
+
+Invariant: `Template.render` gives the text that transformers' `apply_chat_template(tokenize=False)` gives, or raises
+TemplateError; a template that runs or allocates without end raises TemplateLimit.
+
+>>> template = Template("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</s>{% endfor %}")
+>>> rendered = template.render(plain_chat([{"role": "user", "content": " hi "}]))
+>>> rendered.text, rendered.pieces
+('<user>hi</s>', [Piece(start=6, end=8, message=0, field=0)])
+"""
+
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import jinja2
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import TemplateError, TemplateLimit
+from pairwright.tokens.template.environment import ChatEnvironment, Clock
+from pairwright.tokens.template.limits import SECONDS, Limits
+from pairwright.tokens.template.tracked_messages import Chat, keeping_json, marked, plain_chat, plain_data
+from pairwright.tokens.template.tracked_str import FIELDS, TEMPLATE, Run, runs_of
+
+__all__ = ["Piece", "Rendered", "Template", "plain_chat"]
+
+_MAX_SOURCE = 1_000_000
+_KEPT_PROMPT = 64  # messages of a prompt that is worth keeping
+
+
+class Piece(NamedTuple):
+    """Text of one message in a rendered conversation; of length zero where the message's text is empty."""
+
+    start: int
+    end: int
+    message: int
+    field: int
+
+
+class Rendered(NamedTuple):
+    text: str
+    pieces: list[Piece]
+
+
+class Template:
+    """A compiled chat template with the variables that every render gets (special tokens, options)."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        clock: Clock = datetime.now,
+        seconds: float = SECONDS,
+    ) -> None:
+        if len(source) > _MAX_SOURCE:
+            raise TemplateLimit(f"a chat template of {len(source):,} characters; at most {_MAX_SOURCE:,} are read")
+        self.source = source
+        self.hash = hashlib.sha256(source.encode()).hexdigest()[:16]
+        self.variables = plain_data(dict(variables or {}))
+        self._limits = Limits(seconds)
+        self._environment = ChatEnvironment(clock=clock, limits=self._limits)
+        self._tools: tuple[Any, Any] = (None, None)
+        self._last_prompt: tuple[Chat, list[Json] | None, str] | None = None
+        try:
+            self._compiled = self._environment.from_string(source)
+            self._compiled.globals = dict(self._compiled.globals)  # a chain of mappings is copied slowly
+        except jinja2.exceptions.TemplateError as error:
+            raise TemplateError(f"the chat template does not compile: {error}") from None
+        except (RecursionError, MemoryError, SyntaxError, OverflowError) as error:
+            raise TemplateError(f"the chat template does not compile: {type(error).__name__}") from None
+
+    def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
+        """The conversation with provenance; `prompt` adds the generation prompt."""
+        self._environment.tracking = True
+        text = self._render(marked(chat), tools, prompt)
+        return Rendered(str.__str__(text), pieces_of(runs_of(text)))
+
+    def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
+        """The plain render."""
+        if prompt and self._last_prompt is not None and self._last_prompt[:2] == (chat, tools):
+            return self._last_prompt[2]  # both sides of a pair ask for the same one
+        self._environment.tracking = False
+        text = str.__str__(self._render(chat, tools, prompt))
+        if prompt and len(chat) < _KEPT_PROMPT:
+            self._last_prompt = (chat, tools, text)
+        return text
+
+    def _render(self, chat: Chat, tools: list[Json] | None, prompt: bool) -> str:
+        self._limits.begin(chat)
+        if tools is not self._tools[0]:  # one list of tools serves a whole file: its JSON is written once
+            self._tools = (tools, None if tools is None else keeping_json(tools))
+        try:
+            return self._compiled.render(
+                {
+                    **self.variables,
+                    "messages": chat,
+                    "tools": self._tools[1],
+                    "documents": None,
+                    "add_generation_prompt": prompt,
+                }
+            )
+        except TemplateError:
+            raise
+        except jinja2.exceptions.TemplateError as error:
+            raise TemplateError(str(error) or type(error).__name__) from None
+        except MemoryError:
+            raise TemplateLimit("the chat template exhausted memory") from None
+        except Exception as error:  # a template's code may raise anything: it is input
+            raise TemplateError(f"{type(error).__name__}: {error}") from None
+
+
+def pieces_of(runs: tuple[Run, ...]) -> list[Piece]:
+    """The owned runs, in order; neighbours of one message and field are one piece."""
+    pieces: list[Piece] = []
+    position = 0
+    for length, owner in runs:
+        if owner != TEMPLATE:
+            message, field = divmod(owner, FIELDS)
+            if pieces and pieces[-1][1:] == (position, message, field):
+                pieces[-1] = Piece(pieces[-1].start, position + length, message, field)
+            else:
+                pieces.append(Piece(position, position + length, message, field))
+        position += length
+    return pieces

@@ -1,0 +1,142 @@
+"""The `tojson` filter of chat templates, with provenance: the text is what `json.dumps` writes, and the strings in it
+keep their owners. A call's arguments are one piece; a tool schema is written once and remembered."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from pairwright.tokens.template.tracked_messages import OwnedDict, OwnedFloat, OwnedInt, OwnedList, PlainDict, PlainList
+from pairwright.tokens.template.tracked_str import Owned, join, owned
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+    *,
+    tracking: bool = True,
+) -> str:
+    """Same signature and text as the filter that transformers gives to templates."""
+    separators = None if separators is None else (separators[0], separators[1])
+    dumps = _dumps(ensure_ascii, indent, separators, sort_keys)
+    kind = type(value)
+    if kind in _PLAIN:
+        return dumps(value)
+    if kind is PlainDict or kind is PlainList:
+        if dumps not in value._json:
+            value._json[dumps] = dumps(value)
+        text: str = value._json[dumps]
+        return text
+    if isinstance(value, OwnedDict | OwnedList | OwnedInt | OwnedFloat):
+        return owned(dumps(value), value._owner)
+    if kind is Owned:
+        return _string(value, ensure_ascii)
+    if not tracking or not _holds_owned(value):
+        return dumps(value)
+    out: list[str] = []
+    item_separator, key_separator = separators or (", " if indent is None else ",", ": ")
+    if isinstance(indent, int):
+        indent = " " * indent
+    writer = _Writer(out, ensure_ascii, indent, item_separator, key_separator, sort_keys)
+    writer.write(value, "\n")
+    return join(out)
+
+
+@functools.lru_cache(maxsize=64)
+def _dumps(
+    ensure_ascii: bool, indent: int | str | None, separators: tuple[str, str] | None, sort_keys: bool
+) -> Callable[[Any], str]:
+    """`json.dumps` with these options; the encoder is built once."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return encoder.encode
+
+
+def _holds_owned(value: Any) -> bool:
+    if isinstance(value, Owned | OwnedDict | OwnedList | OwnedInt | OwnedFloat):
+        return True
+    if isinstance(value, PlainDict | PlainList):
+        return False
+    if isinstance(value, dict):
+        return any(_holds_owned(item) for item in value.values()) or any(_holds_owned(key) for key in value)
+    return isinstance(value, list | tuple) and any(_holds_owned(item) for item in value)
+
+
+def _string(value: Owned, ensure_ascii: bool) -> str:
+    """Escapes run by run: JSON escapes each character by itself."""
+    out, position, plain = ['"'], 0, str.__str__(value)
+    for length, owner in value._runs:
+        text = json.dumps(plain[position : position + length], ensure_ascii=ensure_ascii)[1:-1]
+        out.append(owned(text, owner))
+        position += length
+    return join([*out, '"'])
+
+
+class _Writer:
+    """Writes containers as `json.dumps` does."""
+
+    def __init__(
+        self, out: list[str], ensure_ascii: bool, indent: str | None, item: str, key: str, sort_keys: bool
+    ) -> None:
+        self.out = out
+        self.ensure_ascii = ensure_ascii
+        self.indent = indent
+        self.item_separator = item
+        self.key_separator = key
+        self.sort_keys = sort_keys
+
+    def write(self, value: Any, newline: str) -> None:
+        if type(value) is Owned:
+            self.out.append(_string(value, self.ensure_ascii))
+        elif isinstance(value, dict):
+            self._dict(value, newline)
+        elif isinstance(value, list | tuple):
+            self._list(value, newline)
+        else:
+            text = json.dumps(value, ensure_ascii=self.ensure_ascii)
+            owner = getattr(value, "_owner", None)
+            self.out.append(text if owner is None else owned(text, owner))
+
+    def _dict(self, value: dict[Any, Any], newline: str) -> None:
+        items = sorted(value.items()) if self.sort_keys else list(value.items())
+        self._container("{}", newline, value, [(key, item) for key, item in items if self._is_key(key)])
+
+    @staticmethod
+    def _is_key(key: Any) -> bool:
+        if isinstance(key, str | int | float | bool) or key is None:
+            return True
+        raise TypeError(f"keys must be str, int, float, bool or None, not {type(key).__name__}")
+
+    def _list(self, value: list[Any] | tuple[Any, ...], newline: str) -> None:
+        self._container("[]", newline, value, [(_NO_KEY, item) for item in value])
+
+    def _container(self, brackets: str, newline: str, value: Any, items: list[tuple[Any, Any]]) -> None:
+        """Brackets and separators of an owned container belong to its owner."""
+        owner = getattr(value, "_owner", None)
+
+        def put(text: str) -> None:
+            self.out.append(text if owner is None else owned(text, owner))
+
+        if not items:
+            put(brackets)
+            return
+        inner = newline + self.indent if self.indent is not None else ""
+        put(brackets[0] + inner)
+        for number, (key, item) in enumerate(items):
+            if number:
+                put(self.item_separator + inner)
+            if key is not _NO_KEY:
+                if type(key) is Owned:
+                    self.out.append(_string(key, self.ensure_ascii))
+                else:
+                    put(json.dumps({key: 0}, ensure_ascii=self.ensure_ascii)[1:-4])
+                put(self.key_separator)
+            self.write(item, inner)
+        put((newline if self.indent is not None else "") + brackets[1])
+
+
+_NO_KEY = object()

@@ -1,0 +1,133 @@
+"""Which items an update takes: a pure function of the step, so that a resumed run needs no iterator's state."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from pairwright.pairs.selection import stage_of_epoch
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import buckets
+from pairwright.train.model.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class Order:
+    """Items in a new order each epoch, `batch_size` at a time; the last batch of an epoch may be smaller.
+
+    With `stages` (of each item) an epoch has the items whose stage is at most the epoch's, which grows by one every
+    `interval` epochs: later epochs have more updates than earlier ones.
+
+    >>> order = Order(np.arange(5), batch_size=2, seed=0)
+    >>> order.num_steps(1), [len(order.batch(step)) for step in range(3)]
+    (3, [2, 2, 1])
+    >>> sorted(np.concatenate([order.batch(step) for step in range(3, 6)]).tolist())
+    [0, 1, 2, 3, 4]
+    >>> order = Order(np.arange(5), batch_size=2, seed=0, stages=np.array([0, 0, 1, 1, 1]), interval=2)
+    >>> [order.num_steps(epochs) for epochs in range(5)], [len(order.batch(step)) for step in range(5)]
+    ([0, 1, 2, 5, 8], [2, 2, 2, 2, 1])
+    """
+
+    items: Array
+    batch_size: int
+    seed: int
+    shuffle: bool = True
+    stages: Array | None = None
+    interval: int = 1
+    _recent: dict[int, Array] = field(default_factory=dict, compare=False)
+
+    def batch(self, step: int) -> Array:
+        """The items of update `step` (0, 1, ...)."""
+        if not len(self.items):
+            return self.items
+        epoch, place = self.locate(step)
+        return self._epoch(epoch)[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def active(self, epoch: int) -> Array:
+        """The items that an epoch has, in their own order."""
+        if self.stages is None:
+            return self.items
+        return np.compress(self.stages <= stage_of_epoch(epoch, self.interval), self.items)
+
+    def num_steps(self, epochs: int) -> int:
+        """How many updates the first so many epochs have."""
+        *growing, last = self._steps_of_stages
+        left = [max(0, epochs - stage * self.interval) for stage in range(len(growing) + 1)]
+        return sum(steps * min(self.interval, num) for steps, num in zip(growing, left, strict=False)) + last * left[-1]
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The epoch of an update, and its place there; both count from 0."""
+        stage, first, steps = self._stage_at(step)
+        epochs, place = divmod(step - first, steps)
+        return stage * self.interval + epochs, place
+
+    def steps_in_epoch_of(self, step: int) -> int:
+        """How many updates the epoch has that update `step` is in."""
+        return self._stage_at(step)[2]
+
+    def num_epochs(self, num_done: int) -> float:
+        """How many epochs so many updates are; a fraction where one is not finished."""
+        if not num_done:
+            return 0.0
+        epoch, place = self.locate(num_done - 1)
+        return epoch + (place + 1) / self.steps_in_epoch_of(num_done - 1)
+
+    def ends_period(self, num_done: int, every: float | None) -> bool:
+        """Whether a period ends with the last of so many updates: `every` are updates, below 1 a share of an epoch, and
+        None is an epoch."""
+        if every is not None and every >= 1:
+            return num_done % round(every) == 0
+        _, first, steps = self._stage_at(num_done - 1)
+        period = steps if every is None else max(1, round(every * steps))
+        return (num_done - first) % period == 0
+
+    @cached_property
+    def _steps_of_stages(self) -> list[int]:
+        """How many updates an epoch has, stage by stage; the last goes on for ever."""
+        if self.stages is None or not len(self.items):
+            return [-(-len(self.items) // self.batch_size)]
+        sizes = np.cumsum(np.bincount(self.stages))
+        return [-(-size // self.batch_size) for size in sizes.tolist()]
+
+    @cached_property
+    def _first_steps(self) -> Array:
+        """The first update of each stage."""
+        return np.cumsum([0, *(steps * self.interval for steps in self._steps_of_stages[:-1])])
+
+    def _stage_at(self, step: int) -> tuple[int, int, int]:
+        """The stage of an update, the first update of that stage, and the updates of each of its epochs."""
+        # a stage without items begins where the next one does, and is passed over
+        stage = int(np.searchsorted(self._first_steps, step, side="right")) - 1
+        return stage, int(self._first_steps[stage]), self._steps_of_stages[stage]
+
+    def _epoch(self, epoch: int) -> Array:
+        if epoch not in self._recent:
+            self._recent.clear()
+            generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
+            items = self.active(epoch)
+            self._recent[epoch] = generator.permutation(items) if self.shuffle else items
+        return self._recent[epoch]
+
+
+def micro_batches(items: Array, sizes: Sequence[int], *, max_items: int | None, max_tokens: int) -> list[Array]:
+    """Cut a batch into parts of like size that fit into memory; an item larger than `max_tokens` goes alone.
+
+    >>> [part.tolist() for part in micro_batches(np.array([7, 8, 9]), [10, 90, 20], max_items=None, max_tokens=100)]
+    [[7, 9], [8]]
+    """
+    parts = buckets(sizes, max_tokens=max_tokens, max_rows=max_items, is_padded=False, allow_longer=True)
+    return [items[part] for part in parts]
+
+
+class Parted(Protocol):
+    """What cuts items into parts that fit into memory, the smallest items first; `num_all` are in the whole batch."""
+
+    def parts(self, items: Array, num_all: int) -> list[Array]: ...
+
+
+def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Array, bool]]:
+    """This process's parts of a batch, and whether each counts: the smallest item of all fills up where it has to."""
+    mine = channel.parts(ranks.share(items), len(items))
+    return ranks.in_step(mine, lambda: channel.parts(items, len(items))[0][:1])

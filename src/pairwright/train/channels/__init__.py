@@ -1,0 +1,1 @@
+"""What is trained on: preferences, rewards, teachers, likelihood."""

@@ -1,0 +1,165 @@
+"""The policy channel: scored runs, trained by how much better each was than the others of its group.
+
+Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
+are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
+run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; where it has none the
+ratio is 1, and a note says how many.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairwright.config.train_config import PolicyConfig
+from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import Held
+from pairwright.losses.advantages import group_advantages
+from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Tree
+from pairwright.train.batch_schedule import Order, micro_batches
+from pairwright.train.data import PolicyData
+from pairwright.train.metrics import Sums
+from pairwright.train.model.distributed import Ranks
+from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.reference import ReferenceLogps
+
+
+class PolicyChannel:
+    name = "grpo"
+    has_validation = False
+
+    def __init__(
+        self, data: PolicyData, options: PolicyConfig, weight: float, order: Callable[[Array], Order], limits: Any
+    ) -> None:
+        values = {name: getattr(options, name) for name in PolicyOptions.__dataclass_fields__ if hasattr(options, name)}
+        self.options = PolicyOptions(**values)
+        self.data, self.weight, self._limits = data, weight, limits
+        found = group_advantages(torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage)
+        self._advantages = found.values_S.numpy()
+        self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
+        is_active = found.is_active_S.numpy().copy()
+        for item in self._by_token:
+            trained = self._advantage(item)
+            is_active[item] = trained.any()
+            self._advantages[item] = trained.mean() if len(trained) else 0.0
+        active = np.flatnonzero(is_active)
+        self._active = set(active.tolist())
+        if not len(active):
+            raise PairwrightError(
+                f"grpo: {found.num_groups} groups, and in none do the rewards differ: nothing to learn from"
+            )
+        self.order = order(active)
+        self.validation = np.zeros(0, np.int64)
+        self.reference: ReferenceLogps | None = None
+        self.counts = {**data.counts, "flat_groups": found.num_flat_groups, "groups": found.num_groups}
+        if self._by_token:
+            self.counts["runs_by_token"] = len(self._by_token)
+        left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
+        unscored = int(np.isnan(data.rewards[left]).sum())  # kept for the rewards of their tokens, which do not count
+        for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
+            if num:
+                self.counts[name] = self.counts.get(name, 0) + num
+        missing = sum(data.sequences[item].logprobs is None for item in active)
+        note = f"grpo: {missing} of {len(active)} runs have no recorded log-probabilities: their ratio is 1"
+        self.notes = [note] if missing else []
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.options.kl_weight > 0
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.data.fingerprint}"
+
+    def reference_trees(self) -> list[Any]:
+        return [
+            (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in self.order.items
+        ]
+
+    def total(self, items: Array) -> float:
+        """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
+        counts = np.array([self.data.trees[item].masks[0].sum() for item in items])
+        if self.options.aggregation == "token":
+            return float(counts.sum())
+        scale = self.options.constant_length if self.options.aggregation == "constant" else 1
+        return float((counts > 0).sum() * scale)
+
+    def parts(self, items: Array, num_all: int) -> list[Array]:
+        sizes = [self.data.trees[item].num_tokens for item in items]
+        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+
+    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
+        pass
+
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
+        trees = [self.data.trees[item] for item in items]
+        scored = policy.score(trees)
+        reference_N = None
+        if self.reference is not None:
+            reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
+        tokens = PolicyTokens(
+            logps_N=scored.logps_N,
+            advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
+            sequence_N=scored.branch_N,
+            num_sequences=scored.num_branches,
+            old_logps_N=torch.from_numpy(np.concatenate([self._recorded(item) for item in items])).to(policy.device),
+            ref_logps_N=reference_N,
+        )
+        found = policy_loss(tokens, self.options)
+        num, rewards = float(found.num_tokens), self.data.rewards[items]
+        sums: Sums = {
+            "grpo/ratio": (float(found.ratio_sum), num),
+            "grpo/clipped": (float(found.num_clipped_low + found.num_clipped_high), num),
+            "grpo/unrecorded": (float(found.num_unrecorded), num),
+            "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
+            "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
+            "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
+            "trained_tokens": (float(len(scored.logps_N)), 0.0),
+        }
+        if reference_N is not None:
+            sums["grpo/kl"] = (float(found.kl_sum), num)
+        return found.total / max(total, 1e-12), sums
+
+    def after_update(self, policy: Policy) -> None:
+        pass
+
+    def followers(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.ids)
+
+    def held(self, item: int) -> list[Held]:
+        sequence, unused = self.data.sequences[item], None
+        if item not in self._active:
+            is_scored = bool(np.isfinite(self.data.rewards[item]))
+            unused = "no advantage: equal rewards" if is_scored else "unscored"
+        return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
+
+    @property
+    def refused(self) -> dict[str, str]:
+        return self.data.refused
+
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
+        return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+
+    def _advantage(self, item: int) -> Array:
+        """The advantage of each trained token of the run."""
+        tree = self.data.trees[item]
+        mask = tree.masks[0]
+        if item in self._by_token:
+            return self._by_token[item][len(tree.prompt) :][mask]
+        return np.full(int(mask.sum()), self._advantages[item], np.float32)
+
+    def _recorded(self, item: int) -> Array:
+        """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
+        tree, known = self.data.trees[item], self.data.sequences[item].logprobs
+        mask = tree.masks[0]
+        if known is None:
+            return np.full(int(mask.sum()), np.nan, np.float32)
+        return known[len(tree.prompt) :][mask].astype(np.float32)

@@ -1,0 +1,1 @@
+"""The model in training: loading, layouts, attention, reference, distribution."""

@@ -1,0 +1,138 @@
+"""Attention over a row of trees: each prompt to itself, each branch to its prompt and itself.
+
+Registered with transformers under `NAME`; the plan of the row comes as the keyword argument `plan` of the model's
+forward. A large tree is one call of scaled dot-product attention for its prompt and one for each branch, so that
+nothing is computed for tokens that may not see each other: a pair of P prompt tokens and twice C of completion costs
+P²/2 + 2·C·P + C²; padded, (P + C)². Small trees are put together, a few hundred tokens under one mask: there the
+calls would cost more than the numbers.
+
+Without a plan it refuses: this attention never guesses.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from pairwright.errors import PairwrightError
+from pairwright.tokens.batch.collate import Segment
+
+NAME = "pairwright_trees"
+SMALL_TREE = 160
+GROUP_TOKENS = 256
+
+
+class CannotShare(PairwrightError):
+    """This model's attention has something that a row of trees does not know."""
+
+
+class Plan:
+    """How a row is attended to: large trees by themselves, small ones in groups. Masks are made once for all layers."""
+
+    def __init__(self, segments: Sequence[Segment], device: Any) -> None:
+        self.device = device
+        self.parts: list[Segment | tuple[int, list[Segment]]] = []
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+        group: list[Segment] = []
+        for segment in segments:
+            size = segment.end - segment.start
+            if group and (size > SMALL_TREE or segment.end - group[0].start > GROUP_TOKENS):
+                self.parts.append((len(self.parts), group))
+                group = []
+            if size > SMALL_TREE:
+                self.parts.append(segment)
+            else:
+                group.append(segment)
+        if group:
+            self.parts.append((len(self.parts), group))
+
+    def group_mask(self, number: int, group: list[Segment], window: int | None) -> Tensor:
+        """Who sees whom among the tokens of small trees, (T, T)."""
+        if (number, window) not in self._masks:
+            start, size = group[0].start, group[-1].end - group[0].start
+            tree_T, branch_T, place_T = (torch.zeros(size, dtype=torch.long) for _ in range(3))
+            for tree, segment in enumerate(group):
+                first, end = segment.prompt
+                tree_T[segment.start - start : segment.end - start] = tree
+                place_T[first - start : end - start] = torch.arange(end - first)
+                for branch, (left, right) in enumerate(segment.branches, 1):
+                    branch_T[left - start : right - start] = branch
+                    place_T[left - start : right - start] = torch.arange(end - first, end - first + right - left)
+            mask_TT = (tree_T[:, None] == tree_T) & (place_T <= place_T[:, None])
+            mask_TT &= (branch_T == 0) | (branch_T == branch_T[:, None])
+            if window is not None:
+                mask_TT &= place_T > place_T[:, None] - window
+            self._masks[number, window] = mask_TT.to(self.device)
+        return self._masks[number, window]
+
+
+def register() -> None:
+    """Make the attention known to transformers by its name."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, tree_attention)
+
+
+def tree_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    plan: Plan | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in each layer: (1, heads, T, D) queries, keys and values to (1, T, heads, D)."""
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
+    if plan is None or attention_mask is not None or unknown or query.shape[0] != 1:
+        raise CannotShare(f"attention with {', '.join(unknown) or 'a mask of its own'}")
+    num_groups = query.shape[1] // key.shape[1]
+    if num_groups > 1:
+        key, value = key.repeat_interleave(num_groups, dim=1), value.repeat_interleave(num_groups, dim=1)
+    options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
+    found: list[Tensor] = []
+    for part in plan.parts:
+        if isinstance(part, Segment):
+            found += _large(part, query, key, value, sliding_window, options)
+            continue
+        number, group = part
+        row = slice(group[0].start, group[-1].end)
+        mask = plan.group_mask(number, group, sliding_window)
+        found.append(
+            scaled_dot_product_attention(query[:, :, row], key[:, :, row], value[:, :, row], attn_mask=mask, **options)
+        )
+    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _large(
+    segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: int | None, options: Any
+) -> list[Tensor]:
+    """A tree by itself: its prompt, then each branch."""
+    start, end = segment.prompt
+    prompt = key[:, :, start:end], value[:, :, start:end]
+    found = [_attend(query[:, :, start:end], *prompt, 0, window, options)]
+    for first, last in segment.branches:
+        if first == last:
+            continue
+        keys = torch.cat([prompt[0], key[:, :, first:last]], dim=2)
+        values = torch.cat([prompt[1], value[:, :, first:last]], dim=2)
+        found.append(_attend(query[:, :, first:last], keys, values, end - start, window, options))
+    return found
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, offset: int, window: int | None, options: Any) -> Tensor:
+    """Queries that stand `offset` after the first key; a window lets each see only so many, itself included."""
+    num_keys = key.shape[2]
+    if not offset and (window is None or num_keys <= window):
+        return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, **options)
+    places_Q = torch.arange(offset, offset + query.shape[2], device=query.device)[:, None]
+    places_K = torch.arange(num_keys, device=query.device)[None, :]
+    mask_QK = places_K <= places_Q
+    if window is not None:
+        mask_QK &= places_K > places_Q - window
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask_QK, **options)

@@ -1,0 +1,175 @@
+"""Models in and out: any causal language model's folder, all weights or an adapter, and back to a plain folder.
+
+Invariant: a model whose weights are not all in its folder is refused. transformers would fill the gaps with noise.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.errors import PairwrightError
+from pairwright.paths import write_atomic
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "generation_config.json", "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+class ModelError(PairwrightError):
+    """A model that cannot be loaded, trained or saved."""
+
+
+def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_trained: bool = True) -> Any:
+    """The model of a folder, ready to train: its adapter attached, its dropout off unless it is wanted.
+
+    One that is not trained has no adapter. On the device `meta` it has names and shapes, and nothing is read.
+    """
+    device = device or default_device()
+    model = _outline(folder) if device.type == "meta" else read_weights(folder, quantization=settings.quantization)
+    if is_trained and settings.finetuning_type != "all_weights":
+        model = _with_adapter(model, settings)
+    if not settings.dropout:
+        _disable_dropout(model)
+    if is_trained and settings.gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.enable_input_require_grads()
+    return model.to(device)
+
+
+def read_weights(folder: Path, *, quantization: str = "none") -> Any:
+    """The model as saved, in float32; one line for everything that can be wrong with its folder."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
+
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder}: no config.json: expected the folder of a Hugging Face model")
+    options: dict[str, Any] = {"dtype": torch.float32, "local_files_only": True, "output_loading_info": True}
+    if quantization == "nf4":
+        options["quantization_config"] = _four_bits()
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # what it would warn of is an error below
+    transformers_logging.disable_progress_bar()
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except Exception as error:  # whatever a broken folder makes transformers raise
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    if missing:
+        raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
+    model.config.use_cache = False
+    return model
+
+
+def _outline(folder: Path) -> Any:
+    """The model without its weights, as `read_weights` would make it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except Exception as error:  # whatever a broken folder makes transformers raise
+        reason = " ".join(str(error).split())[:300]
+        raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
+    model.tie_weights()
+    model.config.use_cache = False
+    return model.eval()
+
+
+def default_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def plain_model(model: Any) -> Any:
+    """The transformers model itself, whether or not an adapter is wrapped around it."""
+    return model.get_base_model() if hasattr(model, "peft_config") else model
+
+
+def trainable(model: Any) -> dict[str, Any]:
+    """Names and tensors of what is trained: what a checkpoint has to hold."""
+    return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
+
+
+def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig) -> str:
+    """Write `folder/model` (or `folder/adapter`) with the tokenizer of `base`; returns which one it is.
+
+    The folder takes its name when it is complete; one that is there is replaced.
+    """
+    if settings.finetuning_type == "lora_merged":
+        model = model.merge_and_unload()
+    name = "adapter" if settings.finetuning_type == "lora" else "model"
+    try:
+        with write_atomic(folder / name) as temporary:
+            temporary.mkdir()
+            model.save_pretrained(temporary)
+            copy_tokenizer(base, temporary)
+    except OSError as error:
+        raise ModelError(f"{folder / name}: {error.strerror or error}: the model was not saved") from error
+    return name
+
+
+def copy_tokenizer(base: Path, folder: Path) -> None:
+    for name in TOKENIZER_FILES:
+        if (base / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(base / name, folder / name)
+
+
+def model_hash(folder: Path) -> str:
+    """128 bits of a model's weights and configuration."""
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
+            digest.update(path.name.encode() + b"\0")
+            with open(path, "rb") as file:
+                while piece := file.read(1 << 22):
+                    digest.update(piece)
+    return digest.hexdigest()
+
+
+def _with_adapter(model: Any, settings: TrainConfig) -> Any:
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise ModelError("LoRA needs peft: pip install 'pairwright[train]'") from None
+    lora = settings.lora
+    targets = "all-linear" if lora.target_modules is None else list(lora.target_modules)
+    try:
+        return get_peft_model(
+            model,
+            LoraConfig(
+                r=lora.adapter_dim, lora_alpha=lora.alpha, lora_dropout=lora.adapter_dropout, target_modules=targets,
+                task_type="CAUSAL_LM",
+            ),
+        )  # fmt: skip
+    except ValueError as error:
+        raise ModelError(f"lora.target_modules: {' '.join(str(error).split())[:200]}") from error
+
+
+def _four_bits() -> Any:
+    import importlib.util
+
+    from transformers import BitsAndBytesConfig
+
+    if importlib.util.find_spec("bitsandbytes") is None or not torch.cuda.is_available():
+        raise ModelError("quantization nf4 needs a GPU and bitsandbytes: pip install bitsandbytes")
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+
+
+def _disable_dropout(model: Any) -> None:
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

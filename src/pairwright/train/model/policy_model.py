@@ -1,0 +1,195 @@
+"""A model as the loop sees it: trees of tokens in, log-probabilities of the trained tokens out.
+
+    N  trained tokens      H  hidden size      V  vocabulary      S  branches
+
+The backbone runs on one row of trees (or on padded rows, for models that cannot share), and the head only at the
+positions that predict a trained token, in chunks. How a model scales its logits is read from its configuration and
+then *checked*: at the start both ways are compared on a small example, and what does not agree is not used.
+
+A model in shards (sharding.py) runs below its root. Its head stays gathered after a pass, until the backward pass ends
+or `settle` is called.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairwright.config.train_config import TrainConfig
+from pairwright.losses.logps import masked_logps
+from pairwright.tokens.batch.collate import Tree, collate_trees
+from pairwright.train.model.attention import NAME, CannotShare, Plan, register
+from pairwright.train.model.distributed import Ranks
+from pairwright.train.model.load_model import ModelError, load_model, plain_model
+from pairwright.train.model.sharding import Root, load_sharded
+
+TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Trained tokens of some trees: log-probability, branch, and the hidden state that predicted each."""
+
+    logps_N: Tensor
+    branch_N: Tensor
+    hidden_NH: Tensor
+    num_branches: int
+
+
+def open_policy(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_trained: bool = True) -> "Policy":
+    """The model of a folder as a policy, in shards where that is wanted; one that is not trained has no adapter."""
+    root = load_sharded(folder, settings, ranks, is_trained=is_trained) if ranks.is_sharded else None
+    model = load_model(folder, settings, is_trained=is_trained) if root is None else root.model
+    if not is_trained:
+        model.eval()
+    return Policy(model, root=root, prefix_sharing=settings.prefix_sharing, precision=settings.precision)
+
+
+class Policy:
+    """`can_share` says whether prompts are computed once; `why_not` says why, where they are not."""
+
+    def __init__(
+        self, model: Any, *, root: Root | None = None, prefix_sharing: bool = True, precision: str = "fp32"
+    ) -> None:
+        self.model, self.root = model, root
+        self.precision = "fp32"  # until the checks below are done
+        self.plain = plain_model(model)
+        self.device = next(model.parameters()).device
+        self.head = self.plain.get_output_embeddings()
+        if self.head is None:
+            raise ModelError(f"{type(self.plain).__name__} has no output embeddings: expected a causal language model")
+        self.scaling = _logit_scaling(self.plain.config)
+        self.num_embeddings = int(self.plain.get_input_embeddings().weight.shape[0])
+        self._own_attention = self.plain.config._attn_implementation
+        if self._own_attention == NAME:  # another policy has had this model
+            self._own_attention = "sdpa"
+            self._use(self._own_attention)
+        self.can_share, self.why_not = False, "prefix_sharing is off"
+        self._check_head()
+        if prefix_sharing:
+            self.can_share, self.why_not = self._try_sharing()
+        self.settle()
+        self.precision = precision
+
+    def score(self, trees: Sequence[Tree]) -> Scored:
+        """Log-probabilities of the trained tokens of trees, with gradients where they are enabled."""
+        hidden_NH, target_N, branch_N, num_branches = self.hidden(trees)
+        with self._autocast():
+            logps_N = masked_logps(hidden_NH, self.head.weight, self.head.bias, target_N, **self.scaling)
+        return Scored(logps_N, branch_N, hidden_NH, num_branches)
+
+    def hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
+        """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
+        batch = collate_trees(trees, "shared" if self.can_share else "padded")
+        inputs: dict[str, Any] = {"input_ids": self._tensor(batch.input_ids)}
+        if self.can_share:
+            inputs |= {"position_ids": self._tensor(batch.position_ids), "plan": Plan(batch.segments, self.device)}
+        else:
+            inputs["attention_mask"] = self._tensor(batch.attention_mask)
+        states_TH = self._backbone(**inputs).flatten(0, 1)
+        source_N = self._tensor(batch.source)
+        return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
+
+    def logits(self, hidden_KH: Tensor) -> Tensor:
+        """The model's own logits (K, V) at a few positions, in float32."""
+        with self._autocast():
+            logits_KV = self.head(hidden_KH).float() * self.scaling["scale"]
+        cap = self.scaling["softcap"]
+        return logits_KV if cap is None else cap * torch.tanh(logits_KV / cap)
+
+    @torch.no_grad()
+    def mean_logits(self, hidden_NH: Tensor) -> Tensor:
+        """The mean over the vocabulary of the raw logits at each position: one product, not (N, V)."""
+        weight = self.head.weight
+        mean_N = hidden_NH.to(weight.dtype) @ weight.mean(0)
+        return (mean_N if self.head.bias is None else mean_N + self.head.bias.mean()).float() * self.scaling["scale"]
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """The model as it was before its adapter."""
+        with self.model.disable_adapter():
+            yield
+
+    def settle(self) -> None:
+        """After passes without a backward pass: give back what they left gathered, so that weights can be written."""
+        if self.root is not None:
+            self.root.settle()
+
+    def restore_attention(self) -> None:
+        """Give the model back the attention it came with, before it is saved or used elsewhere."""
+        if self.can_share:
+            self._use(self._own_attention)
+
+    def _backbone(self, **inputs: Any) -> Tensor:
+        backbone = self.plain.base_model
+        with self._autocast():
+            return self._run(lambda: backbone(**inputs, use_cache=False).last_hidden_state)
+
+    def _run(self, work: Any) -> Tensor:
+        found: Tensor = work() if self.root is None else self.root(work)
+        return found
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _tensor(self, array: Any) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _use(self, attention: str) -> None:
+        self.plain.set_attn_implementation(attention)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Our logits at the last position are the model's own."""
+        ids = torch.tensor([_example(self.num_embeddings)[:8]], device=self.device)
+        theirs_V = self._run(lambda: self.plain(input_ids=ids, use_cache=False).logits[0, -1].float())
+        ours_V = self.logits(self._backbone(input_ids=ids)[0, -1:])[0]
+        if not torch.allclose(ours_V, theirs_V, atol=1e-2, rtol=1e-2):
+            raise ModelError(
+                f"{type(self.plain).__name__} does something to its logits that is not known here: "
+                f"they differ by {float((ours_V - theirs_V).abs().max()):.3g}"
+            )
+
+    @torch.no_grad()
+    def _try_sharing(self) -> tuple[bool, str]:
+        """Whether a row of trees gives what padded rows give, on a small example."""
+        ids = np.array(_example(self.num_embeddings))
+        masks = np.ones(5, bool), np.ones(3, bool)
+        trees = [Tree(ids[:7], (ids[7:12], ids[12:15]), masks), Tree(ids[15:18], (ids[18:23], ids[23:26]), masks)]
+        expected_N = self.score(trees).logps_N
+        try:
+            register()
+            self._use(NAME)
+            self.can_share = True
+            found_N = self.score(trees).logps_N
+        except Exception as error:  # a model may fail in its own way on a row of trees
+            self.settle()
+            self._use(self._own_attention)
+            reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
+            return False, f"{type(self.plain).__name__}: {reason}"
+        off = float((found_N - expected_N).abs().max())
+        if not off <= TOLERANCE:
+            self._use(self._own_attention)
+            return False, f"{type(self.plain).__name__}: log-probabilities of a shared row differ by {off:.2g}"
+        return True, ""
+
+
+def _logit_scaling(config: Any) -> dict[str, Any]:
+    """What a model does to its logits, from its configuration, as `masked_logps` takes it."""
+    scale = 1.0
+    if isinstance(getattr(config, "logit_scale", None), float | int):  # Cohere
+        scale = float(config.logit_scale)
+    elif isinstance(getattr(config, "logits_scaling", None), float | int):  # Granite
+        scale = 1.0 / float(config.logits_scaling)
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2
+    return {"scale": scale, "softcap": None if cap is None else float(cap)}
+
+
+def _example(num_embeddings: int) -> list[int]:
+    """26 ids that hold no pattern, within a vocabulary of any size."""
+    return [(number * 7919 + 13) % num_embeddings for number in range(26)]

@@ -1,0 +1,125 @@
+"""Log-probabilities of the reference, computed once and kept: no second model is held while training.
+
+    RUN/reference/<model hash>-<precision>/part-*.arrow    a row a sequence: its hash, a value for each trained token
+
+A sequence's hash is of its ids and mask, so what another run or an earlier attempt has computed is found again, and
+what is cut or masked otherwise is not. Values are memory-mapped. Every process computes and writes its share.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+import xxhash
+
+from pairwright.errors import PairwrightError
+from pairwright.paths import write_atomic
+from pairwright.records.arrays import Array
+from pairwright.store.segments import new_segment_id
+from pairwright.tokens.batch.collate import Tree
+from pairwright.train.model.distributed import Ranks
+from pairwright.train.model.policy_model import Policy
+
+ROWS_PER_PART = 8192
+_SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
+
+
+def branch_keys(tree: Tree) -> list[bytes]:
+    """16 bytes for each branch: equal for equal ids with equal masks."""
+    keys = []
+    for branch, mask in zip(tree.branches, tree.masks, strict=True):
+        digest = xxhash.xxh3_128(len(tree.prompt).to_bytes(8, "little"))
+        digest.update(tree.prompt.tobytes())
+        digest.update(branch.tobytes())
+        digest.update(mask.tobytes())
+        keys.append(digest.digest())
+    return keys
+
+
+class ReferenceLogps:
+    """What is known of one reference model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._found: dict[bytes, Array] = {}
+        for part in sorted(folder.glob("part-*.arrow")):
+            self._read(part)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def of(self, trees: Iterable[Tree]) -> Array:
+        """The values (N,) of all trained tokens of trees, in the order in which a policy scores them."""
+        parts = [self._found[key] for tree in trees for key in branch_keys(tree)]
+        return np.concatenate([np.zeros(0, np.float32), *parts])
+
+    def lacks(self, tree: Tree) -> bool:
+        return any(key not in self._found for key in branch_keys(tree))
+
+    def add(
+        self, policy: Policy, batches: Iterable[list[Tree]], ranks: Ranks, spare: Callable[[], list[Tree]],
+        progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`."""
+        rows: list[tuple[bytes, Array]] = []
+        for trees, is_mine in ranks.in_step(batches, spare):
+            found = list(_scored(policy, trees))
+            if not is_mine:
+                continue
+            rows += found
+            progress(len(trees))
+            if len(rows) >= ROWS_PER_PART:
+                self._write(rows)
+                rows = []
+        if rows:
+            self._write(rows)
+
+    def refresh(self) -> None:
+        """Read what other processes wrote."""
+        for part in sorted(self.folder.glob("part-*.arrow")):
+            self._read(part)
+
+    def _write(self, rows: list[tuple[bytes, Array]]) -> None:
+        part = self.folder / f"part-{new_segment_id()}.arrow"
+        arrays = [
+            pa.array([key for key, _ in rows], pa.binary(16)),
+            pa.array([row for _, row in rows], _SCHEMA.field(1).type),
+        ]
+        try:
+            with (
+                write_atomic(part) as temporary,
+                pa.OSFile(str(temporary), "wb") as file,
+                pa.ipc.new_file(file, _SCHEMA) as writer,
+            ):
+                writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA))
+        except OSError as error:
+            raise PairwrightError(
+                f"{self.folder}: {error.strerror or error}: reference values were not saved"
+            ) from error
+        self._read(part)
+
+    def _read(self, part: Path) -> None:
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(part)))
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                offsets = batch.column("logps").offsets.to_numpy()
+                values = batch.column("logps").values.to_numpy()
+                for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
+                    self._found[key] = values[start:end]
+        except (OSError, pa.ArrowException, KeyError) as error:
+            raise PairwrightError(f"{part}: cannot be read ({error}): remove it, and it is computed again") from error
+
+
+@torch.no_grad()
+def _scored(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
+    scored = policy.score(trees)
+    logps, branches = scored.logps_N.float().cpu().numpy(), scored.branch_N.cpu().numpy()
+    ends = np.searchsorted(branches, np.arange(scored.num_branches), side="right")
+    starts = np.searchsorted(branches, np.arange(scored.num_branches), side="left")
+    keys: list[Any] = [key for tree in trees for key in branch_keys(tree)]
+    for key, start, end in zip(keys, starts, ends, strict=True):
+        yield key, logps[start:end]

@@ -1,0 +1,106 @@
+"""The folder of a training run: what was asked, where it is, and what it measured.
+
+train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
+metrics.jsonl    one JSON object a line, in TRL's names; a resumed run goes on where its checkpoint was
+batches/         exact batches, on request, and the one that stopped a run
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.ledger.run_status import FILE_NAME, RunError, Status
+from pairwright.paths import write_bytes, write_json
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Tree
+from pairwright.train.checkpoint import checkpoints
+
+
+class RunFolder:
+    """Only the first process writes."""
+
+    def __init__(self, path: Path, *, is_writer: bool, resume: bool) -> None:
+        self.path = path
+        self.status = Status(state="running", pid=os.getpid())
+        self._is_writer = is_writer
+        if is_writer:
+            try:
+                path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RunError(f"{path}: {error.strerror or error}") from error
+            if not resume and (self.checkpoints or (path / "metrics.jsonl").exists()):
+                raise RunError(f"{path}: already has a run: go on with --resume, or give another -o")
+
+    @property
+    def checkpoints(self) -> list[Path]:
+        return checkpoints(self.path / "checkpoints")
+
+    def references(self, paths: Mapping[str, Any]) -> dict[str, str]:
+        """Paths relative to the folder, so that it can be moved with what it was made from."""
+        return {
+            name: os.path.relpath(Path(path).absolute(), self.path.absolute())
+            for name, path in paths.items()
+            if path is not None
+        }
+
+    def write_status(self, **changes: Any) -> None:
+        self.status = msgspec.structs.replace(self.status, **changes)
+        if self._is_writer:
+            write_json(self.path / FILE_NAME, self.status, durable=False)  # at every step: no time to sync
+
+    def write_metrics(self, row: dict[str, Any]) -> None:
+        if self._is_writer:
+            with open(self.path / "metrics.jsonl", "ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+
+    def cut_metrics(self, step: int) -> None:
+        """Forget what was measured after a step: the run is about to do it again."""
+        path = self.path / "metrics.jsonl"
+        if not self._is_writer or not path.exists():
+            return
+        kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
+        write_bytes(path, b"".join(line + b"\n" for line in kept))
+
+    def write_batch(self, name: str, step: int, channels: Mapping[str, tuple[list[str], Sequence[Tree]]]) -> Path:
+        """The exact tokens of an update, by channel, with the ids of the items."""
+        path = self.path / "batches" / f"{name}-{step:08}.json"
+        if not self._is_writer:
+            return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        value = {
+            "step": step,
+            "channels": {
+                channel: [_plain(identity, tree) for identity, tree in zip(ids, trees, strict=True)]
+                for channel, (ids, trees) in channels.items()
+            },
+        }
+        path.write_bytes(msgspec.json.encode(value))
+        return path
+
+
+def read_batch(path: Path) -> dict[str, list[Tree]]:
+    """The trees of a batch that was written, by channel; `Policy.score` takes them."""
+    value = msgspec.json.decode(path.read_bytes())
+    return {
+        channel: [Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"])) for item in items]
+        for channel, items in value["channels"].items()
+    }
+
+
+def _plain(identity: str, tree: Tree) -> dict[str, Any]:
+    def listed(arrays: Sequence[Array]) -> list[Any]:
+        return [array.tolist() for array in arrays]
+
+    return {
+        "id": identity, "prompt": tree.prompt.tolist(), "branches": listed(tree.branches), "masks": listed(tree.masks),
+    }  # fmt: skip
+
+
+def _step_of(line: bytes) -> int:
+    try:
+        return int(msgspec.json.decode(line)["step"])
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError):
+        return 1 << 62  # torn by a crash: the run writes it again
