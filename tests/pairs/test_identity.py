@@ -40,8 +40,8 @@ def test_different_pairs_have_different_ids_however_many_are_made_at_once(triple
 
 
 def test_ids_and_draws_are_written_down_and_never_change():
-    assert pair_key("0" * 32, "1" * 32, "f" * 32) == "f595a4309e27681e1adaffe37dc69e78"
-    assert seeded(7, words_of(pl.Series(["0123456789abcdef" * 2]))).tolist() == [17515156491377729723]
+    assert pair_key("0" * 32, "1" * 32, "f" * 32) == "32a89a905a060380fa6c438c07c869f8"
+    assert seeded(7, words_of(pl.Series(["0123456789abcdef" * 2]))).tolist() == [16702894585275957254]
 
 
 def test_one_bit_of_a_hash_changes_half_of_the_id():
