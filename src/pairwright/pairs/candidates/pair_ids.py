@@ -38,7 +38,7 @@ def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
     return str(hex_digits(pair_keys(parts[:1], parts[1:2], parts[2:]))[0])
 
 
-def seeded(seed: int, *hashes: Words) -> Words:
+def seeded_draws(seed: int, *hashes: Words) -> Words:
     """64 bits for each row of these columns of hashes: a shuffle that the seed decides, and nothing else."""
     return _hash_rows([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
 
@@ -81,7 +81,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
         return pl.Series("split", ["train"] * drafts.height, pl.String)
     sets = _sets(drafts)
     names = sets.unique().sort()
-    hashes = seeded(seed, words_of(names))
+    hashes = seeded_draws(seed, words_of(names))
     held = hashes.astype(np.float64) < validation * 2.0**64
     if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
         held[np.argmin(hashes)] = True
