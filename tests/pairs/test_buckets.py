@@ -99,7 +99,7 @@ def test_rows_that_go_to_buckets_are_read_a_few_at_a_time(tmp_path, monkeypatch)
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 7)
     sizes = []
     finished = rows._fix_rare_rows
-    monkeypatch.setattr(rows, "_finished", lambda some: sizes.append(some.height) or finished(some))
+    monkeypatch.setattr(rows, "_fix_rare_rows", lambda some: sizes.append(some.height) or finished(some))
     build_pairs([table, other], tmp_path / "parted")
     assert max(sizes) == 7
     assert sum(sizes) == 120
@@ -163,7 +163,7 @@ def test_a_table_that_changes_meanwhile_is_an_error_not_other_pairs(tmp_path, mo
         table.delete(pl.col("run") == 0)
         return finished(*arguments)
 
-    monkeypatch.setattr(build, "_finished", delete_first)
+    monkeypatch.setattr(build, "_write_partitions", delete_first)
     with pytest.raises(TableError, match="build them again"):
         build_pairs([Table(tmp_path / "experience")], tmp_path / "pairs")
     assert not (tmp_path / "pairs" / "pairs.parquet").exists()

@@ -116,15 +116,15 @@ def test_stratified_pairs_high_with_low_inside_a_group(tmp_path):
 
 
 def test_thresholds_may_be_quantiles(tmp_path):
-    pairs, _ = built(tmp_path, several(10.0, 20.0, 30.0, 40.0, 50.0), strategy="stratified",
-                     high=Threshold.parse("q0.8", "high"), low=Threshold.parse("q0.2", "low"))  # fmt: skip
+    rows = several(10.0, 20.0, 30.0, 40.0, 50.0)
+    pairs, _ = built(tmp_path, rows, strategy="stratified", high=Threshold.parse("q0.8"), low="q0.2")
     assert set(rewards_of(pairs)) == {(40.0, 10.0), (50.0, 10.0)}
 
 
 @pytest.mark.parametrize("text", ["q1.5", "high", "", "q", "nan", "0.5.5"])
 def test_a_threshold_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="expected a reward"):
-        Threshold.parse(text, "--high")
+    with pytest.raises(ConfigError, match=r"high: .*expected a reward"):
+        PairOptions(strategy="stratified", high=text)
 
 
 def test_no_candidate_above_the_threshold_names_the_value_that_would_do(tmp_path):
