@@ -66,7 +66,7 @@ def test_supervised_rows_are_experiences(tmp_path):
         ("dpo", {**ROW, "chosen_score": 1, "rejected_score": 2}, "has reward 1.0"),
         ("dpo", {**ROW, "prompt": None}, "prompt: expected text or messages"),
         ("dpo", "[1]\n", "expected an object"),
-        ("dpo", "{torn\n", "not JSON"),
+        ("dpo", "{torn\n", "not valid JSON"),
         ("sft", {"prompt": "q"}, "expected the keys prompt and completion, or messages"),
         ("sft", {"messages": CHAT}, "expected a prompt and an answer"),
         ("sft", {"prompt": "q", "completion": "  "}, "the answer is empty"),

@@ -24,8 +24,7 @@ from pairwright.pairs.build_plan import Plan, plan_pairs
 from pairwright.pairs.candidates.candidates import count_reasons
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import FILE_NAME as LINEAGE
-from pairwright.pairs.outcomes import outcomes, table_references, write_outcomes
+from pairwright.pairs.outcomes import LINEAGE_FILE, outcomes, table_references, write_outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition_state import pair_examples
 from pairwright.pairs.selection import REASONS, length_effect, shares
@@ -71,7 +70,7 @@ def build_pairs(
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
-    write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
+    write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
     return summary
 
 
