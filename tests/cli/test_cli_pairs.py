@@ -74,7 +74,7 @@ def test_every_option_reaches_the_build(folder, capsys):
     assert json.loads(out)["options"] == {
         "strategy": "stratified", "min_gap": 0.1, "max_gap": 2.0, "tie_tolerance": 0.001, "within_run": False, "min_candidates": 3, "max_pairs_per_group": 2,
         "max_pairs_per_task": 3, "max_pairs": 9, "weight": "gap", "high": "q0.9", "low": "0.5", "across_groups": True,
-        "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "drop_truncated": True,
+        "max_per_chosen": 2, "dedupe": False, "near_duplicates": 0.9, "contradictions": "majority", "verbatim": False, "drop_truncated": True,
         "keep_masked": True, "length_balance": 5.0, "balance_by": "reweight", "validation": 0.5, "curriculum": "hard-first",
         "curriculum_share": 0.9, "curriculum_start": 0.4, "curriculum_increment": 0.3, "curriculum_interval": 2, "tree": True, "environment_divergence": True, "teachers": ["experience"], "min_teachers": 2,
         "teacher_choice": "best", "votes": None, "where": "run < 9", "seed": 4, "memory_megabytes": 64,

@@ -61,6 +61,8 @@ def test_the_old_name_of_imported_is_accepted_and_keeps_the_key_of_its_stage(tmp
     assert section == load_config(overrides=[("pairs.strategy", "imported")]).pairs
     assert (section.strategy, section.content()["strategy"]) == ("imported", "given")
     assert PairOptions(strategy="given").as_json()["strategy"] == "imported"
+    assert "verbatim" not in section.content()  # which older runs did not have
+    assert PairOptions(strategy="imported", verbatim=True).content()["verbatim"] is True
 
 
 def test_the_key_of_a_stage_has_thresholds_as_they_were_written(tmp_path):

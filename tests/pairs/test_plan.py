@@ -10,7 +10,7 @@ from pairwright import EID, Experience, Message, Side, Table, ToolCall
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.funnel import Reason
-from pairwright.pairs.pair_table import pair_id, read_pairs
+from pairwright.pairs.pair_table import pair_batches, pair_id, read_pairs
 from pairwright.records.canonical import canonical_messages, prompt_hash
 
 
@@ -168,20 +168,21 @@ def test_a_negative_reward_cannot_be_a_weight(tmp_path):
         built(tmp_path, several(-1.0, -2.0), weight="chosen")
 
 
-def test_preferences_pass_through_with_their_rewards_or_one_and_zero(tmp_path):
-    def preference(task, chosen="yes", rejected="no", rewards=(None, None)):
-        sides = [
-            Side(messages=[Message("assistant", text)], reward=reward)
-            for text, reward in zip((chosen, rejected), rewards, strict=True)
-        ]
-        return Experience(
-            eid=EID("b", task, 0, 0, "s"),
-            kind="preference",
-            prompt=[Message("user", task)],
-            chosen=sides[0],
-            rejected=sides[1],
-        )
+def preference(task, chosen="yes", rejected="no", rewards=(None, None), run=0):
+    sides = [
+        Side(messages=[Message("assistant", text)], reward=reward)
+        for text, reward in zip((chosen, rejected), rewards, strict=True)
+    ]
+    return Experience(
+        eid=EID("b", task, run, 0, "s"),
+        kind="preference",
+        prompt=[Message("user", task)],
+        chosen=sides[0],
+        rejected=sides[1],
+    )
 
+
+def test_preferences_pass_through_with_their_rewards_or_one_and_zero(tmp_path):
     rows = [
         preference("a"), preference("b", rewards=(0.3, 0.1)), preference("c", rewards=(0.1, 0.3)),
         preference("d", "yes", "yes"), preference("e", rewards=(0.1, 0.1)), preference("f", "yes", ""), candidate(1.0),
@@ -196,10 +197,25 @@ def test_preferences_pass_through_with_their_rewards_or_one_and_zero(tmp_path):
     assert dropped(built(tmp_path / "b", rows)[1])[Reason.IS_A_PAIR] == 6
 
 
+def test_verbatim_keeps_every_preference_in_the_order_of_the_table(tmp_path):
+    rows = [
+        preference("z"), preference("a", "no", "yes"), preference("z", run=1), preference("a", run=1),
+        preference("b", "yes", ""), preference("c", "yes", "yes"), preference("d", rewards=(0.1, 0.3)),
+    ]  # fmt: skip
+    pairs, summary = built(tmp_path / "a", rows, strategy="imported", verbatim=True)
+    assert [(pair.chosen_eid.task, pair.chosen[0].text, pair.rejected[0].text) for pair in pairs] == [
+        ("z", "yes", "no"), ("a", "no", "yes"), ("z", "yes", "no"), ("a", "yes", "no"), ("b", "yes", "")
+    ]  # fmt: skip
+    assert dropped(summary) == {Reason.IDENTICAL: 1, Reason.OPPOSITE: 1}  # these prefer nothing
+    assert next(pair_batches(tmp_path / "a" / "pairs"))["num_rejected_characters"].to_pylist()[-1] == 0
+    plain, _ = built(tmp_path / "b", rows, strategy="imported")
+    assert [pair.chosen_eid.task for pair in plain] == ["z"]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"strategy": "best"}, {"min_gap": -1}, {"min_gap": float("nan")}, {"max_gap": 0.1, "min_gap": 0.2}, {"max_pairs": 0},
-     {"validation": 1.5}, {"across_groups": True}, {"strategy": "teachers"}, {"min_candidates": 1}],
+     {"validation": 1.5}, {"across_groups": True}, {"strategy": "teachers"}, {"min_candidates": 1}, {"verbatim": True}],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(ConfigError):

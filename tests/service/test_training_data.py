@@ -39,6 +39,28 @@ def test_a_row_that_stands_in_both_files_stays_in_both(tmp_path):
     assert len({pair.id for pair in pairs}) == 3
 
 
+def test_rows_that_pair_building_leaves_out_elsewhere_stay(tmp_path):
+    opposite = {**ROW, "chosen_response": "bad", "rejected_response": "good"}
+    rows = [ROW, opposite, {**ROW, "rejected_response": ""}, {**ROW, "mask_sample": True, "prompt": "m"}]
+    rows.append({**ROW, "prompt": "n", "chosen_score": 1.0, "rejected_score": 1.0 - 1e-12})
+    file = data_file(tmp_path, rows)
+    files = [file, DataFile("training/equal.jsonl", file.blob, "train")]
+    assert write_training_data(files, tmp_path / "out", training_type="dpo") == {"train": 10, "validation": 0}
+    pairs = list(read_pairs(tmp_path / "out" / "pairs"))
+    assert [pair.rejected[0].text for pair in pairs] == ["bad", "good", "", "bad", "bad"] * 2
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs"]
+
+
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_files_that_are_no_rows_are_refused_by_name(tmp_path, kind):
+    files = [data_file(tmp_path, [{"question": "q"}, {"question": "r"}])]
+    with pytest.raises(SourceError, match=r"^training/training_file\.jsonl:1: expected the keys prompt"):
+        write_training_data(files, tmp_path / "a", training_type=kind)
+    files[0].blob.write_bytes(b"PK\x03\x04 a zip, which Inspect's logs are")
+    with pytest.raises(SourceError, match=r"^training/training_file\.jsonl: expected JSON Lines, got .* inspect"):
+        write_training_data(files, tmp_path / "b", training_type=kind)
+
+
 def test_supervised_rows_are_experiences(tmp_path):
     answer = {"role": "assistant", "content": "a"}
     rows = [
@@ -66,7 +88,7 @@ def test_supervised_rows_are_experiences(tmp_path):
         ("dpo", {**ROW, "chosen_score": 1, "rejected_score": 2}, "has reward 1.0"),
         ("dpo", {**ROW, "prompt": None}, "prompt: expected text or messages"),
         ("dpo", "[1]\n", "expected an object"),
-        ("dpo", "{torn\n", "not JSON"),
+        ("dpo", "{torn\n", "not valid JSON"),
         ("sft", {"prompt": "q"}, "expected the keys prompt and completion, or messages"),
         ("sft", {"messages": CHAT}, "expected a prompt and an answer"),
         ("sft", {"prompt": "q", "completion": "  "}, "the answer is empty"),

@@ -18,6 +18,7 @@ from pairwright.sources import (
 )
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin
+from pairwright.sources.reading import detect, read_file
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces"
@@ -85,6 +86,28 @@ def test_customizer_rows_are_read_whole():
     assert messages.prompt == (Message("system", "Sail."), Message("user", "Port?"))
     assert messages.rejected.messages == (Message("assistant", "Red"),)
     assert messages.info == {"topic": "sea"}
+
+
+def test_demonstrations_of_customizer_have_reward_one():
+    form = customizer.SFT_FORMAT
+    chat_row = {"messages": [{"role": "user", "content": "Bow?"}, {"role": "assistant", "content": "Front"}]}
+    rows = [*rows_of("customizer_sft"), chat_row]
+    assert [form.matches(row) for row in (*rows, {**rows[0], "label": True})] == [True, True, False, False]
+    text, messages, chat = (next(form.read(row, Origin("f.jsonl", 1, 0), Options())) for row in rows)
+    assert (text.prompt, text.completion) == ((Message("user", "Port?"),), (Message("assistant", "Left"),))
+    assert (text.reward, text.kind, text.info) == (1.0, Kind.SINGLE_TURN, {"topic": "sea"})
+    assert ([message.role for message in messages.prompt], messages.eid.task) == (["system", "user"], "sides")
+    assert (chat.prompt, chat.completion) == ((Message("user", "Bow?"),), (Message("assistant", "Front"),))
+
+
+def test_a_named_customizer_format_says_what_each_row_lacks(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"question": "Port?"}\n{"answer": "Left"}\n')
+    for name, keys in (("customizer", "prompt, chosen_response and"), ("customizer-sft", "prompt and completion, or")):
+        found = list(read_file(tmp_path / "rows.jsonl", detect(tmp_path / "rows.jsonl", name), Options()))
+        assert [(rejected.line, f"expected the keys {keys}" in rejected.reason) for rejected in found] == [
+            (1, True),
+            (2, True),
+        ]
 
 
 def test_openai_preferences_keep_the_history_and_the_calls():

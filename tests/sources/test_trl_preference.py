@@ -208,3 +208,9 @@ def test_real_files_are_read_completely(name, kind, messages, unscored):
     sides = [side for experience in read for side in (experience.chosen, experience.rejected) if side is not None]
     assert sum(len(item.messages) for item in [*read, *sides]) == messages
     assert sum(not experience.is_scored for experience in read) == unscored
+
+
+def test_an_answer_without_a_prompt_is_refused():
+    for row in ({"completion": " wet.", "label": True}, {"completions": [" wet."], "labels": [True]}):
+        with pytest.raises(BadRecord, match="prompt: expected text, got null"):
+            list(FORMAT.read(row, Origin("f"), Options()))

@@ -19,6 +19,7 @@ DIGESTS = {
     "claude_code.jsonl": "4+0 4b2fb8952e50a979",
     "codex.jsonl": "3+0 4d9bcc984c1a90d2",
     "customizer.jsonl": "2+0 efe36545d06e266b",
+    "customizer_sft.jsonl": "2+0 b0dc5efce4c6de19",
     "inspect_log.json": "1+1 ac10e08bb05a9435",
     "langfuse.json": "2+0 c35274b0072be893",
     "langsmith.json": "1+0 d7a1b4d6f7859cc8",

@@ -122,6 +122,8 @@ class PairsConfig(Section):
     """Drop pairs at least this similar (0 to 1, estimated Jaccard) to one that stays."""
     contradictions: Literal["drop", "majority", "keep"] = "drop"
     """A over B and B over A."""
+    verbatim: bool = False
+    """imported: every preference in the order of the tables; repeated, contradicting and empty ones stay."""
     drop_truncated: bool = False
     """Leave truncated runs out."""
     keep_masked: bool = False
@@ -180,6 +182,8 @@ class PairsConfig(Section):
             raise ValueError("curriculum_start: stages need an order: --curriculum easy-first or hard-first")
         if self.across_groups and self.strategy != "stratified":
             raise ValueError("across_groups: only the strategy 'stratified' can compare different prompts")
+        if self.verbatim and (self.strategy != "imported" or self.votes is not None):
+            raise ValueError("verbatim: only preferences that were imported can be passed through: strategy 'imported'")
         if self.within_run and (self.strategy not in _IN_RUNS or self.across_groups or self.votes is not None):
             raise ValueError(
                 f"within_run: candidates of one run are compared by the strategies {', '.join(_IN_RUNS)}, without "
@@ -193,8 +197,9 @@ class PairsConfig(Section):
         return self.curriculum != "none" or self.curriculum_share is not None
 
     def content(self) -> dict[str, Any]:
-        """The options as part of a stage's key. `imported` goes by its old name, so that older runs resume."""
-        options = self.model_dump(mode="json")
+        """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
+        they did not have counts only where it is set."""
+        options = self.model_dump(mode="json", exclude=None if self.verbatim else {"verbatim"})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options
 
 

@@ -30,7 +30,7 @@ _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending":
 def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     """The drafts that contradict nothing, once each, and not more of a group than are wanted; their order stays."""
     drafts = work.drop(drafts, Reason.CONTRADICTION, _has_contradiction(drafts, work))
-    if work.options.dedupe:
+    if work.options.dedupe and not work.options.verbatim:
         drafts = work.drop(drafts, Reason.DUPLICATE, _beyond(drafts, by="key", most=1))
     if work.options.max_pairs_per_group is not None:
         most = work.options.max_pairs_per_group
@@ -41,7 +41,7 @@ def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
 def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
     """Where the opposite was seen at the same prompt, or where it was seen as often or more."""
     policy = work.options.contradictions
-    if policy == "keep" or not drafts.height:
+    if policy == "keep" or work.options.verbatim or not drafts.height:
         return np.zeros(drafts.height, np.bool_)
     preferences = _count_in_groups(drafts, work) if work.candidates is not None else _count_in_drafts(drafts)
     if not preferences.height:

@@ -44,6 +44,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "sharegpt": (sharegpt.FORMAT,),
     "trl-preference": (trl_preference.FORMAT,),
     "openai-chat": (openai_chat.FORMAT,),
+    "customizer-sft": (customizer.SFT_FORMAT,),
 }
 
 __all__ = ["BINARY_READERS", "READERS", "Format"]

@@ -1,7 +1,7 @@
 """Strategy `imported`: preferences that were imported as such, passed through with their own sides.
 
 Rewards are those of the sides where both have one, else 1 and 0. Where they say the opposite of the given order, or are
-equal, the preference is left out and counted.
+equal, the preference is left out and counted. `verbatim` passes the others through as they are, in their order.
 """
 
 import math
@@ -25,14 +25,16 @@ _side = msgspec.json.Decoder(SideMeta).decode
 
 def plan_given(work: Work) -> pl.DataFrame:
     """Drafts of all preferences."""
-    rows = work.rows.filter(pl.col("reason").is_null()).sort("uid")
+    rows = work.rows.filter(pl.col("reason").is_null()).sort("row" if work.options.verbatim else "uid")
     work.funnel.stage("pairs", rows.height)
     sides: dict[str, dict[str, Any]] = {}
+    keep_empty = work.options.verbatim
     for table in work.tables:
         columns = ["uid", "chosen", "rejected", "num_prompt_messages"]
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
             for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
-                sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=num_messages == 0))
+                is_text = num_messages == 0
+                sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()
     facts = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
@@ -51,7 +53,7 @@ def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
     return meta.messages or completion_of_text(meta.text, prompt_is_text=prompt_is_text)
 
 
-def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool) -> dict[str, Any]:
+def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool, keep_empty: bool) -> dict[str, Any]:
     chosen, rejected = side_of_meta(_side(chosen_text), {}), side_of_meta(_side(rejected_text), {})
     assert chosen is not None
     assert rejected is not None
@@ -70,8 +72,8 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
         facts[f"{name}_hash"] = content_hash(canonical_messages(messages))
         facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
         facts[f"{name}_reward"] = float(reward or 0.0)
-        empty = not any(message.text.strip() or message.tool_calls for message in messages)
-        facts[f"num_{name}_characters"] = -1 if empty else num_characters(messages)
+        is_empty = not any(message.text.strip() or message.tool_calls for message in messages)
+        facts[f"num_{name}_characters"] = -1 if is_empty and not keep_empty else num_characters(messages)
     return facts
 
 

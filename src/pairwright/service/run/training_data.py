@@ -1,37 +1,43 @@
-"""The files of a dataset as what the trainer reads, row by row. A row that cannot be used ends the job with its place.
+"""The files of a dataset as what the trainer reads, imported and paired as the command line does it.
 
-    dpo   {prompt, chosen_response, rejected_response}   ->  OUT/pairs, a pairs table with both splits
-    sft   {prompt, completion} or {messages}             ->  OUT/experience and OUT/validation, experience tables
+    dpo   rows of the format customizer       ->  OUT/pairs, a pairs table with both splits
+    sft   rows of the format customizer-sft   ->  OUT/experience and OUT/validation, experience tables
 
-Training and validation files give the splits; nothing is dropped or reordered.
+Training and validation files give the splits; nothing is dropped or reordered. A row that cannot be used ends the job
+with its place.
 """
 
+import os
+import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryDirectory
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 
-from pairwright.errors import PairwrightError, RecordError, SourceError
-from pairwright.pairs.pair_table import pair_id, pairs_to_batch, write_pairs
+from pairwright.errors import PairwrightError, SourceError
+from pairwright.pairs.build import build_pairs
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.options import PairOptions
+from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
+from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
+from pairwright.paths import opened
 from pairwright.records.canonical import content_hash
-from pairwright.records.experience import Experience, Pair
+from pairwright.records.experience import Experience
 from pairwright.sources.datasets import customizer_rows as customizer
-from pairwright.sources.datasets.openai_chat import tools_of
-from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
-from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Options, Origin, build, split_at_first_answer
-from pairwright.sources.shapes.chat_messages import messages_from_chat
-from pairwright.store.arrow import to_batch
+from pairwright.sources.files import read_lines
+from pairwright.sources.format import Rejected
+from pairwright.sources.reading import detect
+from pairwright.store.importing import QUARANTINE, import_files
 from pairwright.store.table import Table
 
-ROWS_PER_BATCH = 1024
-MAX_LINE_BYTES = 64 * 2**20
 SFT_TABLES = {"train": "experience", "validation": "validation"}
-Record = TypeVar("Record")
+_PAIRS = PairOptions(strategy="imported", verbatim=True, tie_tolerance=0.0, keep_masked=True)
 
 
 @dataclass(frozen=True)
@@ -45,116 +51,84 @@ class DataFile:
 
 def write_training_data(files: Sequence[DataFile], output: Path, *, training_type: str) -> dict[str, int]:
     """Write the tables of a dataset below `output`; returns the number of rows of each split."""
-    counts = {"train": 0, "validation": 0}
-    if training_type == "dpo":
-        write_pairs(output / "pairs", _pair_batches(files, counts))
-    else:
-        for split, name in SFT_TABLES.items():
-            chosen = [file for file in files if file.split == split]
-            with Table(output / name) as table:
-                table.write_part(_experience_batches(chosen, counts))
-    if not counts["train"]:
-        raise PairwrightError("the training files of the dataset have no rows")
+    is_dpo = training_type == "dpo"
+    output.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=output) as temporary:
+        scratch = Path(temporary)
+        tables = {split: Table((scratch if is_dpo else output) / name) for split, name in SFT_TABLES.items()}
+        paths: dict[str, str] = {}  # of the files in the dataset, by the path that they are imported from
+        for split, table in tables.items():
+            own = [file for file in files if file.split == split]
+            paths |= _import_rows(own, table, scratch, customizer.NAME if is_dpo else customizer.SFT_NAME)
+        counts = {split: table.count() for split, table in tables.items()}
+        if not counts["train"]:
+            raise PairwrightError("the training files of the dataset have no rows")
+        if is_dpo:
+            built = scratch / "pairs"
+            summary = build_pairs(list(tables.values()), built, _PAIRS)
+            if summary["pairs"] < sum(counts.values()):
+                raise _refuse_pair(list(tables.values()), built, paths)
+            write_pairs(output / "pairs", _assign_splits(pair_batches(built), counts["train"]))
     return counts
 
 
-def _pair_batches(files: Sequence[DataFile], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    seen: Counter[str] = Counter()
-    for rows in _batches(files, _preference, counts):
-        yield pairs_to_batch([_once(pair, seen) for pair in rows])
+def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, format_name: str) -> dict[str, str]:
+    """Import files in their order, or raise SourceError for the first row that cannot be used."""
+    paths: dict[str, str] = {}
+    for number, file in enumerate(files):
+        if next(read_lines(file.blob), None) is None:
+            continue
+        # A name of its own: blobs are named by content, and equal files are imported both.
+        copy = scratch / f"{file.split}-{number}.jsonl"
+        try:
+            os.link(file.blob, copy)
+        except OSError:  # another file system
+            shutil.copyfile(file.blob, copy)
+        layout = detect(copy, format_name)
+        if not isinstance(layout, Rejected) and layout.format != format_name:
+            raise SourceError(f"{file.path}: expected JSON Lines, got a file of the format {layout.format}")
+        paths[str(copy)] = file.path
+    if paths:
+        import_files(list(paths), table, format_name=format_name, num_workers=1)
+    if (table.path / QUARANTINE).exists():
+        with opened(table.path / QUARANTINE) as quarantine:
+            rejected = msgspec.json.decode(quarantine.readline(), type=Rejected)
+        raise _refuse_row(paths[rejected.file], rejected.line, rejected.reason)
+    return paths
 
 
-def _experience_batches(files: Sequence[DataFile], counts: dict[str, int]) -> Iterator[pa.RecordBatch]:
-    for rows in _batches(files, _example, counts):
-        yield to_batch(rows)
+def _refuse_row(path: str, line: int | None, reason: str) -> SourceError:
+    return SourceError(f"{path}: {reason}" if line is None else f"{path}:{line}: {reason}")
 
 
-def _batches(
-    files: Sequence[DataFile], read: Callable[[dict[str, Any], DataFile, int], Record], counts: dict[str, int]
-) -> Iterator[list[Record]]:
-    pending: list[Record] = []
-    for file in files:
-        for number, row in _rows(file):
-            try:
-                pending.append(read(row, file, number))
-            except (BadRecord, RecordError) as error:
-                raise SourceError(f"{file.path}:{number}: {error}") from None
-            counts[file.split] += 1
-            if len(pending) >= ROWS_PER_BATCH:
-                yield pending
-                pending = []
-    if pending:
-        yield pending
+def _refuse_pair(tables: Sequence[Table], built: Path, paths: Mapping[str, str]) -> SourceError:
+    """The refusal of the first preference that is no pair."""
+    dropped = pl.read_parquet(built / OUTCOMES).filter(pl.col("reason").is_not_null())
+    reasons = dict(dropped.select("uid", "reason").iter_rows())
+    experiences: Iterator[Experience] = chain.from_iterable(table.records() for table in tables)
+    first = next(experience for experience in experiences if experience.eid.uid in reasons)
+    assert first.source is not None
+    assert first.chosen is not None
+    assert first.rejected is not None
+    reason = reasons[first.eid.uid]
+    if reason == Reason.IDENTICAL:
+        reason = "chosen_response and rejected_response are the same"
+    elif reason in (Reason.TIED, Reason.OPPOSITE):
+        reason = f"the chosen response has reward {first.chosen.reward!r}, the rejected one {first.rejected.reward!r}"
+    return _refuse_row(paths[first.source.file], first.source.line, reason)
 
 
-def _rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any]]]:
-    with open(file.blob, "rb") as opened:
-        number = 0
-        while line := opened.readline(MAX_LINE_BYTES + 1):
-            number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise SourceError(f"{file.path}:{number}: a row of more than {MAX_LINE_BYTES:,} bytes")
-            if not line.strip():
-                continue
-            try:
-                row = msgspec.json.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise SourceError(f"{file.path}:{number}: not JSON: {error}") from None
-            if not isinstance(row, dict):
-                raise SourceError(f"{file.path}:{number}: expected an object, got {type(row).__name__}")
-            yield number, row
-
-
-def _preference(row: dict[str, Any], file: DataFile, number: int) -> Pair:
-    if not customizer.matches(row):
-        raise BadRecord(f"expected the keys prompt, chosen_response and rejected_response, got {sorted(row)[:10]}")
-    (found,) = customizer.read_unit(row, Origin(file.path, number, number - 1), Options())
-    if not isinstance(found, Experience):
-        raise BadRecord(found.reason)
-    assert found.chosen is not None
-    assert found.rejected is not None
-    chosen, rejected = found.chosen.messages, found.rejected.messages
-    if chosen == rejected:
-        raise BadRecord("chosen_response and rejected_response are the same")
-    better, worse = found.chosen.reward, found.rejected.reward
-    if better is None or worse is None:
-        better, worse = 1.0, 0.0
-    if not better > worse:
-        raise BadRecord(f"the chosen response has reward {better!r}, the rejected one {worse!r}")
-    return Pair(
-        id=pair_id(found.prompt, found.tools, chosen, rejected),
-        prompt=found.prompt,
-        tools=found.tools,
-        chosen=chosen,
-        rejected=rejected,
-        chosen_reward=better,
-        rejected_reward=worse,
-        chosen_eid=found.eid,
-        rejected_eid=found.eid,
-        gap=better - worse,
-        strategy="given",
-        split="validation" if file.split == "validation" else "train",
-    )
-
-
-def _once(pair: Pair, seen: Counter[str]) -> Pair:
-    """A row that stands in a dataset twice is two rows, each in its own split: the second gets an id of its own."""
-    seen[pair.id] += 1
-    if seen[pair.id] == 1:
-        return pair
-    return msgspec.structs.replace(pair, id=content_hash(pair.id, seen[pair.id]))
-
-
-def _example(row: dict[str, Any], file: DataFile, number: int) -> Experience:
-    if "messages" in row:
-        prompt, answer = split_at_first_answer(messages_from_chat(row["messages"], "messages"))
-    elif "prompt" in row and "completion" in row:
-        prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
-    else:
-        raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
-    if not prompt or not answer or not answer[0].is_generated:
-        raise BadRecord("expected a prompt and an answer of the assistant after it")
-    if not any(message.text.strip() or message.tool_calls for message in answer):
-        raise BadRecord("the answer is empty")
-    origin = Origin(file.path, number, number - 1)
-    return build("customizer", origin, task=None, prompt=prompt, completion=answer, tools=tools_of(row), reward=1.0)
+def _assign_splits(batches: Iterator[pa.RecordBatch], num_train: int) -> Iterator[pa.RecordBatch]:
+    """Pairs with the splits of their files. A row that stands in a dataset twice is two pairs with ids of their own."""
+    counts: Counter[str] = Counter()
+    num_before = 0
+    for batch in batches:
+        ids = batch.column("id").to_pylist()
+        for place, identity in enumerate(ids):
+            counts[identity] += 1
+            if counts[identity] > 1:
+                ids[place] = content_hash(identity, counts[identity])
+        splits = ["train" if num_before + place < num_train else "validation" for place in range(len(ids))]
+        num_before += len(ids)
+        columns = {**dict(zip(batch.schema.names, batch.columns, strict=True)), "id": ids, "split": splits}
+        yield pa.RecordBatch.from_pydict(columns, schema=PAIR_SCHEMA)

@@ -1,13 +1,17 @@
-"""Preference data of NeMo Customizer: `{prompt, chosen_response, rejected_response}`.
+"""Datasets of NeMo Customizer.
 
-The prompt is text or messages with the full history; a response is text, a message or messages. Scores of the
-responses, where there are any, are the rewards of the sides; other small fields go to info.
+    customizer        {prompt, chosen_response, rejected_response}    a preference; scores are the rewards of its sides
+    customizer-sft    {prompt, completion} or {messages}              a demonstration: an experience with reward 1.0
+
+The prompt is text or messages with the full history; an answer is text, a message or messages. Other small fields go
+to info. Rows of `{messages}` are demonstrations only where the format is named, and so are rows that have a score.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.experience import Experience
+from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -15,10 +19,13 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.fields import mapping, small_fields
-from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.fields import BadRecord, mapping, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import messages_from_chat
 
-NAME = "customizer"
+NAME, SFT_NAME = "customizer", "customizer-sft"
+_SCORED = ("label", "reward", "score", "rating")
+_READ_SFT = frozenset({"prompt", "completion", "messages", "tools"})
 _READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES})
 
 
@@ -28,6 +35,8 @@ def matches(value: Any) -> bool:
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
+    if not matches(row):
+        raise BadRecord(f"expected the keys prompt, chosen_response and rejected_response, got {sorted(row)[:10]}")
     prompt, chosen, rejected = conversations_from(
         prompt_from(row.get("prompt"), "prompt"),
         answer_from(row.get("chosen_response"), "chosen_response"),
@@ -36,6 +45,54 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     yield preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
+def matches_sft(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and "prompt" in value
+        and "completion" in value
+        and not any(key in value for key in _SCORED)
+    )
+
+
+def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if "messages" in row:
+        prompt, answer = split_at_first_answer(messages_from_chat(row["messages"], "messages"))
+    elif "prompt" in row and "completion" in row:
+        prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
+    else:
+        raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
+    if not prompt or not answer or not answer[0].is_generated:
+        raise BadRecord("expected a prompt and an answer of the assistant after it")
+    if not any(message.text.strip() or message.tool_calls for message in answer):
+        raise BadRecord("the answer is empty")
+    yield build(
+        SFT_NAME,
+        origin,
+        task=task_of(row),
+        prompt=prompt,
+        completion=answer,
+        tools=tools_of(row),
+        reward=1.0,
+        info=small_fields(row, _READ_SFT),
+    )
+
+
 read = guarded(read_unit)
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Customizer preference data")
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="NeMo Customizer preference data",
+    matches_named=lambda value: True,  # each row then says what it lacks
+)
+SFT_FORMAT = Format(
+    name=SFT_NAME,
+    unit="record",
+    matches=matches_sft,
+    read=guarded(read_sft_unit),
+    summary="NeMo Customizer fine-tuning data",
+    matches_named=lambda value: True,
+)

@@ -94,7 +94,7 @@ def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     info = small_fields(row, _READ)
     completion = row.get("completion")
     if isinstance(completion, str) and _is_raw_text(row, completion):
-        prompt, answer = [Message(TEXT, row["prompt"])], [Message(TEXT, completion, generated=True)]
+        prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], [Message(TEXT, completion, generated=True)]
     else:
         prompt, answer = _prompt(row), answer_from(completion, "completion")
         if isinstance(completion, str):
@@ -121,7 +121,7 @@ def _stepwise(row: Json, origin: Origin) -> Experience:
     parts: list[Json] = [{"type": "text", "text": step} for step in steps]
     info = {**small_fields(row, _READ), "step_labels": labels}
     if _is_raw_text(row, *steps):
-        prompt, answer = [Message(TEXT, row["prompt"])], Message(TEXT, parts, generated=True)
+        prompt, answer = [Message(TEXT, text(row.get("prompt"), "prompt"))], Message(TEXT, parts, generated=True)
     else:
         prompt, answer, info["form"] = _prompt(row), Message("assistant", parts), "text"
     return build(NAME, origin, task=task_of(row), prompt=prompt, completion=[answer], info=info)
