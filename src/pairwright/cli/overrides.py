@@ -22,6 +22,7 @@ from typer.core import TyperCommand
 from pairwright.cli.path_arguments import PLACE
 from pairwright.cli.shell_completion import (
     complete_choices,
+    complete_format,
     complete_loss,
     complete_names,
     complete_override,
@@ -172,6 +173,9 @@ class Spelling:
 
 
 _SPELLINGS = {
+    "sources.format": Spelling(complete=complete_format),
+    "engine.name": Spelling("--engine"),
+    "backend.name": Spelling("--backend"),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),

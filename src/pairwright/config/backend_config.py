@@ -247,7 +247,7 @@ class BackendConfig(Section):
     """Where jobs train."""
 
     name: Literal["local", "ray", "nemo-customizer", "nemo-rl", "trl"] = "local"
-    """Which backend."""
+    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo RL or TRL."""
     local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()

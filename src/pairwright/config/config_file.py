@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import pydantic
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
@@ -181,6 +181,25 @@ def describe_problems(
     return list(lines.values())
 
 
+class Options(Section):
+    """A section that Python callers create by itself: what is wrong with it is a ConfigError, as in a configuration.
+
+    >>> from pairwright.config.train_config import DistillTerms
+    >>> class DistillOptions(Options, DistillTerms): ...
+    >>> DistillOptions(beta=1.5)
+    Traceback (most recent call last):
+    pairwright.errors.ConfigError: beta: got 1.5, expected at most 1
+    """
+
+    if not TYPE_CHECKING:  # type checkers see the fields as arguments
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError("; ".join(describe_problems(error, type(self), with_values=True))) from None
+
+
 def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
     """Where a problem is, and what. A check over several fields names its field at the start of its message."""
     location = [str(part) for part in problem["loc"]]
@@ -248,10 +267,8 @@ def load_config(
     """
     environment = os.environ if environment is None else environment
     tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
-    if flags and isinstance(tree.get("pairs"), dict):  # an option replaces what a foreign name of the same thing says
-        tree["pairs"] = own_names(tree["pairs"])
-    for key, (flag, value) in (flags or {}).items():
-        _set(tree, key, value, flag)
+    if flags:
+        _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
@@ -324,6 +341,19 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
         if not isinstance(tree, dict):
             raise ConfigError(f"{where}: {parent!r} is a value, not a section")
     tree[last] = value
+
+
+def _set_flags(tree: dict[str, Any], flags: Mapping[str, tuple[str, Any]]) -> None:
+    """Set what command-line options say, also where the file uses a foreign or short name for the same thing."""
+    if isinstance(tree.get("pairs"), dict):
+        tree["pairs"] = own_names(tree["pairs"])
+    if isinstance(tree.get("engine"), str):
+        tree["engine"] = {"name": tree["engine"]}
+    engine = tree.get("engine")
+    if "engine.name" in flags and isinstance(engine, dict) and engine.get("name") != flags["engine.name"][1]:
+        engine.pop("address", None)  # the address of another engine
+    for key, (flag, value) in flags.items():
+        _set(tree, key, value, flag)
 
 
 def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:

@@ -9,9 +9,8 @@ import typer
 
 from pairwright.cli.cli_errors import Interrupted
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
-from pairwright.cli.shell_completion import complete_choices
-from pairwright.errors import ConfigError, PairwrightError
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
@@ -25,18 +24,13 @@ File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts,
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options("backend.name", after="experience"))
 def submit(
+    ctx: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
     model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
     pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
     experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, sdpo).")] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="local, ray, nemo-customizer, nemo-rl or trl.", autocompletion=complete_choices("backend.name")
-        ),
-    ] = None,
     config: File = None,
     override: Overrides = None,
     wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,
@@ -48,12 +42,11 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a job where `backend.name` says, and follow it."""
+    from pairwright.config import load_config
     from pairwright.jobs import BACKENDS, JobRequest, JobState
 
-    loaded = _load(config, override)
-    name = backend or loaded.backend.name
-    if name not in BACKENDS:
-        raise ConfigError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    loaded = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    name = loaded.backend.name
     _refuse_other_job(output, is_forgotten=overwrite or resume)
     starts = launch if launch is not None else name in ("local", "nemo-customizer")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=starts, resume=resume)

@@ -8,7 +8,7 @@ import typer
 from pairwright.cli.help_format import GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags, with_options
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Output = Annotated[
 ]
 
 
-@app.command(cls=with_options("pairs", "seed"))
+@app.command(cls=with_options("pairs", "seed", "engine.name", "engine.address"))
 def build(
     ctx: typer.Context,
     experience: Annotated[
@@ -33,13 +33,12 @@ def build(
         typer.Argument(help="Experience tables; also s3://...", show_default=False),
     ] = None,
     output: Output = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `pairs` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Pair the candidates of each group by their rewards, and say what became of every experience."""
+    from pairwright.engines import opened as open_engine
     from pairwright.pairs.build import build_pairs
     from pairwright.pairs.options import pair_options
     from pairwright.paths import place
@@ -52,10 +51,9 @@ def build(
     if not experience or output is None:
         raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
     folder, options = place(output), pair_options(settings)
-    where = engine_settings(settings.engine, engine, address)
-    with Progress("building pairs:", "pieces") as progress, opened_engine(where) as opened:
+    with Progress("building pairs:", "pieces") as progress, open_engine(settings.engine) as engine:
         tables = [Table(path, create=False) for path in experience]
-        summary = build_pairs(tables, folder, options, engine=opened, progress=progress.show)
+        summary = build_pairs(tables, folder, options, engine=engine, progress=progress.show)
     _report(summary, folder, as_json=as_json)
 
 

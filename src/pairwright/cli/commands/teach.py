@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.output import CollectView, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
 from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -19,6 +19,7 @@ _MOST_ERRORS = 5
 
 
 def ask_teachers(
+    ctx: typer.Context,
     experience: Annotated[
         str, typer.Argument(metavar=PLACE, help="The student's experience table; also s3://...", show_default=False)
     ],
@@ -41,7 +42,6 @@ def ask_teachers(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Ask --teacher endpoints for token ids and log-probabilities.")
     ] = False,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="States at once; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
@@ -50,7 +50,7 @@ def ask_teachers(
     from pairwright.paths import place
     from pairwright.store.table import Table
 
-    settings = load_config(config, overrides=parse_overrides(override))
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     options = {
         "temperature": temperature, "max_tokens": max_tokens, "api_key_env": api_key_env, "logprobs": token_ids,
         "return_token_ids": token_ids,
@@ -65,7 +65,7 @@ def ask_teachers(
     with CollectView() as view:
         collected = teach(
             states, teachers, output=output, seed=settings.seed, watch=lambda name: _watch(name, states, view),
-            max_concurrency=concurrency or settings.teach.max_concurrency,
+            max_concurrency=settings.teach.max_concurrency,
             base=None if config is None else config.resolve().parent,
         )  # fmt: skip
     _report(states, collected, experience, as_json=as_json)

@@ -9,7 +9,7 @@ import typer
 from pairwright.cli.help_format import GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folde
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(cls=with_options("tokens", without=("tokens.tokenizer",)))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=("tokens.tokenizer",)))
 def build(
     ctx: typer.Context,
     source: Annotated[
@@ -35,13 +35,12 @@ def build(
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the cached sequences.", show_default=False),
     ] = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
+    from pairwright.engines import opened as open_engine
     from pairwright.paths import place
     from pairwright.tokens.stage.stage import encode_source
 
@@ -54,9 +53,10 @@ def build(
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    where, folder = engine_settings(settings.engine, engine, address, options.workers), place(output)
-    with Progress("encoding", "items") as progress, opened_engine(where) as opened:
-        manifest = encode_source(place(source), folder, options, engine=opened, progress=progress.show)
+    folder, workers = place(output), options.workers or settings.engine.workers
+    engine_settings = settings.engine.model_copy(update={"workers": workers})
+    with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
+        manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 

@@ -10,7 +10,7 @@ import typer
 
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
 _SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
@@ -35,7 +35,8 @@ Held = Annotated[
 ]
 TRAIN_KEYS = (
     "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
-    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images",
+    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images", "engine.name",
+    "engine.address", "engine.workers",
 )  # fmt: skip
 
 
@@ -54,9 +55,6 @@ def train_model(
     override: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    engine: EngineOption = None,
-    address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="ray: workers; one a GPU, or one a node.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
@@ -64,7 +62,6 @@ def train_model(
 
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
     found = load_config(config, overrides=parse_overrides(override), flags=flags)
-    found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
     output = output or (Path("runs") / found.name / "train" if config is not None else None)
     if model is None or output is None:
         raise ConfigError(
