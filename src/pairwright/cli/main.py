@@ -53,9 +53,13 @@ def extras_with(package: str) -> list[str]:
         lines = requires("pairwright") or []
     except PackageNotFoundError:  # run from a folder, without being installed
         return []
-    found = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
-    wanted = package.partition(".")[0].replace("-", "_").lower()
-    return [extra for name, extra in found if name.replace("-", "_").lower() == wanted and extra not in _NOT_FOR_USERS]
+    requirements = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
+    distribution = package.partition(".")[0].replace("-", "_").lower()
+    return [
+        extra
+        for name, extra in requirements
+        if name.replace("-", "_").lower() == distribution and extra not in _NOT_FOR_USERS
+    ]
 
 
 # The `pairwright` command: its groups, and the one place where errors become exit codes.

@@ -262,12 +262,12 @@ def _build_params(keys: list[str]) -> list[Any]:
     def command(**options: Any) -> None:
         pass
 
-    described = {key: _describe(key) for key in keys}
+    options = {key: _describe(key) for key in keys}
     parameters = [
         inspect.Parameter(
             key.rpartition(".")[2], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for key, (annotation, default) in described.items()
+        for key, (annotation, default) in options.items()
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

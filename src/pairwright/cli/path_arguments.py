@@ -20,19 +20,19 @@ def refuse_addresses(command: Any, name: str = "pairwright") -> None:
         for word, child in command.commands.items():
             refuse_addresses(child, f"{name} {word}")
     elif command.callback is not None:
-        command.callback = _checked(command.callback, name)
+        command.callback = _with_path_check(command.callback, name)
 
 
-def _checked(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _with_path_check(callback: Callable[..., Any], name: str) -> Callable[..., Any]:
     @wraps(callback)
-    def checked(*args: Any, **params: Any) -> Any:
+    def check_and_call(*args: Any, **params: Any) -> Any:
         for param, value in params.items():
             for path in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(path, Path) and _MANGLED.fullmatch(str(path)):
                     raise ConfigError(_refusal(str(path), name, param))
         return callback(*args, **params)
 
-    return checked
+    return check_and_call
 
 
 def _refusal(text: str, name: str, param: str) -> str:

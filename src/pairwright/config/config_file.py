@@ -208,7 +208,7 @@ def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
     message = problem["msg"].removeprefix("Value error, ")
     name, colon, rest = message.partition(": ")
     prefix = ".".join([*location, ""])
-    if colon and (name in _known_keys(location, root) or (prefix and name.startswith(prefix))):
+    if colon and (name in _list_keys(location, root) or (prefix and name.startswith(prefix))):
         return [*location, name.removeprefix(prefix)], rest
     return location, message
 
@@ -225,13 +225,13 @@ def _expectation(message: str) -> str:
 
 
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
-    known = _known_keys(location[:-1], root)
+    known = _list_keys(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key {'.'.join(location)!r}; {hint}"
 
 
-def _known_keys(location: list[str], root: type[BaseModel]) -> list[str]:
+def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
     model: type[BaseModel] | None = root
     for part in location:
         field = model.model_fields.get(part) if model is not None else None
@@ -266,14 +266,14 @@ def load_config(
     2
     """
     environment = os.environ if environment is None else environment
-    tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
+    tree = _fill(merge_tree(path, overrides=overrides, environment=environment), environment, "config")
     if flags:
         _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
-def shown_config(
+def printable_config(
     path: str | os.PathLike[str] | None = None,
     *,
     overrides: Sequence[tuple[str, str]] = (),
@@ -283,13 +283,13 @@ def shown_config(
     without the credentials that may be in them."""
     environment = os.environ if environment is None else environment
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
-    shown: dict[str, Any] = _with_references(resolved, merged_tree(path, overrides=overrides, environment=environment))
+    tree: dict[str, Any] = _with_references(resolved, merge_tree(path, overrides=overrides, environment=environment))
     for section, key in _PLACES:
-        shown[section][key] = [str(place(text)) if is_address(text) else text for text in shown[section][key]]
-    return shown
+        tree[section][key] = [str(place(text)) if is_address(text) else text for text in tree[section][key]]
+    return tree
 
 
-def merged_tree(
+def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
@@ -356,22 +356,22 @@ def _set_flags(tree: dict[str, Any], flags: Mapping[str, tuple[str, Any]]) -> No
         _set(tree, key, value, flag)
 
 
-def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
+def _fill(value: Any, environment: Mapping[str, str], where: str) -> Any:
     if isinstance(value, dict):
-        return {key: _filled(item, environment, f"{where}.{key}") for key, item in value.items()}
+        return {key: _fill(item, environment, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
+        return [_fill(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
-    def replaced(match: re.Match[str]) -> str:
+    def look_up(match: re.Match[str]) -> str:
         if match[1] not in environment:
             raise ConfigError(f"{where}: the environment has no {match[1]}: set it, or write the value in the file")
         return environment[match[1]]
 
-    filled = _REFERENCE.sub(replaced, value)
+    text = _REFERENCE.sub(look_up, value)
     # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
-    return _yaml_value(filled, where) if _REFERENCE.fullmatch(value) else filled
+    return _yaml_value(text, where) if _REFERENCE.fullmatch(value) else text
 
 
 def _with_references(resolved: Any, written: Any) -> Any:
@@ -396,8 +396,8 @@ def _with_hint_file(config: Config, folder: Path) -> Config:
     place, _, function = (config.train.sdpo.hint or "").rpartition(":")
     if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
         return config
-    hinted = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
-    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": hinted})})
+    section = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
+    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": section})})
 
 
 def _mark(error: Exception) -> str:

@@ -255,7 +255,7 @@ class TrainConfig(Named):
 
     @model_validator(mode="before")
     @classmethod
-    def _translated(cls, data: Any) -> Any:
+    def _translate_names(cls, data: Any) -> Any:
         """Names of the Customizer protocol that have no field of their own."""
         if not isinstance(data, dict):
             return data

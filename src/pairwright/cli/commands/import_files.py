@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
+_HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
 IMPORT_KEYS = (
     "sources.format", "sources.reward", "sources.redact", "engine.name", "engine.address", "engine.workers",
 )  # fmt: skip
@@ -83,7 +84,7 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         print_json(_as_json(summary))
     else:
         rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-        print_table("imported", ("format", *_COLUMNS), rows, short={"experiences": "read", "already_there": "again"})
+        print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}")
     if summary.secrets:
@@ -102,9 +103,10 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
 def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
     if is_scored and summary.total("already_there"):
         say("records that were there already keep the rewards they had; import into a new table to change them")
-    added = summary.total("experiences") - summary.total("already_there")
-    aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
-    say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
+    num_added = summary.total("experiences") - summary.total("already_there")
+    num_bad = summary.total("quarantined")
+    quarantine = f"; {num_bad:,} in {output}/quarantine.jsonl" if num_bad else ""
+    say(f"{num_added:,} experiences added to {output}{quarantine}. Next: pairwright experience stats {output}")
 
 
 def _as_json(summary: "ImportSummary") -> dict[str, Any]:

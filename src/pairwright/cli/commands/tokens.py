@@ -94,29 +94,35 @@ def show(
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    ready = ChatTokenizer.from_folder(tokenizer)
-    with local_folder(place(path)) as here:  # sequences are mapped into memory
+    chat_tokenizer = ChatTokenizer.from_folder(tokenizer)
+    with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
-        found = preview(
-            here, ready, name=name, num=num, hints=hinter, allow_dropped=allow_dropped, allow_images=allow_images,
+        sequences = preview(
+            folder,
+            chat_tokenizer,
+            name=name,
+            num=num,
+            hints=hinter,
+            allow_dropped=allow_dropped,
+            allow_images=allow_images,
             refused=lambda title, reason: say(f"{title}: refused: {reason}"),
-        )  # fmt: skip
+        )
         if hinter is not None:
             hinter.close()
     if html is not None:
-        html.write_text(html_page(ready, found), encoding="utf-8")
-        say(f"{len(found)} sequences painted in {html}")
+        html.write_text(html_page(chat_tokenizer, sequences), encoding="utf-8")
+        say(f"{len(sequences)} sequences painted in {html}")
     if as_json:
-        print_json([{"name": title, "tokens": token_rows(ready, sequence)} for title, sequence in found])
+        print_json([{"name": title, "tokens": token_rows(chat_tokenizer, sequence)} for title, sequence in sequences])
     if as_json or html is not None:
         return
     from rich.console import Console
 
     console = Console(force_terminal=sys.stdout.isatty() or None)
     console.print(legend())
-    for title, sequence in found:
+    for title, sequence in sequences:
         console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
-        console.print(painted_text(ready, sequence))
+        console.print(painted_text(chat_tokenizer, sequence))
         for line in describe_dropped(sequence):
             console.print(line)
 
@@ -128,21 +134,21 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
 
     from pairwright.tokens.stage.check import check_template
 
-    found = check_template(str(tokenizer))
+    report = check_template(str(tokenizer))
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(report))
     else:
         rows = [
-            ("supported", found.is_supported),
-            ("tools", found.supports_tools),
-            ("stops", ", ".join(found.stops)),
-            ("arguments as", found.arguments),
-            *((f"quirk: {quirk.name}", quirk.detail) for quirk in found.quirks),
+            ("supported", report.is_supported),
+            ("tools", report.supports_tools),
+            ("stops", ", ".join(report.stops)),
+            ("arguments as", report.arguments),
+            *((f"quirk: {quirk.name}", quirk.detail) for quirk in report.quirks),
         ]
         print_table(str(tokenizer), ("what", "value"), rows)
-        print("example: " + "".join(f"[{text}]" if trained else text for text, trained in found.example))
-    say(f"{tokenizer}: {'supported' if found.is_supported else 'not supported'}, {len(found.quirks)} quirks")
-    if not found.is_supported:
+        print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
+    say(f"{tokenizer}: {'supported' if report.is_supported else 'not supported'}, {len(report.quirks)} quirks")
+    if not report.is_supported:
         raise typer.Exit(2)
 
 
