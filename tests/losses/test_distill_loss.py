@@ -171,9 +171,9 @@ def test_bfloat16_logits_are_compared_in_float32():
 
 
 def test_what_is_missing_or_out_of_range_is_refused():
-    with pytest.raises(ConfigError, match=r"beta: got 1.5, expected a number from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"beta: got 1.5, expected at most 1"):
         distill_loss(STUDENT, TEACHER, DistillOptions(beta=1.5))
-    with pytest.raises(ConfigError, match="top_k_of: got 'both', expected student or teacher"):
+    with pytest.raises(ConfigError, match="top_k_of: got 'both', expected 'student' or 'teacher'"):
         distill_loss(STUDENT, TEACHER, DistillOptions(top_k=1, top_k_of="both"))
     with pytest.raises(ConfigError, match="targets_K: the importance ratio and entropy_weight need the tokens"):
         distill_loss(STUDENT, TEACHER, DistillOptions(entropy_weight=True))

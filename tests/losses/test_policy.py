@@ -201,7 +201,10 @@ def test_extreme_ratios_have_finite_losses_and_gradients(loss, advantage, apart)
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"loss": "ppo"}, "token, gspo or cispo"), ({"aggregation": "mean"}, "token, sequence or constant")],
+    [
+        ({"loss": "ppo"}, "loss: got 'ppo', expected 'token', 'gspo' or 'cispo'"),
+        ({"aggregation": "mean"}, "aggregation: got 'mean', expected 'token', 'sequence' or 'constant'"),
+    ],
 )
 def test_unknown_names_are_refused(changes, words):
     with pytest.raises(ConfigError, match=words):

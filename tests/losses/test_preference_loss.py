@@ -162,7 +162,7 @@ def test_the_sft_term_is_added_with_its_weight():
     # NLL of chosen is 4, or 2 per token; DPO is -ln(3/4).
     options = PreferenceOptions(beta=BETA, preference_loss_weight=0.5, sft_loss_weight=0.1)
     assert preference_loss("sigmoid", one_pair(), options).loss_B.item() == pytest.approx(-0.5 * math.log(3 / 4) + 0.4)
-    averaged = preference_loss("sigmoid", one_pair(), replace(options, sft_average_log_probs=True))
+    averaged = preference_loss("sigmoid", one_pair(), options.model_copy(update={"sft_average_log_probs": True}))
     assert averaged.loss_B.item() == pytest.approx(-0.5 * math.log(3 / 4) + 0.2)
     assert averaged.sft_B.item() == pytest.approx(2.0)
     # A desensitised sum of chosen does not change its likelihood.
@@ -289,8 +289,10 @@ def test_the_reference_point_of_kto_has_no_gradient():
         ("orpo", {"ld_alpha": 0.5}, "ld_alpha: got 0.5, but orpo does not use it"),
         ("sigmoid", {"gamma": 1.0}, "gamma: got 1.0, but sigmoid does not use it: it is for simpo"),
         ("exo_pair", {}, "above 0"),
-        ("robust", {"label_smoothing": 0.5}, "label_smoothing: got 0.5, expected at least 0 and below 0.5"),
-        ("sigmoid", {"beta": 0.0}, "beta: got 0.0, expected a number above 0"),
+        ("robust", {"label_smoothing": 0.5}, "label_smoothing: got 0.5, expected below 0.5"),
+        ("sigmoid", {"beta": 0.0}, "beta: got 0.0, expected above 0"),
+        ("sigmoid", {"label_smoothing": -0.1}, "label_smoothing: got -0.1, expected at least 0"),
+        ("sigmoid", {"betta": 0.1}, "unknown key 'betta'; did you mean 'beta'?"),
         ("nca_pair", {"use_margin": True}, "use_margin"),
     ],
 )

@@ -21,14 +21,14 @@ class GroupWithDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        meant = self.commands[self.default]
-        usage = [piece for piece in meant.collect_usage_pieces(ctx) if piece != meant.options_metavar]
+        default = self.commands[self.default]
+        usage = [piece for piece in default.collect_usage_pieces(ctx) if piece != default.options_metavar]
         page = _Page(
             name=self.name,
             commands=dict(self.commands),
-            params=[*meant.params, self.get_help_option(ctx)],
+            params=[*default.params, self.get_help_option(ctx)],
             add_help_option=False,
-            help=f"{self.help}\n\nWithout the name of a command, {self.default} is meant: {meant.help}",
+            help=f"{self.help}\n\nWithout the name of a command, {self.default} is meant: {default.help}",
             rich_markup_mode=self.rich_markup_mode,
         )
         page.usage = ["[OPTIONS]", *usage]
@@ -36,10 +36,10 @@ class GroupWithDefault(TyperGroup):
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Commands of the group, and the options of the default one."""
-        known = super().shell_complete(ctx, incomplete)
-        values = {item.value for item in known}
+        items = super().shell_complete(ctx, incomplete)
+        names = {item.value for item in items}
         others = self.commands[self.default].shell_complete(ctx, incomplete)
-        return [*known, *(item for item in others if item.value not in values)]
+        return [*items, *(item for item in others if item.value not in names)]
 
 
 class GroupWithBuild(GroupWithDefault):
@@ -87,8 +87,8 @@ def name_types_plainly(command: Any) -> None:
 def _with_plain_types(command: Any, format_help: _Format) -> _Format:
     def format_plainly(ctx: Any, formatter: Any) -> None:
         children = command.commands.values() if isinstance(command, GroupWithDefault) else ()
-        for shown in (command, *children):  # the help of a group with a default command has that one's options
-            for param in shown.get_params(ctx):
+        for member in (command, *children):  # the help of a group with a default command has that one's options
+            for param in member.get_params(ctx):
                 param.display_type_rich = _constant(_plain_type(param, ctx))
         format_help(ctx, formatter)
 

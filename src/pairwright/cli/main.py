@@ -27,7 +27,7 @@ from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.doctor import doctor
 from pairwright.cli.commands.export import export_pairs
-from pairwright.cli.commands.import_files import import_files
+from pairwright.cli.commands.import_files import IMPORT_KEYS, import_files
 from pairwright.cli.commands.report import explain_run, report
 from pairwright.cli.commands.run import run_demo, run_flow
 from pairwright.cli.commands.teach import ask_teachers
@@ -53,9 +53,13 @@ def extras_with(package: str) -> list[str]:
         lines = requires("pairwright") or []
     except PackageNotFoundError:  # run from a folder, without being installed
         return []
-    found = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
-    wanted = package.partition(".")[0].replace("-", "_").lower()
-    return [extra for name, extra in found if name.replace("-", "_").lower() == wanted and extra not in _NOT_FOR_USERS]
+    requirements = [match.groups() for match in map(_REQUIREMENT.match, lines) if match is not None]
+    distribution = package.partition(".")[0].replace("-", "_").lower()
+    return [
+        extra
+        for name, extra in requirements
+        if name.replace("-", "_").lower() == distribution and extra not in _NOT_FOR_USERS
+    ]
 
 
 # The `pairwright` command: its groups, and the one place where errors become exit codes.
@@ -79,10 +83,10 @@ app = typer.Typer(
     epilog="Start with: pairwright import --help. Every command that reads takes --json.",
     pretty_exceptions_enable=False,
 )
-app.command("import", cls=ConfigCommand, rich_help_panel=_DATA)(import_files)
+app.command("import", cls=with_options(*IMPORT_KEYS), rich_help_panel=_DATA)(import_files)
 app.command("collect", cls=ConfigCommand, rich_help_panel=_DATA)(collect_runs)
 app.command("record", rich_help_panel=_DATA)(record)
-app.command("teach", cls=ConfigCommand, rich_help_panel=_DATA)(ask_teachers)
+app.command("teach", cls=with_options("teach.max_concurrency", after="token_ids"), rich_help_panel=_DATA)(ask_teachers)
 app.add_typer(experience.app, name="experience", rich_help_panel=_DATA)
 app.add_typer(pairs.app, name="pairs", rich_help_panel=_DATA)
 app.command("export", rich_help_panel=_DATA)(export_pairs)

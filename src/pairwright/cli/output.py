@@ -131,7 +131,7 @@ class CollectView:
 
 def figures(status: "Status") -> list[tuple[str, str]]:
     """What people want to know, in words."""
-    shown = [
+    rows = [
         ("tasks", f"{status.num_tasks:,}"),
         ("runs", f"{status.num_done:,} of {status.num_runs:,} done, {status.num_running:,} running"),
         ("candidates", f"{status.num_candidates:,}"),
@@ -141,9 +141,9 @@ def figures(status: "Status") -> list[tuple[str, str]]:
         ("failures", _by_kind(status.failures)),
     ]
     if status.retries:
-        shown.append(("retries", _by_kind(status.retries)))
-    left = status.seconds_left
-    return [*shown, ("time left", "-" if left is None else duration(left))]
+        rows.append(("retries", _by_kind(status.retries)))
+    seconds = status.seconds_left
+    return [*rows, ("time left", "-" if seconds is None else duration(seconds))]
 
 
 def duration(seconds: float) -> str:

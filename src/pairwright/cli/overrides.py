@@ -22,6 +22,7 @@ from typer.core import TyperCommand
 from pairwright.cli.path_arguments import PLACE
 from pairwright.cli.shell_completion import (
     complete_choices,
+    complete_format,
     complete_loss,
     complete_names,
     complete_override,
@@ -172,6 +173,9 @@ class Spelling:
 
 
 _SPELLINGS = {
+    "sources.format": Spelling(complete=complete_format),
+    "engine.name": Spelling("--engine"),
+    "backend.name": Spelling("--backend"),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),
     "pairs.teachers": Spelling(metavar=PLACE),
     "pairs.votes": Spelling(metavar=PLACE),
@@ -258,12 +262,12 @@ def _build_params(keys: list[str]) -> list[Any]:
     def command(**options: Any) -> None:
         pass
 
-    described = {key: _describe(key) for key in keys}
+    options = {key: _describe(key) for key in keys}
     parameters = [
         inspect.Parameter(
             key.rpartition(".")[2], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
         )
-        for key, (annotation, default) in described.items()
+        for key, (annotation, default) in options.items()
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

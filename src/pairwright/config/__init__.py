@@ -2,7 +2,7 @@
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, ScorerConfig, TeachConfig
-from pairwright.config.config_file import Config, config_schema, load_config, merged_tree, shown_config
+from pairwright.config.config_file import Config, config_schema, load_config, merge_tree, printable_config
 from pairwright.config.pairs_config import PairsConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
@@ -24,6 +24,6 @@ __all__ = [
     "TrainConfig",
     "config_schema",
     "load_config",
-    "merged_tree",
-    "shown_config",
+    "merge_tree",
+    "printable_config",
 ]

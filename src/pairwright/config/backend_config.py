@@ -156,8 +156,8 @@ class NemoCustomizerConfig(Section):
             raise ValueError("max_consecutive_status_failures: give it or max_status_failures, not both")
         if not isinstance(theirs, int) or theirs < 1:
             raise ValueError(f"max_consecutive_status_failures: got {theirs!r}, expected a number of at least 1")
-        kept = {name: value for name, value in data.items() if name != "max_consecutive_status_failures"}
-        return {**kept, "max_status_failures": theirs - 1}
+        own = {name: value for name, value in data.items() if name != "max_consecutive_status_failures"}
+        return {**own, "max_status_failures": theirs - 1}
 
     @field_validator("entity_host", "datastore_host")
     @classmethod
@@ -247,7 +247,7 @@ class BackendConfig(Section):
     """Where jobs train."""
 
     name: Literal["local", "ray", "nemo-customizer", "nemo-rl", "trl"] = "local"
-    """Which backend."""
+    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo RL or TRL."""
     local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()

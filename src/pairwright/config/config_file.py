@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 import pydantic
 from pydantic import AliasChoices, BaseModel, Field, ValidationError, model_validator
@@ -181,6 +181,25 @@ def describe_problems(
     return list(lines.values())
 
 
+class Options(Section):
+    """A section that Python callers create by itself: what is wrong with it is a ConfigError, as in a configuration.
+
+    >>> from pairwright.config.train_config import DistillTerms
+    >>> class DistillOptions(Options, DistillTerms): ...
+    >>> DistillOptions(beta=1.5)
+    Traceback (most recent call last):
+    pairwright.errors.ConfigError: beta: got 1.5, expected at most 1
+    """
+
+    if not TYPE_CHECKING:  # type checkers see the fields as arguments
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                raise ConfigError("; ".join(describe_problems(error, type(self), with_values=True))) from None
+
+
 def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
     """Where a problem is, and what. A check over several fields names its field at the start of its message."""
     location = [str(part) for part in problem["loc"]]
@@ -189,7 +208,7 @@ def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
     message = problem["msg"].removeprefix("Value error, ")
     name, colon, rest = message.partition(": ")
     prefix = ".".join([*location, ""])
-    if colon and (name in _known_keys(location, root) or (prefix and name.startswith(prefix))):
+    if colon and (name in _list_keys(location, root) or (prefix and name.startswith(prefix))):
         return [*location, name.removeprefix(prefix)], rest
     return location, message
 
@@ -206,13 +225,13 @@ def _expectation(message: str) -> str:
 
 
 def _explain_unknown(location: list[str], root: type[BaseModel]) -> str:
-    known = _known_keys(location[:-1], root)
+    known = _list_keys(location[:-1], root)
     near = difflib.get_close_matches(location[-1], known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
     return f"unknown key {'.'.join(location)!r}; {hint}"
 
 
-def _known_keys(location: list[str], root: type[BaseModel]) -> list[str]:
+def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
     model: type[BaseModel] | None = root
     for part in location:
         field = model.model_fields.get(part) if model is not None else None
@@ -247,16 +266,14 @@ def load_config(
     2
     """
     environment = os.environ if environment is None else environment
-    tree = _filled(merged_tree(path, overrides=overrides, environment=environment), environment, "config")
-    if flags and isinstance(tree.get("pairs"), dict):  # an option replaces what a foreign name of the same thing says
-        tree["pairs"] = own_names(tree["pairs"])
-    for key, (flag, value) in (flags or {}).items():
-        _set(tree, key, value, flag)
+    tree = _fill(merge_tree(path, overrides=overrides, environment=environment), environment, "config")
+    if flags:
+        _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
     return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
 
 
-def shown_config(
+def printable_config(
     path: str | os.PathLike[str] | None = None,
     *,
     overrides: Sequence[tuple[str, str]] = (),
@@ -266,13 +283,13 @@ def shown_config(
     without the credentials that may be in them."""
     environment = os.environ if environment is None else environment
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
-    shown: dict[str, Any] = _with_references(resolved, merged_tree(path, overrides=overrides, environment=environment))
+    tree: dict[str, Any] = _with_references(resolved, merge_tree(path, overrides=overrides, environment=environment))
     for section, key in _PLACES:
-        shown[section][key] = [str(place(text)) if is_address(text) else text for text in shown[section][key]]
-    return shown
+        tree[section][key] = [str(place(text)) if is_address(text) else text for text in tree[section][key]]
+    return tree
 
 
-def merged_tree(
+def merge_tree(
     path: str | os.PathLike[str] | None, *, overrides: Sequence[tuple[str, str]], environment: Mapping[str, str]
 ) -> dict[str, Any]:
     """File, environment and overrides as one tree of plain values, `${VAR}` not filled yet."""
@@ -326,22 +343,35 @@ def _set(tree: dict[str, Any], dotted: str, value: Any, where: str) -> None:
     tree[last] = value
 
 
-def _filled(value: Any, environment: Mapping[str, str], where: str) -> Any:
+def _set_flags(tree: dict[str, Any], flags: Mapping[str, tuple[str, Any]]) -> None:
+    """Set what command-line options say, also where the file uses a foreign or short name for the same thing."""
+    if isinstance(tree.get("pairs"), dict):
+        tree["pairs"] = own_names(tree["pairs"])
+    if isinstance(tree.get("engine"), str):
+        tree["engine"] = {"name": tree["engine"]}
+    engine = tree.get("engine")
+    if "engine.name" in flags and isinstance(engine, dict) and engine.get("name") != flags["engine.name"][1]:
+        engine.pop("address", None)  # the address of another engine
+    for key, (flag, value) in flags.items():
+        _set(tree, key, value, flag)
+
+
+def _fill(value: Any, environment: Mapping[str, str], where: str) -> Any:
     if isinstance(value, dict):
-        return {key: _filled(item, environment, f"{where}.{key}") for key, item in value.items()}
+        return {key: _fill(item, environment, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
+        return [_fill(item, environment, f"{where}[{number}]") for number, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
-    def replaced(match: re.Match[str]) -> str:
+    def look_up(match: re.Match[str]) -> str:
         if match[1] not in environment:
             raise ConfigError(f"{where}: the environment has no {match[1]}: set it, or write the value in the file")
         return environment[match[1]]
 
-    filled = _REFERENCE.sub(replaced, value)
+    text = _REFERENCE.sub(look_up, value)
     # a value that is one reference keeps its YAML type, so that ${PORT} can be a number
-    return _yaml_value(filled, where) if _REFERENCE.fullmatch(value) else filled
+    return _yaml_value(text, where) if _REFERENCE.fullmatch(value) else text
 
 
 def _with_references(resolved: Any, written: Any) -> Any:
@@ -366,8 +396,8 @@ def _with_hint_file(config: Config, folder: Path) -> Config:
     place, _, function = (config.train.sdpo.hint or "").rpartition(":")
     if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
         return config
-    hinted = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
-    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": hinted})})
+    section = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
+    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": section})})
 
 
 def _mark(error: Exception) -> str:

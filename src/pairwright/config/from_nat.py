@@ -44,10 +44,10 @@ from pairwright.errors import ConfigError
 # Which components of a NAT file are meant: builder, trainer and adapter of `finetuning`, and the model behind them.
 
 
-def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
+def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
     """A file's tree with every key as text."""
     try:
-        return {str(key): named(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+        return {str(key): with_text_keys(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
     except RecursionError:
         raise ConfigError("a section contains itself") from None
 
@@ -65,26 +65,26 @@ def entry_of(tree: Mapping[str, Any], section: str) -> Any:
     return value
 
 
-def chosen_component(tree: Mapping[str, Any], section: str) -> str | None:
+def find_component(tree: Mapping[str, Any], section: str) -> str | None:
     """Name of the component that `finetuning` names, or the only one there is."""
     role, _ = COMPONENTS[section]
     names = list(entry_of(tree, section))
-    wanted = entry_of(tree, "finetuning").get(role)
-    if wanted is not None:
-        if str(wanted) not in names:
-            raise ConfigError(f"finetuning.{role}: {wanted!r} is not in {section}: {', '.join(names) or 'it is empty'}")
-        return str(wanted)
+    name = entry_of(tree, "finetuning").get(role)
+    if name is not None:
+        if str(name) not in names:
+            raise ConfigError(f"finetuning.{role}: {name!r} is not in {section}: {', '.join(names) or 'it is empty'}")
+        return str(name)
     return names[0] if len(names) == 1 else None
 
 
-def trained_llm(tree: Mapping[str, Any]) -> str | None:
+def find_llm(tree: Mapping[str, Any]) -> str | None:
     """Name of the model whose model_name (or name) is `finetuning.target_model`; without one, the only one there is."""
     llms = entry_of(tree, "llms")
-    wanted = entry_of(tree, "finetuning").get("target_model")
-    if wanted is None:
+    target = entry_of(tree, "finetuning").get("target_model")
+    if target is None:
         return next(iter(llms)) if len(llms) == 1 else None
-    found = [name for name, llm in llms.items() if wanted in (name, llm.get("model_name"), llm.get("model"))]
-    return found[0] if len(found) == 1 else None
+    matches = [name for name, llm in llms.items() if target in (name, llm.get("model_name"), llm.get("model"))]
+    return matches[0] if len(matches) == 1 else None
 
 
 # A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and what of it has no counterpart.
@@ -116,25 +116,25 @@ def from_nat(theirs: Mapping[Any, Any]) -> Converted:
     """Our configuration for a NAT file as `nat_file.read_nat` reads it. ConfigError where it is none for finetuning."""
     if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
         raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
-    tree = named(theirs)
+    tree = with_text_keys(theirs)
     curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
     if isinstance(curriculum, dict) and not curriculum.get("enabled"):
         del tree["finetuning"]["curriculum_learning"]
-    conversion = _Conversion(chosen={section: chosen_component(tree, section) for section in COMPONENTS})
-    conversion.chosen["llms"] = trained_llm(tree)
+    conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
+    conversion.chosen["llms"] = find_llm(tree)
     for section in sorted(tree, key=lambda name: name != "finetuning"):
         for key, value in _leaves((section,), entry_of(tree, section)):
             conversion.convert(key, value)
-    said = frozenset(conversion.said_by.values())
+    keys = frozenset(conversion.origins.values())
     conversion.add_defaults(tree)
-    return conversion.result(said)
+    return conversion.result(keys)
 
 
 @dataclass
 class _Conversion:
     chosen: dict[str, str | None]
-    placed: dict[Key, Any] = field(default_factory=dict)
-    said_by: dict[Key, str] = field(default_factory=dict)
+    values: dict[Key, Any] = field(default_factory=dict)
+    origins: dict[Key, str] = field(default_factory=dict)
     unmapped: dict[str, str] = field(default_factory=dict)
 
     def convert(self, key: Key, value: Any) -> None:
@@ -194,11 +194,11 @@ class _Conversion:
             if plain != value:
                 self.unmapped[name] = f"{own} is {plain} without its default: set the variable, or write the value"
             value = plain
-        if path in self.placed:
-            if self.placed[path] != value:
-                self.leave(key, f"{self.said_by[path]} says another {own}")
+        if path in self.values:
+            if self.values[path] != value:
+                self.leave(key, f"{self.origins[path]} says another {own}")
             return
-        self.placed[path], self.said_by[path] = value, name
+        self.values[path], self.origins[path] = value, name
 
     def leave(self, key: Key, reason: str) -> None:
         self.unmapped.setdefault(".".join(key), reason)
@@ -213,48 +213,48 @@ class _Conversion:
                     continue
                 self._translate(pattern, (section, name, rest), value)
             else:
-                self.placed.setdefault(tuple(RENAMED[pattern].split(".")), value)
+                self.values.setdefault(tuple(RENAMED[pattern].split(".")), value)
         llm = self.chosen["llms"]
         if llm is not None and entry_of(tree, "llms")[llm].get("_type") == "nim":
-            self.placed.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
-        if self.placed.get(("loop", "deploy")) is True:
-            self.placed.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
+            self.values.setdefault(("policy", "max_tokens"), NIM_MAX_TOKENS)
+        if self.values.get(("loop", "deploy")) is True:
+            self.values.setdefault(("backend", "nemo_customizer", "deployment_config", "image_name"), IMAGE)
         adapter = self.chosen["trainer_adapters"]
         if adapter is not None and f"trainer_adapters.{adapter}" not in self.unmapped:
-            self.placed[("backend", "name")] = "nemo-customizer"
-        self.placed[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
-        if ("evaluate", "dataset") not in self.placed:
-            self.placed[("loop", "evaluate")] = "never"
+            self.values[("backend", "name")] = "nemo-customizer"
+        self.values[("pairs", "within_run")] = True  # NAT builds the pairs of each run by itself
+        if ("evaluate", "dataset") not in self.values:
+            self.values[("loop", "evaluate")] = "never"
 
-    def result(self, said: frozenset[str]) -> Converted:
-        """The tree, with values as our configuration reads them; what it refuses is named. `said`: keys of the file."""
+    def result(self, file_keys: frozenset[str]) -> Converted:
+        """The tree, with values as our configuration reads them; what it refuses is named. `file_keys` are theirs."""
         while True:
-            checked = {path: value for path, value in self.placed.items() if not _is_reference(value)}
+            checked = {path: value for path, value in self.values.items() if not _is_reference(value)}
             try:
                 values = Config.model_validate(_tree(checked)).model_dump(mode="json")
                 break
             except pydantic.ValidationError as error:
                 for problem in error.errors(include_url=False, include_input=False):
                     self._refuse(tuple(map(str, problem["loc"])), problem["msg"])
-        resolved = {path: _at(values, path) if path in checked else value for path, value in self.placed.items()}
+        own_values = {path: _at(values, path) if path in checked else value for path, value in self.values.items()}
         order = list(Config.model_fields)
-        tree = _tree(dict(sorted(resolved.items(), key=lambda item: (order.index(item[0][0]), len(item[0])))))
-        needed = ["collect.workflow", "model", "collect.dataset"]
-        if ("policy", "model") in self.placed and ("policy", "base_url") not in self.placed:
-            needed.append("policy.base_url")
-        elif ("policy", "model") not in self.placed:
-            needed.append("policy.model")
-        missing = tuple(name for name in needed if tuple(name.split(".")) not in self.placed)
-        left = tuple(Unmapped(key, reason) for key, reason in sorted(self.unmapped.items()))
-        return Converted(tree, len(said & set(self.said_by.values())), left, missing)
+        tree = _tree(dict(sorted(own_values.items(), key=lambda item: (order.index(item[0][0]), len(item[0])))))
+        names = ["collect.workflow", "model", "collect.dataset"]
+        if ("policy", "model") in self.values and ("policy", "base_url") not in self.values:
+            names.append("policy.base_url")
+        elif ("policy", "model") not in self.values:
+            names.append("policy.model")
+        missing = tuple(name for name in names if tuple(name.split(".")) not in self.values)
+        unmapped = tuple(Unmapped(key, reason) for key, reason in sorted(self.unmapped.items()))
+        return Converted(tree, len(file_keys & set(self.origins.values())), unmapped, missing)
 
     def _refuse(self, location: Key, message: str) -> None:
-        path = next((path for path in self.placed if location[: len(path)] == path), None)
+        path = next((path for path in self.values if location[: len(path)] == path), None)
         if path is None:
             raise ConfigError(f"{'.'.join(location)}: {message}")
-        del self.placed[path]
-        said_by = self.said_by.pop(path, ".".join(path))
-        self.unmapped[said_by] = f"{'.'.join(path)}: {message.removeprefix('Value error, ')}"
+        del self.values[path]
+        origin = self.origins.pop(path, ".".join(path))
+        self.unmapped[origin] = f"{'.'.join(path)}: {message.removeprefix('Value error, ')}"
 
     def _pairs(self, key: Key, value: Any) -> None:
         if value is None:
@@ -282,17 +282,17 @@ class _Conversion:
     def _type(self, key: Key, value: Any) -> bool:
         """Whether a `_type` was dealt with: known, or its component named as one that we do not know."""
         section = key[0]
-        known: tuple[str, ...]
+        types: tuple[str, ...]
         if section in COMPONENTS and len(key) == 3:
-            known = COMPONENTS[section][1]
+            types = COMPONENTS[section][1]
         elif section == "llms" and len(key) == 3:
-            known = LLM_TYPES
+            types = LLM_TYPES
         elif key == ("eval", "general", "dataset", "_type"):
-            known = DATASET_TYPES
+            types = DATASET_TYPES
         else:
             return False
-        if value not in known:
-            self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(known)}")
+        if value not in types:
+            self.leave(key[:-1], f"of type {value!r}; converted are {', '.join(types)}")
         return True
 
     def _selects(self, key: Key, value: Any) -> bool:
@@ -312,8 +312,8 @@ class _Conversion:
         fitting = [
             theirs.split(".")
             for theirs in REASONS
-            if len(wanted := theirs.split(".")) <= len(parts)
-            and all(want in ("*", part) for want, part in zip(wanted, parts, strict=False))
+            if len(words := theirs.split(".")) <= len(parts)
+            and all(want in ("*", part) for want, part in zip(words, parts, strict=False))
         ]
         if not fitting:
             self.leave(key, OTHER_REASONS.get(key[0], _NO_COUNTERPART))
@@ -346,9 +346,9 @@ def _is_ours(dotted: str) -> bool:
     return not (isinstance(model, type) and issubclass(model, BaseModel))
 
 
-def _tree(placed: Mapping[Key, Any]) -> dict[str, Any]:
+def _tree(values: Mapping[Key, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
-    for (*parents, last), value in placed.items():
+    for (*parents, last), value in values.items():
         section = tree
         for parent in parents:
             section = section.setdefault(parent, {})
@@ -373,16 +373,16 @@ def read_nat(path: Path) -> dict[str, Any]:
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in above:
         raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
-    tree = _parsed(path)
+    tree = _parse(path)
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base: got {base!r}, expected the path of a file")
-    return _merged(_read(path.parent / base, (*above, path.resolve())), tree)
+    return _merge(_read(path.parent / base, (*above, path.resolve())), tree)
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def _parse(path: Path) -> dict[str, Any]:
     yaml = YAML(typ="safe", pure=True)
     yaml.version = (1, 1)
     try:
@@ -402,9 +402,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     return value
 
 
-def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def _merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged

@@ -179,18 +179,18 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     >>> own_names({"exhaustive_pairs": False, "min_score_diff": 0.1})
     {'strategy': 'best-worst', 'min_gap': 0.1}
     """
-    found: dict[str, Any] = {}
-    said_by: dict[str, str] = {}
+    own: dict[str, Any] = {}
+    origins: dict[str, str] = {}
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
-        for own, meant in _meant(name, value).items():
-            if own in found and found[own] != meant:
+        for key, meant in _meant(name, value).items():
+            if key in own and own[key] != meant:
                 raise ConfigError(
-                    f"pairs.{name}: says {own} is {meant!r}, but {said_by[own]} says {found[own]!r}: drop one"
+                    f"pairs.{name}: says {key} is {meant!r}, but {origins[key]} says {own[key]!r}: drop one"
                 )
-            found[own], said_by[own] = meant, name
-    return found
+            own[key], origins[key] = meant, name
+    return own
 
 
 def _meant(name: str, value: Any) -> dict[str, Any]:
@@ -207,15 +207,15 @@ def _curriculum(section: Any) -> dict[str, Any]:
     """NAT's section: tasks by mean reward, in stages that begin with a share of them and grow."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"pairs.curriculum_learning: got {section!r}, expected keys and values")
-    known = {"enabled": False, "sort_ascending": False, **dict.fromkeys(_CURRICULUM), **dict.fromkeys(_NOT_OURS)}
+    names = {"enabled": False, "sort_ascending": False, **dict.fromkeys(_CURRICULUM), **dict.fromkeys(_NOT_OURS)}
     for name, value in section.items():
-        if name not in known:
-            raise ConfigError(f"pairs.curriculum_learning: unknown key {name!r}; known keys: {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"pairs.curriculum_learning: unknown key {name!r}; known keys: {', '.join(names)}")
         if name in _NOT_OURS and value is not None:
             raise ConfigError(f"pairs.curriculum_learning.{name}: leave it out: {_NOT_OURS[name]}")
-    said = {**known, **section}
-    if not said["enabled"]:
+    settings = {**names, **section}
+    if not settings["enabled"]:
         return {}
-    found = {own: section[name] for name, own in _CURRICULUM.items() if section.get(name) is not None}
-    order = "hard-first" if said["sort_ascending"] else "easy-first"
-    return {"curriculum": order, "curriculum_start": _NAT_START, **found}
+    stages = {own: section[name] for name, own in _CURRICULUM.items() if section.get(name) is not None}
+    order = "hard-first" if settings["sort_ascending"] else "easy-first"
+    return {"curriculum": order, "curriculum_start": _NAT_START, **stages}

@@ -22,7 +22,7 @@ class EngineConfig(Section):
     address: str | None = None
     """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started here for the command."""
     workers: Annotated[int, Field(ge=1)] | None = None
-    """How many work at once; by default one a core, of this machine or of the cluster."""
+    """How many work at once; by default one a core (training: one a GPU, or one a node)."""
     max_retries: Annotated[int, Field(ge=0)] = 3
     """How often a piece is done again after the worker that had it has died."""
 
@@ -65,9 +65,9 @@ class SourcesConfig(Section):
     paths: tuple[str, ...] = ()
     """Files, folders and globs."""
     format: str = "auto"
-    """A format's name, or auto: told by the content of each file."""
+    """A format's name (docs/sources.md), or auto: detected by the content of each file."""
     reward: str | None = None
-    """Name of the reward component to use where a record has several."""
+    """The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"
@@ -77,11 +77,9 @@ class SourcesConfig(Section):
 # `tokens`: how messages become sequences. The only declaration of these options: the tokens stage, training, the flow
 
 
-class TokensConfig(Section):
-    """Messages to sequences."""
+class SequenceTerms(Section):
+    """What fits into a sequence, and what is refused; `tokens.CombineOptions` has the same options with lengths set."""
 
-    tokenizer: str | None = None
-    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
     max_length: int | None = Field(default=None, ge=1)
     """Tokens of an experience's sequence; longer ones are cut."""
     max_pair_length: int | None = Field(default=None, ge=1)
@@ -90,6 +88,19 @@ class TokensConfig(Section):
     """What to keep of what is longer; the two sides of a pair are cut alike, no trained turn is cut through."""
     keep_first: int = Field(default=0, ge=0)
     """Tokens at the start that are never cut, such as a BOS token or the system prompt."""
+    allow_dropped: bool = False
+    """Train turns of which the chat template does not render everything that the model generated (tool calls,
+    reasoning, text beside calls). By default they are refused."""
+    allow_images: bool = False
+    """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
+    recorded. By default such records are refused: no channel uses them."""
+
+
+class TokensConfig(SequenceTerms):
+    """Messages to sequences."""
+
+    tokenizer: str | None = None
+    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
@@ -99,12 +110,6 @@ class TokensConfig(Section):
     """Refuse turns that no stop token follows."""
     verify: Literal["quick", "all"] = "quick"
     """Render the prompts of four turns of a conversation and compare them, or of every turn."""
-    allow_dropped: bool = False
-    """Train turns of which the chat template does not render everything that the model generated (tool calls,
-    reasoning, text beside calls). By default they are refused."""
-    allow_images: bool = False
-    """Train on the tokens alone where messages have images, audio, video or files, or where multi_modal_inputs were
-    recorded. By default such records are refused: no channel uses them."""
     recorded: Literal["use", "ignore"] = "use"
     """Token ids that were recorded when the model sampled: they are the sequence, and a record whose ids do not fit its
     messages or this tokenizer is refused; or ignore them and encode the messages."""
@@ -150,7 +155,24 @@ class GateConfig(Section):
     """With fewer tasks the gate stays closed."""
 
 
-class EvaluateConfig(Section):
+class CompareTerms(Section):
+    """How the scores of two models are compared; `evaluate.CompareOptions` has the same options and a seed."""
+
+    confidence: Confidence = 0.95
+    """Confidence of the intervals."""
+    num_resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
+    """Bootstrap resamples; tasks are drawn, with the run's seed."""
+    method: Literal["bca", "percentile"] = "bca"
+    """Bias-corrected and accelerated, or plain percentiles."""
+    missing: Literal["refuse", "leave_out"] | Finite = "refuse"
+    """Where one model has no score: refuse, leave_out (of both, counted), or the score that it gets."""
+    tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Differences of a task up to this size are draws."""
+    success: Finite | None = None
+    """A run counts as solved from this score on (McNemar); by default at 1, where scores are all 0 or 1."""
+
+
+class EvaluateConfig(CompareTerms):
     """How the new model is compared with the old one."""
 
     workflow: str | None = None
@@ -167,20 +189,8 @@ class EvaluateConfig(Section):
     """Sampling temperature; null: the one of `policy`."""
     metrics: tuple[MetricConfig, ...] = ()
     """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
-    confidence: Confidence = 0.95
-    """Confidence of the intervals."""
-    num_resamples: Annotated[int, Field(ge=100, le=1_000_000)] = 10_000
-    """Bootstrap resamples; tasks are drawn, with the run's seed."""
-    method: Literal["bca", "percentile"] = "bca"
-    """Bias-corrected and accelerated, or plain percentiles."""
-    missing: Literal["refuse", "leave_out"] | Finite = "refuse"
-    """Where one model has no score: refuse, leave_out (of both, counted), or the score that it gets."""
     reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"
     """What counts where a run has several scores."""
-    tie: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Differences of a task up to this size are draws."""
-    success: Finite | None = None
-    """A run counts as solved from this score on (McNemar); by default at 1, where scores are all 0 or 1."""
     gate: GateConfig | None = None
     """What must be shown before deployment; null: nothing."""
 

@@ -49,11 +49,13 @@ class ChannelWeights(Section):
         return self
 
 
-class PreferenceConfig(Named):
-    """The preference channel: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
+# `*Terms` are the options of a loss, declared once for the configuration, the command line and `pairwright.losses`;
+# `*Config` adds what only the trainer reads.
 
-    loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
-    """Preference loss, by its name in docs/losses.md."""
+
+class PreferenceTerms(Named):
+    """What a preference loss takes: `L = w_p · mean(ℓ(Δ)) + w_s · NLL(chosen)`."""
+
     beta: Annotated[float, Field(gt=0)] = _also(
         "beta", "ref_policy_kl_penalty", "reference_policy_kl_penalty", default=0.1
     )
@@ -82,11 +84,16 @@ class PreferenceConfig(Named):
     """kto: weight of rejected sides."""
 
 
-class PolicyConfig(Named):
-    """The policy channel."""
+class PreferenceConfig(PreferenceTerms):
+    """The preference channel."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards of a group become advantages."""
+    loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
+    """Preference loss, by its name in docs/losses.md."""
+
+
+class PolicyTerms(Named):
+    """What the policy loss takes."""
+
     loss: Literal["token", "gspo", "cispo"] = "token"
     """Token ratio, sequence ratio, or clipped importance weights."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
@@ -105,8 +112,15 @@ class PolicyConfig(Named):
     """Estimator of that divergence."""
 
 
-class DistillConfig(Named):
-    """The distillation channel."""
+class PolicyConfig(PolicyTerms):
+    """The policy channel."""
+
+    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards of a group become advantages."""
+
+
+class DistillTerms(Named):
+    """What the distillation loss takes."""
 
     beta: Share = 0.5
     """0 is KL(teacher‖student), 1 is KL(student‖teacher), between them the generalised JSD."""
@@ -122,6 +136,11 @@ class DistillConfig(Named):
     """Largest importance ratio, where log-probabilities were recorded."""
     entropy_weight: bool = False
     """Weight each token by √(p(1−p)) of the student."""
+
+
+class DistillConfig(DistillTerms):
+    """The distillation channel."""
+
     teacher: Literal["initial", "same", "ema"] = "initial"
     """Whose hinted answer is taught: the weights as they were, as they are, or their moving average."""
     ema_rate: Share = 0.02
@@ -236,7 +255,7 @@ class TrainConfig(Named):
 
     @model_validator(mode="before")
     @classmethod
-    def _translated(cls, data: Any) -> Any:
+    def _translate_names(cls, data: Any) -> Any:
         """Names of the Customizer protocol that have no field of their own."""
         if not isinstance(data, dict):
             return data

@@ -11,15 +11,18 @@ scored as asked, or left out and counted: a model that crashes on hard tasks mus
 from collections import Counter
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from pairwright.config import EvaluateConfig
+from pairwright.config.config_file import Options
+from pairwright.config.sections import CompareTerms
 from pairwright.config.sections import GateConfig as Gate
 from pairwright.errors import PairwrightError
 from pairwright.evaluate.scores import Key, Scores
-from pairwright.evaluate.statistics import Interval, Method, bootstrap_intervals, mcnemar_test, sign_test
+from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
 
 Missing = Literal["refuse", "leave_out"] | float
 Outcome = Literal["win", "draw", "loss"]
@@ -35,18 +38,11 @@ class Metric:
     better: Literal["higher", "lower"] = "higher"
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareOptions:
-    confidence: float = 0.95
-    num_resamples: int = 10_000
-    method: Method = "bca"
-    seed: int = 0
-    missing: Missing = "refuse"
-    """What to do where one model has no score: refuse, leave_out, or the score to give."""
-    tie: float = 0.0
-    """Differences of a task up to this size are draws."""
-    success: float | None = None
-    """A run is solved from this score on, for McNemar's test; by default it is told by scores that are all 0 or 1."""
+class CompareOptions(Options, CompareTerms):
+    """How two models are compared; `CompareTerms` has the defaults and bounds."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -251,11 +247,9 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
 
 def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:
     """The keyword arguments of `evaluate`."""
+    terms = {name: getattr(section, name) for name in CompareTerms.model_fields}
     return {
         "metrics": tuple(Metric(metric.name, metric.better) for metric in section.metrics),
-        "options": CompareOptions(
-            confidence=section.confidence, num_resamples=section.num_resamples, method=section.method, seed=seed,
-            missing=section.missing, tie=section.tie, success=section.success,
-        ),
+        "options": CompareOptions(**terms, seed=seed),
         "gate": section.gate,
-    }  # fmt: skip
+    }

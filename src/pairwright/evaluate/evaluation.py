@@ -72,7 +72,7 @@ def evaluate(
     if gate is not None:
         judged = comparisons[0]
         if gate.confidence != options.confidence:
-            judged = compare(before, after, metrics[0], _with_confidence(options, gate.confidence))
+            judged = compare(before, after, metrics[0], options.model_copy(update={"confidence": gate.confidence}))
         verdict = judge(judged, gate)
     return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
 
@@ -101,7 +101,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 def evaluation_json(found: Evaluation) -> dict[str, Any]:
     """The evaluation as JSON; every task is in the CSV, here are the first regressions."""
-    options = asdict(found.options)
+    options = found.options.model_dump()
     return {
         "before": found.before,
         "after": found.after,
@@ -149,10 +149,6 @@ def _tasks_csv(found: Evaluation) -> bytes:
             cells = (row.num_runs, row.before, row.after, row.difference, row.outcome)
             writer.writerow((comparison.metric.name, row.task, *cells))
     return text.getvalue().encode()
-
-
-def _with_confidence(options: CompareOptions, confidence: float) -> CompareOptions:
-    return CompareOptions(**(asdict(options) | {"confidence": confidence}))
 
 
 def _only_metric(before: Scores, after: Scores) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from pairwright.config import Config, load_config, shown_config
+from pairwright.config import Config, load_config, printable_config
 from pairwright.errors import PairwrightError
 from pairwright.flow.run_flow import Flow, write_config
 from pairwright.flow.stages import View
@@ -32,7 +32,7 @@ def example_config(start: Path, overrides: list[tuple[str, str]]) -> tuple[Confi
     """The example's configuration on the model and exam of `start`, as it is and as it is shown."""
     path = example_folder() / "config.yaml"
     places = [("policy.model", str(start / "base")), ("evaluate.dataset", str(start / "exam.jsonl"))]
-    return load_config(path, overrides=[*places, *overrides]), shown_config(path, overrides=[*places, *overrides])
+    return load_config(path, overrides=[*places, *overrides]), printable_config(path, overrides=[*places, *overrides])
 
 
 def prepare(folder: Path, *, seed: int, view: View) -> Path:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairwright.config.config_file import Options
+from pairwright.config.train_config import DistillTerms
 from pairwright.errors import ConfigError
 
 # A token that both forbid has log-probability −inf, and −inf − (−inf) is NaN. e^-10000 is 0 in every dtype, so it adds
@@ -22,15 +24,8 @@ MIN_LOGP = -1e4
 MAX_LOG_RATIO = 20.0
 
 
-@dataclass(frozen=True)
-class DistillOptions:
-    beta: float = 0.5
-    temperature: float = 1.0
-    top_k: int | None = 100
-    top_k_of: str = "student"
-    token_clip: float | None = None
-    ratio_clip: float | None = 2.0
-    entropy_weight: bool = False
+class DistillOptions(Options, DistillTerms):
+    """Options of the distillation loss; `DistillTerms` has their defaults and bounds."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tens
 def distill_loss(
     student_KV: Tensor,
     teacher_KV: Tensor,
-    options: DistillOptions,
+    options: DistillTerms,
     *,
     targets_K: Tensor | None = None,
     old_logps_K: Tensor | None = None,
@@ -70,8 +65,6 @@ def distill_loss(
     `targets_K` are the tokens that stand there, needed for the importance ratio and for `entropy_weight`;
     `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1).
     """
-    if not 0 <= options.beta <= 1:
-        raise ConfigError(f"beta: got {options.beta!r}, expected a number from 0 to 1")
     wide = torch.promote_types(student_KV.dtype, torch.float32)
     student_KV, teacher_KV = student_KV.to(wide), teacher_KV.detach().to(wide)
     student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
@@ -93,13 +86,11 @@ def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
     return (first_Kk.exp() * (first_Kk - second_Kk)).sum(-1)
 
 
-def _bucketed(student_KV: Tensor, teacher_KV: Tensor, options: DistillOptions) -> tuple[Tensor, Tensor]:
+def _bucketed(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the k likeliest tokens of one of the two, and in a last column log(1 − Σp) of the rest.
 
     The rest is summed up itself, in logarithms: 1 − Σp would be rounding where the k tokens have nearly everything.
     """
-    if options.top_k_of not in ("student", "teacher"):
-        raise ConfigError(f"top_k_of: got {options.top_k_of!r}, expected student or teacher")
     whose_KV = (student_KV if options.top_k_of == "student" else teacher_KV).detach()
     index_Kk = whose_KV.topk(options.top_k, -1).indices
     return _with_tail(student_KV, index_Kk), _with_tail(teacher_KV, index_Kk)
@@ -111,7 +102,7 @@ def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
 
 
 def _weight(
-    student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillOptions
+    student_KV: Tensor, targets_K: Tensor | None, old_logps_K: Tensor | None, options: DistillTerms
 ) -> Tensor | None:
     """min(π/π_old, ratio_clip) where log-probabilities were recorded, times √(p(1−p)) where asked for; no gradient.
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairwright.config.config_file import Options
+from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
 
@@ -37,16 +39,8 @@ class PolicyTokens:
     """log ref of each token; needed where `kl_weight` is not 0."""
 
 
-@dataclass(frozen=True)
-class PolicyOptions:
-    loss: str = "token"
-    aggregation: str = "token"
-    constant_length: int = 1024
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    max_ratio: float | None = None
-    kl_weight: float = 0.0
-    kl_estimator: str = "k3"
+class PolicyOptions(Options, PolicyTerms):
+    """Options of the policy loss; `PolicyTerms` has their defaults and bounds."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class PolicyLoss:
     """Sum over tokens of the divergence estimate, without its weight; 0 without a reference."""
 
 
-def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyOptions) -> Tensor:
+def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
     """−min(ρA, clip(ρ, 1−ε_l, 1+ε_h) A). PPO (Schulman et al. 2017, eq. 7), GRPO (Shao et al. 2024, eq. 3).
 
     ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8). `max_ratio` bounds ρ itself where A < 0 (dual clip, Ye et
@@ -79,7 +73,7 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyOptions) 
     return -torch.minimum(ratio_N * advantages_N, kept_N * advantages_N)
 
 
-def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyOptions) -> Tensor:
+def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyTerms) -> Tensor:
     """−sg[min(ρ, 1+ε_h)] A log π: every token keeps a gradient. CISPO (MiniMax 2025, eq. 4–5, no lower bound)."""
     return -ratio_N.detach().clamp(max=1 + options.clip_high) * advantages_N * logps_N
 
@@ -100,19 +94,17 @@ def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
     raise ConfigError(f"kl_estimator: got {estimator!r}, expected k1, k2 or k3")
 
 
-def policy_loss(tokens: PolicyTokens, options: PolicyOptions) -> PolicyLoss:
+def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
     """The loss of tokens, as a sum and its normaliser."""
     logps_N, advantages_N = tokens.logps_N, tokens.advantages_N
     log_ratio_N, num_unrecorded = _log_ratio(tokens)
     if options.loss == "gspo":
         log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    if options.loss in ("token", "gspo"):
-        loss_N = clipped_loss(ratio_N, advantages_N, options)
-    elif options.loss == "cispo":
+    if options.loss == "cispo":
         loss_N = weighted_likelihood(ratio_N, advantages_N, logps_N, options)
     else:
-        raise ConfigError(f"loss: got {options.loss!r}, expected token, gspo or cispo")
+        loss_N = clipped_loss(ratio_N, advantages_N, options)
     kl_sum = logps_N.new_zeros(())
     if tokens.ref_logps_N is not None:
         kl_N = divergence(logps_N, tokens.ref_logps_N, options.kl_estimator)
@@ -136,7 +128,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyOptions) -> PolicyLoss:
     )
 
 
-def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyOptions) -> tuple[Tensor, Tensor, int]:
+def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tuple[Tensor, Tensor, int]:
     """Sum, normaliser, and the number of sequences with tokens.
 
     token: every token counts alike (DAPO, BNPO). sequence: every sequence counts alike, its tokens share (GRPO).
@@ -148,10 +140,8 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyOptions) -> t
         total, normaliser = loss_N.sum(), counts_S.sum()
     elif options.aggregation == "sequence":
         total, normaliser = (sums_S / counts_S.clamp(min=1)).sum(), num_sequences
-    elif options.aggregation == "constant":
-        total, normaliser = loss_N.sum(), num_sequences * options.constant_length
     else:
-        raise ConfigError(f"aggregation: got {options.aggregation!r}, expected token, sequence or constant")
+        total, normaliser = loss_N.sum(), num_sequences * options.constant_length
     return total, normaliser, int(num_sequences)
 
 

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pairwright.config.config_file import Options
+from pairwright.config.train_config import PreferenceTerms
 from pairwright.errors import ConfigError
 from pairwright.losses import pairwise
 from pairwright.losses.pairwise import Scores, Strength
@@ -42,20 +44,8 @@ class PairLogps:
     """kto: z₀ of the whole update, see `losses.unpaired`."""
 
 
-@dataclass(frozen=True)
-class PreferenceOptions:
-    beta: float = 0.1
-    preference_loss_weight: float = 1.0
-    preference_average_log_probs: bool = False
-    sft_loss_weight: float = 0.0
-    sft_average_log_probs: bool = False
-    label_smoothing: float = 0.0
-    gamma: float = 0.5
-    use_margin: bool = False
-    margin_scale: float = 1.0
-    ld_alpha: float | None = None
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+class PreferenceOptions(Options, PreferenceTerms):
+    """Options of a preference loss; `PreferenceTerms` has their defaults and bounds."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,7 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
 }
 
 
-def preference_loss(name: str, logps: PairLogps, options: PreferenceOptions) -> PairLosses:
+def preference_loss(name: str, logps: PairLogps, options: PreferenceTerms) -> PairLosses:
     """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses."""
     loss = check_preference(name, options)
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
@@ -153,27 +143,22 @@ def sft_loss(
     return weight_S * torch.where(full_S, _per_token(-logps_S, num_S, average), zeros_S), weight_S
 
 
-def check_preference(name: str, options: PreferenceOptions) -> PreferenceLoss:
-    """The loss of a name, if the options are in range and the loss understands every one that is set."""
+def check_preference(name: str, options: PreferenceTerms) -> PreferenceLoss:
+    """The loss of a name, if it understands every option that is set."""
     loss = PREFERENCE_LOSSES.get(name)
     if loss is None:
         raise ConfigError(f"loss: got {name!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}")
-    default = PreferenceOptions()
     for option in _SPECIAL:
         value = getattr(options, option)
-        if value != getattr(default, option) and option not in loss.options:
+        if value != PreferenceTerms.model_fields[option].default and option not in loss.options:
             those = sorted(other for other, entry in PREFERENCE_LOSSES.items() if option in entry.options)
             raise ConfigError(f"{option}: got {value!r}, but {name} does not use it: it is for {', '.join(those)}")
-    if not options.beta > 0:
-        raise ConfigError(f"beta: got {options.beta!r}, expected a number above 0")
-    if not 0 <= options.label_smoothing < 0.5:
-        raise ConfigError(f"label_smoothing: got {options.label_smoothing!r}, expected at least 0 and below 0.5")
     if name == "exo_pair" and options.label_smoothing == 0:
         raise ConfigError("label_smoothing: exo_pair takes its logarithm; set it above 0 (its paper uses 0.001)")
     return loss
 
 
-def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: PreferenceOptions, full_B: Tensor) -> Scores:
+def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: PreferenceTerms, full_B: Tensor) -> Scores:
     """Both sides' scores, with 0 in place of an empty pair's, so that its gradient is 0 and not NaN."""
     chosen_B, rejected_B = logps.chosen_B, logps.rejected_B
     if loss.needs_reference:

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from pairwright.config import Config, PairsConfig
-from pairwright.config.config_file import describe_problems
+from pairwright.config.config_file import Options
 from pairwright.config.pairs_config import STRATEGY_NAMES, Threshold
 from pairwright.errors import ConfigError
 from pairwright.paths import place
@@ -15,7 +15,7 @@ from pairwright.store.columns import parse_where
 __all__ = ["STRATEGY_NAMES", "PairOptions", "Threshold", "pair_options"]
 
 
-class PairOptions(PairsConfig):
+class PairOptions(Options, PairsConfig):
     """How pairs are built: `PairsConfig` has the options. None means: no limit.
 
     >>> PairOptions(strategy="best-worst", min_gap=-1)
@@ -29,10 +29,7 @@ class PairOptions(PairsConfig):
     if not TYPE_CHECKING:  # type checkers see the fields as arguments
 
         def __init__(self, **options: Any) -> None:
-            try:
-                super().__init__(**options)
-            except ValidationError as error:
-                raise ConfigError("; ".join(describe_problems(error, type(self), with_values=True))) from None
+            super().__init__(**options)
             if self.where is not None:
                 parse_where(self.where, option="where")
             if self.strategy == "teachers" and not self.teachers:

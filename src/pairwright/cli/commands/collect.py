@@ -31,41 +31,41 @@ def collect_runs(
     from pairwright.collect import collect
     from pairwright.config import load_config
 
-    found = load_config(config, overrides=parse_overrides(override))
-    output = output or Path("runs") / found.name
+    settings = load_config(config, overrides=parse_overrides(override))
+    output = output or Path("runs") / settings.name
     with CollectView() as view:
-        collected = collect(found, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
-    _report(collected, output, config, as_json=as_json)
+        collection = collect(settings, output=output, resume=resume, watch=view.show, base=config.resolve().parent)
+    _report(collection, output, config, as_json=as_json)
 
 
-def _report(collected: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
-    figures = _figures(collected)
+def _report(collection: "Collected", output: Path, config: Path, *, as_json: bool) -> None:
+    figures = _figures(collection)
     if as_json:
         print_json(figures)
     else:
         rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
         print_table("collected", ("figure", "value"), rows)
-    for entry in collected.errors[:_MOST_ERRORS]:
+    for entry in collection.errors[:_MOST_ERRORS]:
         say(f"failed: task {entry.task!r}, run {entry.run} ({entry.kind}): {entry.message}")
-    if len(collected.errors) > _MOST_ERRORS:
-        say(f"... and {len(collected.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
-    status = collected.status
-    if (reason := collected.why_empty()) is not None:
+    if len(collection.errors) > _MOST_ERRORS:
+        say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
+    status = collection.status
+    if (reason := collection.why_empty()) is not None:
         raise PairwrightError(reason)
     for line in status.lines_without_ids():
         say(line)
     if status.num_silent:
         say(f"{status.num_silent:,} of {status.num_done:,} runs that are done recorded nothing")
-    again = f"; pairwright collect {config} -o {output} --resume retries them" if collected.errors else ""
+    again = f"; pairwright collect {config} -o {output} --resume retries them" if collection.errors else ""
     say(
         f"{status.num_done:,} of {status.num_runs:,} runs done, {status.num_failed:,} failed{again}. "
-        f"{status.num_candidates:,} candidates in {collected.experience} after {duration(collected.seconds)}. "
-        f"Next: pairwright pairs {collected.experience} -o {output}/pairs"
+        f"{status.num_candidates:,} candidates in {collection.experience} after {duration(collection.seconds)}. "
+        f"Next: pairwright pairs {collection.experience} -o {output}/pairs"
     )
 
 
-def _figures(collected: "Collected") -> dict[str, Any]:
-    status = collected.status
+def _figures(collection: "Collected") -> dict[str, Any]:
+    status = collection.status
     return {
         "tasks": status.num_tasks,
         "runs": status.num_runs,
@@ -78,7 +78,7 @@ def _figures(collected: "Collected") -> dict[str, Any]:
         "pairs": status.num_pairs,
         "mean_reward": status.mean_reward,
         "tokens": status.num_tokens,
-        "seconds": round(collected.seconds, 3),
+        "seconds": round(collection.seconds, 3),
         "without_token_ids": dict(status.without_ids),
         "failures": dict(status.failures),
         "retries": dict(status.retries),

@@ -36,9 +36,9 @@ def validate(file: File = None, override: Overrides = None) -> None:
 @app.command(cls=ConfigCommand)
 def show(file: File = None, override: Overrides = None, as_json: AsJson = False) -> None:
     """Print the resolved configuration. Values from the environment stand as ${VAR}, never in clear."""
-    from pairwright.config import shown_config
+    from pairwright.config import printable_config
 
-    resolved = shown_config(file, overrides=parse_overrides(override))
+    resolved = printable_config(file, overrides=parse_overrides(override))
     if as_json:
         print_json(resolved)
     else:
@@ -56,27 +56,28 @@ def from_nat(
     """Turn a NeMo Agent Toolkit finetuning configuration into ours; what has no counterpart is named on stderr."""
     from dataclasses import asdict
 
-    from pairwright.config.from_nat import from_nat as converted
+    from pairwright.config.from_nat import from_nat as convert
     from pairwright.config.from_nat import read_nat
 
     tree = read_nat(file)
     try:
-        found = converted(tree)
+        conversion = convert(tree)
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
-        _write(output, _as_yaml(found.tree), overwrite=overwrite)
+        _write(output, _as_yaml(conversion.tree), overwrite=overwrite)
     if as_json:
-        print_json({"config": found.tree, "unmapped": [asdict(left) for left in found.unmapped], "set": found.to_set})
+        unmapped = [asdict(entry) for entry in conversion.unmapped]
+        print_json({"config": conversion.tree, "unmapped": unmapped, "set": conversion.to_set})
     elif output is None:
-        print(_as_yaml(found.tree), end="")
-    for left in found.unmapped:
-        say(f"not mapped: {left.key}: {left.reason}")
+        print(_as_yaml(conversion.tree), end="")
+    for entry in conversion.unmapped:
+        say(f"not mapped: {entry.key}: {entry.reason}")
     where = "" if output is None else f"{output}: "
-    following = f"; set {', '.join(found.to_set)}" if found.to_set else ""
+    following = f"; set {', '.join(conversion.to_set)}" if conversion.to_set else ""
     check = "" if output is None else f"; then: pairwright config validate {output}"
-    say(f"{where}{found.num_mapped} keys mapped, {len(found.unmapped)} not{following}{check}")
-    if strict and found.unmapped:
+    say(f"{where}{conversion.num_mapped} keys mapped, {len(conversion.unmapped)} not{following}{check}")
+    if strict and conversion.unmapped:
         raise typer.Exit(2)
 
 

@@ -29,28 +29,32 @@ def doctor(
     folder = Path("runs") / config.name
     table = pairs or (folder / "pairs" if (folder / "pairs").exists() else None)
     patient = Patient(
-        config=config, pairs=table, model=model or _local_model(config), output=output or folder,
+        config=config,
+        pairs=table,
+        model=model or _local_model(config),
+        output=output or folder,
         base=None if file is None else file.parent,
-    )  # fmt: skip
-    found = diagnose(patient)
+    )
+    findings = diagnose(patient)
     if as_json:
-        print_json([{"name": item.name, "verdict": item.verdict, "message": item.message, "way_out": item.way_out}
-                    for item in found])  # fmt: skip
+        keys = ("name", "verdict", "message", "way_out")
+        print_json([{key: getattr(item, key) for key in keys} for item in findings])
     else:
         rows = [
-            (item.name, item.verdict, item.message + (f" → {item.way_out}" if item.way_out else "")) for item in found
+            (item.name, item.verdict, item.message + (f" → {item.way_out}" if item.way_out else ""))
+            for item in findings
         ]
         print_table(str(file or "doctor"), ("what", "verdict", "found"), rows)
-    failed = [item for item in found if item.verdict is Verdict.FAILED]
-    if failed:
-        say(f"{len(failed)} of {len(found)} checks failed: {'; '.join(item.name for item in failed)}")
+    failures = [item for item in findings if item.verdict is Verdict.FAILED]
+    if failures:
+        say(f"{len(failures)} of {len(findings)} checks failed: {'; '.join(item.name for item in failures)}")
         raise typer.Exit(2)
-    untold = sum(item.verdict is Verdict.UNKNOWN for item in found)
-    warned = sum(item.verdict is Verdict.WARNING for item in found)
+    num_unknown = sum(item.verdict is Verdict.UNKNOWN for item in findings)
+    num_warnings = sum(item.verdict is Verdict.WARNING for item in findings)
     say(
-        f"{len(found)} checks, nothing wrong"
-        + (f", {warned} warnings" if warned else "")
-        + (f", {untold} could not be told" if untold else "")
+        f"{len(findings)} checks, nothing wrong"
+        + (f", {num_warnings} warnings" if num_warnings else "")
+        + (f", {num_unknown} unknown" if num_unknown else "")
     )
 
 

@@ -1,7 +1,7 @@
 """`pairwright evaluate BEFORE AFTER`: two models on the same tasks, and the gate."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,7 +10,7 @@ from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
 
 if TYPE_CHECKING:
-    from pairwright.evaluate import Evaluation
+    from pairwright.evaluate import Comparison, Evaluation
 
 
 app = typer.Typer(
@@ -49,8 +49,8 @@ def compare(
         read_scores(path, where=_condition(where), reduce=section.reduce)
         for path, where in ((before, where_before), (after, where_after))
     ]
-    found = evaluate(sides[0], sides[1], **evaluate_settings(section, seed=settings.seed))
-    show_evaluation(found, output, as_json=as_json)
+    evaluation = evaluate(sides[0], sides[1], **evaluate_settings(section, seed=settings.seed))
+    show_evaluation(evaluation, output, as_json=as_json)
 
 
 @app.command(cls=ConfigCommand)
@@ -70,46 +70,53 @@ def run(
     from pairwright.config import load_config
     from pairwright.evaluate.evaluation import evaluate_models
 
-    loaded = load_config(config, overrides=parse_overrides(override))
-    folder = output or Path("runs") / loaded.name
+    settings = load_config(config, overrides=parse_overrides(override))
+    folder = output or Path("runs") / settings.name
     with CollectView() as view:
-        found, played = evaluate_models(
-            loaded, before=before, after=after, output=folder, resume=resume, base=config.resolve().parent,
+        evaluation, collections = evaluate_models(
+            settings,
+            before=before,
+            after=after,
+            output=folder,
+            resume=resume,
+            base=config.resolve().parent,
             watch=view.show,
-        )  # fmt: skip
-    for side, collected in zip(("before", "after"), played, strict=True):
-        for entry in collected.errors[:3]:
+        )
+    for side, collection in zip(("before", "after"), collections, strict=True):
+        for entry in collection.errors[:3]:
             say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
-    show_evaluation(found, folder, as_json=as_json)
+    show_evaluation(evaluation, folder, as_json=as_json)
 
 
-def show_evaluation(found: "Evaluation", output: Path | None, *, as_json: bool) -> None:
+def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: bool) -> None:
     """Print an evaluation, write it where asked, and end with exit code 2 if the gate stays closed."""
     from pairwright.evaluate import evaluation_json, write_evaluation
 
-    written = None if output is None else write_evaluation(output, found)
+    path = None if output is None else write_evaluation(output, evaluation)
     if as_json:
-        print_json(evaluation_json(found))
+        print_json(evaluation_json(evaluation))
     else:
         columns = ("metric", "before", "after", "difference", "low", "high", "wins", "draws", "losses", "sign_test_p")
-        rows = [
-            (one.metric.name, one.before.mean, one.after.mean, one.difference.mean, one.difference.low,
-             one.difference.high, one.wins, one.draws, one.losses, one.sign_test)
-            for one in found.comparisons
-        ]  # fmt: skip
-        print_table("evaluation", columns, rows)
-    for one in found.comparisons:
-        for note in one.notes:
-            say(f"{one.metric.name}: {note}")
-        worse = one.regressions
+        print_table("evaluation", columns, [_row(comparison) for comparison in evaluation.comparisons])
+    for comparison in evaluation.comparisons:
+        for note in comparison.notes:
+            say(f"{comparison.metric.name}: {note}")
+        worse = comparison.regressions
         if worse:
-            named = ", ".join(f"{row.task!r} ({row.difference:+.3g})" for row in worse[:3])
-            say(f"{one.metric.name}: worse on {len(worse):,} of {one.num_tasks:,} tasks: {named}"
-                + (", …" if len(worse) > 3 else ""))  # fmt: skip
-    place = "" if written is None else f" Written to {written}."
-    if found.verdict is not None and not found.verdict.passed:
-        say(f"the gate stays closed: {found.verdict.reason}.{place}")
+            names = ", ".join(f"{row.task!r} ({row.difference:+.3g})" for row in worse[:3])
+            more = ", …" if len(worse) > 3 else ""
+            say(f"{comparison.metric.name}: worse on {len(worse):,} of {comparison.num_tasks:,} tasks: {names}{more}")
+    place = "" if path is None else f" Written to {path}."
+    if evaluation.verdict is not None and not evaluation.verdict.passed:
+        say(f"the gate stays closed: {evaluation.verdict.reason}.{place}")
         raise typer.Exit(2)
-    verdict = "" if found.verdict is None else f"the gate opens: {found.verdict.reason}."
-    first = found.comparisons[0]
+    verdict = "" if evaluation.verdict is None else f"the gate opens: {evaluation.verdict.reason}."
+    first = evaluation.comparisons[0]
     say(verdict + f" {first.num_tasks:,} tasks, {first.num_runs:,} runs compared.{place}")
+
+
+def _row(comparison: "Comparison") -> tuple[Any, ...]:
+    means = (comparison.before.mean, comparison.after.mean)
+    difference = (comparison.difference.mean, comparison.difference.low, comparison.difference.high)
+    counts = (comparison.wins, comparison.draws, comparison.losses)
+    return (comparison.metric.name, *means, *difference, *counts, comparison.sign_test)

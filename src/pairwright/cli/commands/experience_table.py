@@ -35,16 +35,16 @@ def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)
-    found = table_statistics(table, _condition(where))
+    statistics = table_statistics(table, _condition(where))
     if as_json:
-        print_json(found)
+        print_json(statistics)
         return
-    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict)]
-    for name, counts in found.items():
+    rows = [(name, value) for name, value in statistics.items() if not isinstance(value, dict)]
+    for name, counts in statistics.items():
         if isinstance(counts, dict):
             rows += [(f"{name}: {key}", value) for key, value in counts.items()]
     print_table(str(table.path), ("what", "value"), rows)
-    say(f"{found['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
+    say(f"{statistics['experiences']:,} experiences in {table.path}. Next: pairwright experience head {table.path}")
 
 
 @app.command()
@@ -60,23 +60,24 @@ def head(
     from pairwright.store.table import Table
 
     table = Table(folder, create=False)
-    found = table.head(num, _condition(where))
-    for exp in found:
+    experiences = table.head(num, _condition(where))
+    for exp in experiences:
         if as_json:
             print_json_line(experience_to_json(exp))
             continue
         print(f"{exp.eid.uid}  {exp.kind}  reward {exp.reward}")
         prompt, completion = conversation_of(exp)
         for message in prompt:
-            _print_message("  given ", message)
+            _print_message("  prompt       ", message)
         for message in completion:
-            _print_message("  made  " if message.is_generated else "  seen  ", message)
+            label = "completion" if message.is_generated else "tool result" if message.role == "tool" else "prompt"
+            _print_message(f"  {label:12} ", message)
         for name in ("chosen", "rejected"):
             side = getattr(exp, name)
             for message in conversation_of(exp, side).completion if side else ():
-                _print_message(f"  {name:8} ", message)
+                _print_message(f"  {name:12} ", message)
         print()
-    say(f"{len(found)} shown of {table.path}. Whole records: --json")
+    say(f"{len(experiences)} shown of {table.path}. Whole records: --json")
 
 
 @app.command("filter")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.output import Progress, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, load_settings
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
-from pairwright.cli.shell_completion import complete_format
+from pairwright.cli.overrides import Overrides, load_settings, set_flags
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -18,23 +17,14 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
-FormatName = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help="A format's name; by default told by content. See docs/sources.md.",
-        autocompletion=complete_format,
-    ),
-]
-Reward = Annotated[
-    str | None,
-    typer.Option(
-        help="The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."
-    ),
-]
+_HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
+IMPORT_KEYS = (
+    "sources.format", "sources.reward", "sources.redact", "engine.name", "engine.address", "engine.workers",
+)  # fmt: skip
 
 
 def import_files(
+    ctx: typer.Context,
     paths: Annotated[
         list[str] | None, typer.Argument(help="Files, folders or globs; also s3://...", show_default=False)
     ] = None,
@@ -42,16 +32,10 @@ def import_files(
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
     ] = None,
-    format_name: FormatName = None,
-    reward: Reward = None,
     scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
-    redact: Annotated[bool, typer.Option("--redact", help="Replace API keys, tokens and private keys.")] = False,
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes; by default one a core where it pays.")] = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
@@ -60,36 +44,38 @@ def import_files(
     from pairwright.engines.engine import without_blas_threads
 
     with without_blas_threads():
+        from pairwright.engines import opened as open_engine
         from pairwright.paths import place
         from pairwright.sources.format import Options
         from pairwright.store.importing import import_files as run_import
         from pairwright.store.importing import refuse_empty
         from pairwright.store.table import Table
 
-    settings = load_settings(config, override)
-    paths = paths or list(settings.sources.paths)
+    flags = set_flags(ctx) | ({"sources.on_bad_record": ("--strict", "fail")} if strict else {})
+    settings = load_settings(config, override, flags)
+    sources = settings.sources
+    paths = paths or list(sources.paths)
     if output is None and config is not None:
         output = str(Path("runs") / settings.name / "experience")
     if not paths or output is None:
         raise ConfigError("expected files to read and -o DIR, e.g. pairwright import traces/ -o runs/first/experience")
-    where, folder = engine_settings(settings.engine, engine, address, workers), place(output)
-    reward = reward or settings.sources.reward
-    with Progress("reading", "MB") as progress, opened_engine(where) as opened:
+    folder = place(output)
+    with Progress("reading", "MB") as progress, open_engine(settings.engine) as engine:
         summary = run_import(
             paths,
             Table(folder),
-            format_name=format_name or settings.sources.format,
-            options=Options(reward=reward, step_name=step_name),
-            redact=redact or settings.sources.redact,
+            format_name=sources.format,
+            options=Options(reward=sources.reward, step_name=step_name),
+            redact=sources.redact,
             scores=scores,
             update=update,
-            engine=opened,
+            engine=engine,
             progress=progress.show,
         )
     _report(summary, folder, as_json=as_json)
     refuse_empty(summary)
-    _say_added(summary, folder, is_scored=reward is not None or scores is not None)
-    if (strict or settings.sources.on_bad_record == "fail") and summary.total("quarantined"):
+    _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
+    if sources.on_bad_record == "fail" and summary.total("quarantined"):
         raise PairwrightError(f"strict: {summary.total('quarantined'):,} records were quarantined")
 
 
@@ -98,7 +84,7 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         print_json(_as_json(summary))
     else:
         rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
-        print_table("imported", ("format", *_COLUMNS), rows, short={"experiences": "read", "already_there": "again"})
+        print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}")
     if summary.secrets:
@@ -117,9 +103,10 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
 def _say_added(summary: "ImportSummary", output: "Place", *, is_scored: bool) -> None:
     if is_scored and summary.total("already_there"):
         say("records that were there already keep the rewards they had; import into a new table to change them")
-    added = summary.total("experiences") - summary.total("already_there")
-    aside = f"; {summary.total('quarantined'):,} in {output}/quarantine.jsonl" if summary.total("quarantined") else ""
-    say(f"{added:,} experiences added to {output}{aside}. Next: pairwright experience stats {output}")
+    num_added = summary.total("experiences") - summary.total("already_there")
+    num_bad = summary.total("quarantined")
+    quarantine = f"; {num_bad:,} in {output}/quarantine.jsonl" if num_bad else ""
+    say(f"{num_added:,} experiences added to {output}{quarantine}. Next: pairwright experience stats {output}")
 
 
 def _as_json(summary: "ImportSummary") -> dict[str, Any]:

@@ -9,9 +9,8 @@ import typer
 
 from pairwright.cli.cli_errors import Interrupted
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides
-from pairwright.cli.shell_completion import complete_choices
-from pairwright.errors import ConfigError, PairwrightError
+from pairwright.cli.overrides import ConfigCommand, Overrides, parse_overrides, set_flags, with_options
+from pairwright.errors import PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
@@ -25,18 +24,13 @@ File = Annotated[Path | None, typer.Option("--config", help="A YAML file: hosts,
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(cls=ConfigCommand)
+@app.command(cls=with_options("backend.name", after="experience"))
 def submit(
+    ctx: typer.Context,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
     model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
     pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
     experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, sdpo).")] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="local, ray, nemo-customizer, nemo-rl or trl.", autocompletion=complete_choices("backend.name")
-        ),
-    ] = None,
     config: File = None,
     override: Overrides = None,
     wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,
@@ -48,27 +42,26 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a job where `backend.name` says, and follow it."""
+    from pairwright.config import load_config
     from pairwright.jobs import BACKENDS, JobRequest, JobState
 
-    loaded = _load(config, override)
-    name = backend or loaded.backend.name
-    if name not in BACKENDS:
-        raise ConfigError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    name = settings.backend.name
     _refuse_other_job(output, is_forgotten=overwrite or resume)
-    starts = launch if launch is not None else name in ("local", "nemo-customizer")
-    request = JobRequest(model=model, pairs=pairs, experience=experience, launch=starts, resume=resume)
-    job = BACKENDS[name].submit(output, request, loaded, say)
+    is_launched = launch if launch is not None else name in ("local", "nemo-customizer")
+    request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
+    job = BACKENDS[name].submit(output, request, settings, say)
     if job.state is JobState.PREPARED:
-        _told(job, output, as_json=as_json)
+        _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
         return
-    waits = (
-        wait if wait is not None else name != "nemo-customizer" or loaded.backend.nemo_customizer.wait_for_completion
+    is_followed = (
+        wait if wait is not None else name != "nemo-customizer" or settings.backend.nemo_customizer.wait_for_completion
     )
-    if waits:
-        _follow(output, loaded, as_json=as_json)
+    if is_followed:
+        _follow(output, settings, as_json=as_json)
     else:
-        _told(job, output, as_json=as_json)
+        _report(job, output, as_json=as_json)
         say(f"{job.id} is {job.state}. Next: pairwright jobs attach {output}")
 
 
@@ -79,13 +72,13 @@ def list_jobs(
     """List the jobs of all runs, as they were last seen."""
     from pairwright.jobs import find_jobs, read_job
 
-    found = [(folder, read_job(folder)) for folder in find_jobs(root)]
+    jobs = [(folder, read_job(folder)) for folder in find_jobs(root)]
     if as_json:
-        print_json([_as_json(job, folder) for folder, job in found])
+        print_json([_as_json(job, folder) for folder, job in jobs])
     else:
-        rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in found]
+        rows = [(job.id, job.backend, job.state, str(folder), _ago(job.updated_at)) for folder, job in jobs]
         print_table(str(root), ("id", "backend", "state", "folder", "seen"), rows)
-    say(f"{len(found)} jobs below {root}. Next: pairwright jobs show JOB")
+    say(f"{len(jobs)} jobs below {root}. Next: pairwright jobs show JOB")
 
 
 @app.command(cls=ConfigCommand)
@@ -100,7 +93,7 @@ def show(
     job = read_job(folder)
     status = BACKENDS[job.backend].status(folder, job, _load(config, override))
     job = followed(folder, read_job(folder), status)
-    _told(job, folder, as_json=as_json, status=status)
+    _report(job, folder, as_json=as_json, status=status)
 
 
 @app.command(cls=ConfigCommand)
@@ -115,9 +108,12 @@ def attach(
 
 @app.command(cls=ConfigCommand)
 def logs(
-    name: Name, root: Root = Path("runs"), config: File = None, override: Overrides = None,
+    name: Name,
+    root: Root = Path("runs"),
+    config: File = None,
+    override: Overrides = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")] = False,
-) -> None:  # fmt: skip
+) -> None:
     """Print a job's log."""
     from pairwright.jobs import BACKENDS, job_folder, read_job
 
@@ -136,13 +132,13 @@ def cancel(
     from pairwright.jobs.backend import followed
     from pairwright.jobs.job import FINAL
 
-    folder, loaded = job_folder(name, root), _load(config, override)
+    folder, settings = job_folder(name, root), _load(config, override)
     job = read_job(folder)
     backend = BACKENDS[job.backend]
     if job.state not in FINAL:
-        job = backend.cancel(folder, job, loaded)
-        job = followed(folder, read_job(folder), backend.status(folder, read_job(folder), loaded))
-    _told(job, folder, as_json=as_json)
+        job = backend.cancel(folder, job, settings)
+        job = followed(folder, read_job(folder), backend.status(folder, read_job(folder), settings))
+    _report(job, folder, as_json=as_json)
     say(f"{job.id} is {job.state}")
 
 
@@ -155,7 +151,7 @@ def deploy(
 
     folder = job_folder(name, root)
     job = read_job(folder)
-    _deployed(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
+    _report_deployment(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
 
 
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
@@ -164,24 +160,26 @@ def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
     job = read_job(folder)
     backend = BACKENDS[job.backend]
     try:
-        with _Shown() as shown:
-            status = backend.wait(folder, config, shown.show)
+        with _ProgressView() as view:
+            status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
         raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
     job = read_job(folder)
-    wanted = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
-    if wanted:
+    is_deployed = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
+    if is_deployed:
         backend.deploy(folder, job, config, say)
         job = read_job(folder)
-    _told(job, folder, as_json=as_json, status=status)
-    say(f"{job.id} is completed. Next: pairwright jobs deploy {folder}" if not wanted else
-        f"{job.id} is completed and deployed at {(job.deployment or {}).get('url')}")  # fmt: skip
+    _report(job, folder, as_json=as_json, status=status)
+    if is_deployed:
+        say(f"{job.id} is completed and deployed at {(job.deployment or {}).get('url')}")
+    else:
+        say(f"{job.id} is completed. Next: pairwright jobs deploy {folder}")
 
 
-class _Shown:
+class _ProgressView:
     """A job's progress: one live line in a terminal, in a pipe a line when its state changed or after ten seconds."""
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "_ProgressView":
         self._live: Any = None
         self._last: Any = None
         self._next = 0.0
@@ -240,7 +238,7 @@ def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     raise PairwrightError(f"{folder}: has the job {job.id}, which is {job.state}: {ways}")
 
 
-def _told(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" = None) -> None:
+def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" = None) -> None:
     if as_json:
         print_json(_as_json(job, folder, status))
         return
@@ -262,7 +260,7 @@ def _told(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" = 
     print_table(job.id, ("what", "value"), rows)
 
 
-def _deployed(deployment: dict[str, Any], *, as_json: bool) -> None:
+def _report_deployment(deployment: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(deployment)
     else:
@@ -273,8 +271,8 @@ def _deployed(deployment: dict[str, Any], *, as_json: bool) -> None:
 def _as_json(job: "Job", folder: Path, status: "Status | None" = None) -> dict[str, Any]:
     import msgspec
 
-    found: dict[str, Any] = {**msgspec.to_builtins(job), "folder": str(folder)}
-    return found if status is None else {**found, "status": msgspec.to_builtins(status)}
+    record: dict[str, Any] = {**msgspec.to_builtins(job), "folder": str(folder)}
+    return record if status is None else {**record, "status": msgspec.to_builtins(status)}
 
 
 def _load(file: Path | None, override: list[str] | None) -> "Config":

@@ -8,7 +8,7 @@ import typer
 from pairwright.cli.help_format import GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags, with_options
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Output = Annotated[
 ]
 
 
-@app.command(cls=with_options("pairs", "seed"))
+@app.command(cls=with_options("pairs", "seed", "engine.name", "engine.address"))
 def build(
     ctx: typer.Context,
     experience: Annotated[
@@ -33,13 +33,12 @@ def build(
         typer.Argument(help="Experience tables; also s3://...", show_default=False),
     ] = None,
     output: Output = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `pairs` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Pair the candidates of each group by their rewards, and say what became of every experience."""
+    from pairwright.engines import opened as open_engine
     from pairwright.pairs.build import build_pairs
     from pairwright.pairs.options import pair_options
     from pairwright.paths import place
@@ -52,10 +51,9 @@ def build(
     if not experience or output is None:
         raise ConfigError("expected experience tables and -o DIR, e.g. pairwright pairs runs/first/experience -o pairs")
     folder, options = place(output), pair_options(settings)
-    where = engine_settings(settings.engine, engine, address)
-    with Progress("building pairs:", "pieces") as progress, opened_engine(where) as opened:
+    with Progress("building pairs:", "pieces") as progress, open_engine(settings.engine) as engine:
         tables = [Table(path, create=False) for path in experience]
-        summary = build_pairs(tables, folder, options, engine=opened, progress=progress.show)
+        summary = build_pairs(tables, folder, options, engine=engine, progress=progress.show)
     _report(summary, folder, as_json=as_json)
 
 
@@ -65,17 +63,17 @@ def stats(folder: Folder, as_json: AsJson = False) -> None:
     from pairwright.pairs.pair_stats import pair_statistics
     from pairwright.paths import place
 
-    there = place(folder)
-    found = pair_statistics(there)
+    path = place(folder)
+    statistics = pair_statistics(path)
     if as_json:
-        print_json(found)
+        print_json(statistics)
         return
-    rows = [(name, value) for name, value in found.items() if not isinstance(value, dict)]
-    for name, counts in found.items():
+    rows = [(name, value) for name, value in statistics.items() if not isinstance(value, dict)]
+    for name, counts in statistics.items():
         if isinstance(counts, dict):
             rows += [(f"{name}: {key}", value) for key, value in counts.items()]
-    print_table(str(there), ("what", "value"), rows)
-    say(f"{found['pairs']:,} pairs in {there}. Next: pairwright pairs lint {there}")
+    print_table(str(path), ("what", "value"), rows)
+    say(f"{statistics['pairs']:,} pairs in {path}. Next: pairwright pairs lint {path}")
 
 
 @app.command()
@@ -89,16 +87,16 @@ def lint(
     from pairwright.pairs.pair_stats import lint_pairs
     from pairwright.paths import place
 
-    there = place(folder)
-    found = lint_pairs(there, max_length_effect=max_length_effect, max_near=max_near_duplicates)
+    path = place(folder)
+    findings = lint_pairs(path, max_length_effect=max_length_effect, max_near=max_near_duplicates)
     if as_json:
-        print_json([{"name": finding.name, "message": finding.message} for finding in found])
-    elif found:
-        print_table(str(there), ("finding", "what"), [(finding.name, finding.message) for finding in found])
-    if found:
-        say(f"{there}: {len(found)} findings: {'; '.join(finding.message for finding in found)}")
+        print_json([{"name": finding.name, "message": finding.message} for finding in findings])
+    elif findings:
+        print_table(str(path), ("finding", "what"), [(finding.name, finding.message) for finding in findings])
+    if findings:
+        say(f"{path}: {len(findings)} findings: {'; '.join(finding.message for finding in findings)}")
         raise typer.Exit(2)
-    say(f"{there}: nothing found. Next: pairwright export {there} --to trl -o FILE")
+    say(f"{path}: nothing found. Next: pairwright export {path} --to trl -o FILE")
 
 
 @app.command()
@@ -108,21 +106,23 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say where one experience went and why, or where a pair came from."""
-    from pairwright.pairs.outcomes import explain as explained
+    from pairwright.pairs.outcomes import explain as explain_id
     from pairwright.paths import place
 
-    found = explained(place(folder), identity)
+    answer = explain_id(place(folder), identity)
     if as_json:
-        print_json(found)
+        print_json(answer)
         return
-    pairs = found.pop("pairs", [])
-    print_table(identity, ("what", "value"), list(found.items()))
+    pairs = answer.pop("pairs", [])
+    print_table(identity, ("what", "value"), list(answer.items()))
     for pair in pairs:
-        print(f"pair {pair['id']}: {pair['chosen_uid']} ({pair['chosen_reward']:g}) over {pair['rejected_uid']} "
-              f"({pair['rejected_reward']:g}), gap {pair['gap']:g}, {pair['split']}")  # fmt: skip
-    reason = found.get("reason")
-    if "experience" in found:
-        say(f"in {found['num_chosen'] + found['num_rejected']} pairs" + (f": {reason}" if reason else ""))
+        print(
+            f"pair {pair['id']}: {pair['chosen_uid']} ({pair['chosen_reward']:g}) over {pair['rejected_uid']} "
+            f"({pair['rejected_reward']:g}), gap {pair['gap']:g}, {pair['split']}"
+        )
+    reason = answer.get("reason")
+    if "experience" in answer:
+        say(f"in {answer['num_chosen'] + answer['num_rejected']} pairs" + (f": {reason}" if reason else ""))
 
 
 class NoPairs(PairwrightError):
@@ -140,5 +140,5 @@ def _report(summary: dict[str, Any], output: "Place", *, as_json: bool) -> None:
         print_table("funnel", ("stage", "what", "count"), funnel_rows(summary))
     if not summary["pairs"]:
         raise NoPairs(f"{summary['hint'] or 'no pairs'}; {output} says why in funnel.json")
-    held = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
-    say(f"{summary['pairs']:,} pairs written to {output}{held}. Next: pairwright pairs lint {output}")
+    validation = f", {summary['validation']:,} of them for validation" if summary["validation"] else ""
+    say(f"{summary['pairs']:,} pairs written to {output}{validation}. Next: pairwright pairs lint {output}")

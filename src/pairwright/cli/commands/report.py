@@ -21,12 +21,14 @@ def report(
     from pairwright.report import write_report
 
     page = output or run / "report.html"
-    found = write_report(run, page, tokenizer=tokenizer, title=title)
+    contents = write_report(run, page, tokenizer=tokenizer, title=title)
     size = page.stat().st_size
     if as_json:
-        print_json({"page": str(page), "bytes": size, "sections": found.sections, "plots": len(found.plots)})
-    say(f"{', '.join(found.sections)} in {page} ({size / 1000:,.0f} kB); {len(found.plots)} plots as SVG and CSV in "
-        f"{page.parent / 'plots'}. Open the page in a browser.")  # fmt: skip
+        print_json({"page": str(page), "bytes": size, "sections": contents.sections, "plots": len(contents.plots)})
+    say(
+        f"{', '.join(contents.sections)} in {page} ({size / 1000:,.0f} kB); {len(contents.plots)} plots as SVG and CSV "
+        f"in {page.parent / 'plots'}. Open the page in a browser."
+    )
 
 
 # `pairwright explain --run RUN`.
@@ -54,14 +56,17 @@ def explain_run(
     for ledger in ledgers:
         for note in ledger.notes:
             say(f"note: {ledger.name}: {note}")
-        for one in () if as_json else ledger.accounts:
-            rows = [(fate.name, fate.turns, fate.tokens, fate.num_uncounted or "") for fate in one.fates]
-            rows.append(("generated", one.turns, one.tokens, sum(fate.num_uncounted for fate in one.fates) or ""))
-            title = f"{ledger.name}, {one.channel}: {one.experiences:,} experiences"
+        for account in () if as_json else ledger.accounts:
+            rows = [(fate.name, fate.turns, fate.tokens, fate.num_uncounted or "") for fate in account.fates]
+            rows.append(
+                ("generated", account.turns, account.tokens, sum(fate.num_uncounted for fate in account.fates) or "")
+            )
+            title = f"{ledger.name}, {account.channel}: {account.experiences:,} experiences"
             print_table(title, ("fate", "turns", "tokens", "turns without a count"), rows)
             say(
-                f"{ledger.name}, {one.channel}: {one.loss_tokens:,} tokens in all updates, {one.drawn_tokens:,} by the "
-                f"ledger; {one.num_as_sampled:,} of {one.num_recorded:,} recorded turns were trained as sampled"
+                f"{ledger.name}, {account.channel}: {account.loss_tokens:,} tokens in all updates, "
+                f"{account.drawn_tokens:,} by the ledger; {account.num_as_sampled:,} of {account.num_recorded:,} "
+                "recorded turns were trained as sampled"
             )
     if problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(problems))

@@ -16,12 +16,12 @@ def run_flow(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<name>.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and do nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Collect, pair, train and prove, from one configuration; a stage that is done and unchanged is skipped."""
-    from pairwright.config import load_config, shown_config
+    from pairwright.config import load_config, printable_config
     from pairwright.errors import ConfigError
     from pairwright.flow import Flow
     from pairwright.flow.run_flow import write_config
@@ -35,7 +35,7 @@ def run_flow(
     if dry_run:
         _show_plan(Flow(settings, folder, base=base), as_json=as_json)
         return
-    write_config(folder, shown_config(config, overrides=overrides))
+    write_config(folder, printable_config(config, overrides=overrides))
     with live_view() as view:
         result = Flow(settings, folder, base=base, view=view).run()
     if as_json:
@@ -72,14 +72,14 @@ class _LiveView:
     def _collecting(self, status: Any) -> None:
         from pairwright.cli.output import CollectView
 
-        self._shown("collect", CollectView).show(status)
+        self._switch_to("collect", CollectView).show(status)
 
     def _training(self, event: dict[str, Any]) -> None:
         from pairwright.cli.commands.train import TrainingView
 
-        self._shown("train", TrainingView).show(event)
+        self._switch_to("train", TrainingView).show(event)
 
-    def _shown(self, kind: str, make: Any) -> Any:
+    def _switch_to(self, kind: str, make: Any) -> Any:
         if self._kind != kind:
             self._stack.close()
             self._open, self._kind = self._stack.enter_context(make()), kind
@@ -117,7 +117,7 @@ def run_demo(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run.")] = Path("runs/tic_tac_toe"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model, the games and the training.")] = 0,
     override: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on; the same command without it does so, too.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Teach a small model tic-tac-toe by preference pairs alone, on this machine, and prove that it got better."""
@@ -134,12 +134,12 @@ def run_demo(
         columns = ("metric", "before", "after", "difference", "low", "high")
         rows = [
             (
-                one["name"],
-                one["before"]["mean"],
-                one["after"]["mean"],
-                *(one["difference"][key] for key in ("mean", "low", "high")),
+                metric["name"],
+                metric["before"]["mean"],
+                metric["after"]["mean"],
+                *(metric["difference"][key] for key in ("mean", "low", "high")),
             )
-            for one in evaluation["metrics"]
+            for metric in evaluation["metrics"]
         ]
         print_table("tic-tac-toe", columns, rows)
     say(f"the model that learned is in {output}; open {output / 'report.html'}")

@@ -42,9 +42,14 @@ def serve_jobs(
     from pairwright.service.service_server import serve
 
     settings = Settings(
-        data=data.resolve(), database_url=database, max_running=max_running, max_deployments=max_deployments,
-        max_upload_bytes=max_upload_mb * 2**20, stall_seconds=stall_minutes * 60, stop_seconds=stop_seconds,
-    )  # fmt: skip
+        data=data.resolve(),
+        database_url=database,
+        max_running=max_running,
+        max_deployments=max_deployments,
+        max_upload_bytes=max_upload_mb * 2**20,
+        stall_seconds=stall_minutes * 60,
+        stop_seconds=stop_seconds,
+    )
     serve(settings, host=host, port=port, say=say)
 
 
@@ -59,15 +64,15 @@ def add_target(
     from pairwright.service.api_errors import Refusal
     from pairwright.service.run.base_models import add_target as add
 
-    rows = _opened(data, database)
+    rows = _open_database(data, database)
     try:
         with rows.writing() as connection:
-            added = add(connection, name, folder)
+            base_model = add(connection, name, folder)
     except Refusal as refusal:
         raise ConfigError(refusal.message) from None
     finally:
         rows.close()
-    say(f"{name}: {added['num_parameters']:,} parameters. Next: pairwright serve jobs --data {data}")
+    say(f"{name}: {base_model['num_parameters']:,} parameters. Next: pairwright serve jobs --data {data}")
 
 
 @targets.command("list")
@@ -75,16 +80,16 @@ def list_targets(data: Data, database: DatabaseUrl = None, as_json: AsJson = Fal
     """The base models."""
     from pairwright.service.rows import entities
 
-    rows = _opened(data, database)
+    rows = _open_database(data, database)
     with rows.reading() as connection:
-        found = entities.every(connection, entities.TARGET)
+        base_models = entities.every(connection, entities.TARGET)
     rows.close()
     if as_json:
-        print_json(found)
+        print_json(base_models)
         return
     columns = ("name", "num_parameters", "precision", "max_seq_length", "model_path")
-    print_table("base models", columns, [[target[column] for column in columns] for target in found])
-    say(f"{len(found)} base models in {data}. Next: pairwright serve targets add NAME DIR --data {data}")
+    print_table("base models", columns, [[target[column] for column in columns] for target in base_models])
+    say(f"{len(base_models)} base models in {data}. Next: pairwright serve targets add NAME DIR --data {data}")
 
 
 @targets.command("remove")
@@ -93,7 +98,7 @@ def remove_target(name: Name, data: Data, database: DatabaseUrl = None) -> None:
     from pairwright.service.api_errors import Refusal
     from pairwright.service.rows import entities
 
-    rows = _opened(data, database)
+    rows = _open_database(data, database)
     try:
         with rows.writing() as connection:
             entities.delete(connection, entities.TARGET, "", name)
@@ -118,34 +123,34 @@ def create_token(
     from pairwright.service.api_errors import Refusal
     from pairwright.service.rows.api_tokens import create_token as create
 
-    rows = _opened(data, database)
+    rows = _open_database(data, database)
     try:
-        made = create(rows, name, scope)
+        secret = create(rows, name, scope)
     except Refusal as refusal:
         raise ConfigError(refusal.message) from None
     finally:
         rows.close()
     if as_json:
-        print_json({"name": name, "scopes": sorted(set(scope)), "token": made})
+        print_json({"name": name, "scopes": sorted(set(scope)), "token": secret})
     else:
-        print(made)
+        print(secret)
     say(f"token {name} for {', '.join(scope)}. Every request now needs one: Authorization: Bearer TOKEN")
 
 
 @token.command("list")
 def list_tokens(data: Data, database: DatabaseUrl = None, as_json: AsJson = False) -> None:
     """Names and scopes of tokens; never the tokens."""
-    from pairwright.service.rows.api_tokens import list_tokens as every
+    from pairwright.service.rows.api_tokens import list_tokens as read_tokens
 
-    rows = _opened(data, database)
-    found = every(rows)
+    rows = _open_database(data, database)
+    tokens = read_tokens(rows)
     rows.close()
     if as_json:
-        print_json(found)
+        print_json(tokens)
         return
-    shown = [(item["name"], ", ".join(item["scopes"]), item["created_at"]) for item in found]
-    print_table("tokens", ("name", "scopes", "created_at"), shown)
-    say(f"{len(found)} tokens in {data}. Next: pairwright serve token create --data {data} --name NAME --scope NS")
+    cells = [(item["name"], ", ".join(item["scopes"]), item["created_at"]) for item in tokens]
+    print_table("tokens", ("name", "scopes", "created_at"), cells)
+    say(f"{len(tokens)} tokens in {data}. Next: pairwright serve token create --data {data} --name NAME --scope NS")
 
 
 @token.command("revoke")
@@ -153,7 +158,7 @@ def revoke_token(name: Name, data: Data, database: DatabaseUrl = None) -> None:
     """End a token, at once."""
     from pairwright.service.rows.api_tokens import revoke_token as revoke
 
-    rows = _opened(data, database)
+    rows = _open_database(data, database)
     try:
         revoke(rows, name)
     finally:
@@ -161,7 +166,7 @@ def revoke_token(name: Name, data: Data, database: DatabaseUrl = None) -> None:
     say(f"token {name} is not accepted any more")
 
 
-def _opened(data: Path, database: str | None) -> "Database":
+def _open_database(data: Path, database: str | None) -> "Database":
     from pairwright.service import Settings
     from pairwright.service.rows.database import Database
 
@@ -213,9 +218,16 @@ def serve_model(
     if context.args:
         raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
     serve_folder(
-        checkpoint, host=host, port=port, names=name or [], token=token, device=device, dtype=dtype, threads=threads,
+        checkpoint,
+        host=host,
+        port=port,
+        names=name or [],
+        token=token,
+        device=device,
+        dtype=dtype,
+        threads=threads,
         say=say,
-    )  # fmt: skip
+    )
 
 
 def _token(variable: str | None) -> str | None:

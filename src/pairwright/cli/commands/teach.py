@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pairwright.cli.output import CollectView, print_json, print_table, say
-from pairwright.cli.overrides import Overrides, parse_overrides
+from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
 from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
@@ -19,6 +19,7 @@ _MOST_ERRORS = 5
 
 
 def ask_teachers(
+    ctx: typer.Context,
     experience: Annotated[
         str, typer.Argument(metavar=PLACE, help="The student's experience table; also s3://...", show_default=False)
     ],
@@ -41,7 +42,6 @@ def ask_teachers(
     token_ids: Annotated[
         bool, typer.Option("--token-ids", help="Ask --teacher endpoints for token ids and log-probabilities.")
     ] = False,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="States at once; by default 64.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Ask teachers for one action at every decision of a student; the same command again asks only what is missing."""
@@ -50,11 +50,14 @@ def ask_teachers(
     from pairwright.paths import place
     from pairwright.store.table import Table
 
-    settings = load_config(config, overrides=parse_overrides(override))
+    settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     options = {
-        "temperature": temperature, "max_tokens": max_tokens, "api_key_env": api_key_env, "logprobs": token_ids,
+        "temperature": temperature,
+        "max_tokens": max_tokens,
+        "api_key_env": api_key_env,
+        "logprobs": token_ids,
         "return_token_ids": token_ids,
-    }  # fmt: skip
+    }
     teachers: dict[str, PolicyConfig] = dict(settings.teach.teachers)
     for text in teacher or ():
         name, policy = parse_teacher(text, options)
@@ -63,12 +66,16 @@ def ask_teachers(
         teachers[name] = policy
     states = read_states(Table(place(experience), create=False))
     with CollectView() as view:
-        collected = teach(
-            states, teachers, output=output, seed=settings.seed, watch=lambda name: _watch(name, states, view),
-            max_concurrency=concurrency or settings.teach.max_concurrency,
+        collections = teach(
+            states,
+            teachers,
+            output=output,
+            seed=settings.seed,
+            watch=lambda name: _watch(name, states, view),
+            max_concurrency=settings.teach.max_concurrency,
             base=None if config is None else config.resolve().parent,
-        )  # fmt: skip
-    _report(states, collected, experience, as_json=as_json)
+        )
+    _report(states, collections, experience, as_json=as_json)
 
 
 def _watch(name: str, states: "States", view: CollectView) -> Any:
@@ -90,12 +97,14 @@ def parse_teacher(text: str, options: dict[str, Any]) -> tuple[str, "PolicyConfi
     return name, PolicyConfig.model_validate({**local, "model": where})
 
 
-def _report(states: "States", collected: "dict[str, Collected]", student: str, *, as_json: bool) -> None:
-    figures = {name: _figures(item) for name, item in collected.items()}
+def _report(states: "States", collections: "dict[str, Collected]", student: str, *, as_json: bool) -> None:
+    figures = {name: _figures(collection) for name, collection in collections.items()}
     head = {
-        "experiences": states.num_experiences, "decisions": states.num_decisions, "states": len(states.decisions),
+        "experiences": states.num_experiences,
+        "decisions": states.num_decisions,
+        "states": len(states.decisions),
         "skipped": dict(states.skipped),
-    }  # fmt: skip
+    }
     if as_json:
         print_json({**head, "teachers": figures})
     else:
@@ -103,31 +112,33 @@ def _report(states: "States", collected: "dict[str, Collected]", student: str, *
         print_table("teachers", columns, [(name, *(row[key] for key in columns[1:])) for name, row in figures.items()])
     for reason, count in states.skipped.most_common():
         say(f"{count:,} of {states.num_experiences:,} experiences have no decision: {reason}")
-    for name, item in collected.items():
-        for entry in item.errors[:_MOST_ERRORS]:
+    for name, collection in collections.items():
+        for entry in collection.errors[:_MOST_ERRORS]:
             say(f"{name} failed: task {entry.task!r} ({entry.kind}): {entry.message}")
-        if len(item.errors) > _MOST_ERRORS:
-            say(f"... and {len(item.errors) - _MOST_ERRORS:,} more in {item.experience.parent}/collection/ledger.jsonl")
-    silent = [name for name, item in collected.items() if not item.status.num_candidates]
-    if silent:
-        raise PairwrightError(f"no answer of {', '.join(silent)}: see above; the same command asks again")
-    tables = " ".join(f"--teachers {item.experience}" for item in collected.values())
-    failed = sum(item.status.num_failed for item in collected.values())
+        if len(collection.errors) > _MOST_ERRORS:
+            ledger = collection.experience.parent / "collection" / "ledger.jsonl"
+            say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
+    without_answer = [name for name, collection in collections.items() if not collection.status.num_candidates]
+    if without_answer:
+        raise PairwrightError(f"no answer of {', '.join(without_answer)}: see above; the same command asks again")
+    tables = " ".join(f"--teachers {collection.experience}" for collection in collections.values())
+    num_answers = sum(collection.status.num_candidates for collection in collections.values())
+    num_failed = sum(collection.status.num_failed for collection in collections.values())
     say(
-        f"{sum(item.status.num_candidates for item in collected.values()):,} answers of {len(collected):,} teachers at "
-        f"{len(states.decisions):,} states ({states.num_decisions:,} decisions), {failed:,} failed"
-        f"{'; the same command asks again' if failed else ''}. "
+        f"{num_answers:,} answers of {len(collections):,} teachers at "
+        f"{len(states.decisions):,} states ({states.num_decisions:,} decisions), {num_failed:,} failed"
+        f"{'; the same command asks again' if num_failed else ''}. "
         f"Next: pairwright pairs {student} --strategy teachers {tables} -o PAIRS"
     )
 
 
-def _figures(collected: "Collected") -> dict[str, Any]:
-    status = collected.status
+def _figures(collection: "Collected") -> dict[str, Any]:
+    status = collection.status
     return {
         "answers": status.num_candidates,
         "done_before": status.num_before,
         "failed": status.num_failed,
         "tokens": status.num_tokens,
-        "seconds": round(collected.seconds, 3),
+        "seconds": round(collection.seconds, 3),
         "without_token_ids": dict(status.without_ids),
     }

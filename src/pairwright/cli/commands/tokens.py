@@ -9,7 +9,7 @@ import typer
 from pairwright.cli.help_format import GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings, opened_engine
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folde
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@app.command(cls=with_options("tokens", without=("tokens.tokenizer",)))
+@app.command(cls=with_options("tokens", "engine.name", "engine.address", without=("tokens.tokenizer",)))
 def build(
     ctx: typer.Context,
     source: Annotated[
@@ -35,13 +35,12 @@ def build(
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the cached sequences.", show_default=False),
     ] = None,
-    engine: EngineOption = None,
-    address: AddressOption = None,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `tokens` section to use.")] = None,
     override: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
+    from pairwright.engines import opened as open_engine
     from pairwright.paths import place
     from pairwright.tokens.stage.stage import encode_source
 
@@ -54,9 +53,10 @@ def build(
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
-    where, folder = engine_settings(settings.engine, engine, address, options.workers), place(output)
-    with Progress("encoding", "items") as progress, opened_engine(where) as opened:
-        manifest = encode_source(place(source), folder, options, engine=opened, progress=progress.show)
+    folder, workers = place(output), options.workers or settings.engine.workers
+    engine_settings = settings.engine.model_copy(update={"workers": workers})
+    with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
+        manifest = encode_source(place(source), folder, options, engine=engine, progress=progress.show)
     _report(manifest, folder, options.tokenizer, as_json=as_json)
 
 
@@ -94,29 +94,35 @@ def show(
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    ready = ChatTokenizer.from_folder(tokenizer)
-    with local_folder(place(path)) as here:  # sequences are mapped into memory
+    chat_tokenizer = ChatTokenizer.from_folder(tokenizer)
+    with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
-        found = preview(
-            here, ready, name=name, num=num, hints=hinter, allow_dropped=allow_dropped, allow_images=allow_images,
+        sequences = preview(
+            folder,
+            chat_tokenizer,
+            name=name,
+            num=num,
+            hints=hinter,
+            allow_dropped=allow_dropped,
+            allow_images=allow_images,
             refused=lambda title, reason: say(f"{title}: refused: {reason}"),
-        )  # fmt: skip
+        )
         if hinter is not None:
             hinter.close()
     if html is not None:
-        html.write_text(html_page(ready, found), encoding="utf-8")
-        say(f"{len(found)} sequences painted in {html}")
+        html.write_text(html_page(chat_tokenizer, sequences), encoding="utf-8")
+        say(f"{len(sequences)} sequences painted in {html}")
     if as_json:
-        print_json([{"name": title, "tokens": token_rows(ready, sequence)} for title, sequence in found])
+        print_json([{"name": title, "tokens": token_rows(chat_tokenizer, sequence)} for title, sequence in sequences])
     if as_json or html is not None:
         return
     from rich.console import Console
 
     console = Console(force_terminal=sys.stdout.isatty() or None)
     console.print(legend())
-    for title, sequence in found:
+    for title, sequence in sequences:
         console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
-        console.print(painted_text(ready, sequence))
+        console.print(painted_text(chat_tokenizer, sequence))
         for line in describe_dropped(sequence):
             console.print(line)
 
@@ -128,21 +134,21 @@ def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
 
     from pairwright.tokens.stage.check import check_template
 
-    found = check_template(str(tokenizer))
+    report = check_template(str(tokenizer))
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(msgspec.to_builtins(report))
     else:
         rows = [
-            ("supported", found.is_supported),
-            ("tools", found.supports_tools),
-            ("stops", ", ".join(found.stops)),
-            ("arguments as", found.arguments),
-            *((f"quirk: {quirk.name}", quirk.detail) for quirk in found.quirks),
+            ("supported", report.is_supported),
+            ("tools", report.supports_tools),
+            ("stops", ", ".join(report.stops)),
+            ("arguments as", report.arguments),
+            *((f"quirk: {quirk.name}", quirk.detail) for quirk in report.quirks),
         ]
         print_table(str(tokenizer), ("what", "value"), rows)
-        print("example: " + "".join(f"[{text}]" if trained else text for text, trained in found.example))
-    say(f"{tokenizer}: {'supported' if found.is_supported else 'not supported'}, {len(found.quirks)} quirks")
-    if not found.is_supported:
+        print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
+    say(f"{tokenizer}: {'supported' if report.is_supported else 'not supported'}, {len(report.quirks)} quirks")
+    if not report.is_supported:
         raise typer.Exit(2)
 
 

@@ -10,10 +10,10 @@ import typer
 
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
-from pairwright.cli.path_arguments import PLACE, AddressOption, EngineOption, engine_settings
+from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
-_SHOWN = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
+_METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
 Pairs = Annotated[
     str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
 ]
@@ -35,7 +35,8 @@ Held = Annotated[
 ]
 TRAIN_KEYS = (
     "train.epochs", "train.learning_rate", "train.batch_size", "train.dpo.loss", "train.where", "train.report_to",
-    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images",
+    "train.dump_batches", "seed", "tokens.allow_dropped", "tokens.allow_images", "engine.name",
+    "engine.address", "engine.workers",
 )  # fmt: skip
 
 
@@ -54,31 +55,27 @@ def train_model(
     override: Overrides = None,
     lora: Annotated[bool, typer.Option("--lora", help="Train an adapter instead of all weights.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint.")] = False,
-    engine: EngineOption = None,
-    address: AddressOption = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="ray: workers; one a GPU, or one a node.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
     from pairwright.config import load_config
 
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
-    found = load_config(config, overrides=parse_overrides(override), flags=flags)
-    found = found.model_copy(update={"engine": engine_settings(found.engine, engine, address, workers)})
-    output = output or (Path("runs") / found.name / "train" if config is not None else None)
+    settings = load_config(config, overrides=parse_overrides(override), flags=flags)
+    output = output or (Path("runs") / settings.name / "train" if config is not None else None)
     if model is None or output is None:
         raise ConfigError(
             "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
         )
     named_tables = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
     with ExitStack() as stack:
-        tables = _tables(named_tables, lambda text: _fetched(text, output, found, stack))
-        _run(found, model=model, output=output, resume=resume, as_json=as_json, **tables)
+        tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
+        _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
 
 
-def _tables(named: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
+def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | None]) -> dict[str, Path | None]:
     """The tables on this machine; where it is not named, the one that the tokens were made of is in their manifest."""
-    tables = {name: fetch(text) for name, text in named.items()}
+    tables = {name: fetch(text) for name, text in names.items()}
     if tables["tokens"] is not None:
         from pairwright.tokens.stage.stage import missing_table
 
@@ -87,17 +84,17 @@ def _tables(named: dict[str, str | None], fetch: Callable[[str | None], Path | N
     return tables
 
 
-def _fetched(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
+def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Path | None:
     """A table to train on, on this machine: the loop maps its tokens into memory. Where workers of a cluster train, the
     copy of one at an address is in the run's folder, which they see."""
     from pairwright.paths import is_address, local_folder, place
 
     if text is None:
         return None
-    there = place(text)
-    if is_address(there):
-        say(f"fetching {there} to this machine")
-    return stack.enter_context(local_folder(there, output if config.engine.name == "ray" else None))
+    source = place(text)
+    if is_address(source):
+        say(f"fetching {source} to this machine")
+    return stack.enter_context(local_folder(source, output if config.engine.name == "ray" else None))
 
 
 def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
@@ -177,7 +174,7 @@ class TrainingView:
         done = event["step"] - self._first
         left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
         rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
-        rows |= {name: f"{event[name]:.4g}" for name in _SHOWN if name in event}
+        rows |= {name: f"{event[name]:.4g}" for name in _METRICS if name in event}
         rows |= {"tokens/s": f"{event['tokens_per_second']:,.0f}", "time left": _clock(left)}
         return rows
 

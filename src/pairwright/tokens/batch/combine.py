@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import Field
 
+from pairwright.config.config_file import Options
+from pairwright.config.sections import SequenceTerms
 from pairwright.errors import RecordError
 from pairwright.records.experience import Experience, Pair
 from pairwright.records.messages import ErrorSite, Message
@@ -41,22 +44,21 @@ class Trace(msgspec.Struct, frozen=True):
     pairs: tuple[Pair, ...] = ()
 
 
-class CombineOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`max_length` caps the policy and distill channels, `max_pair_length` the preference channel. `reward_key` names a
-    reward component to use instead of the reward. `allow_dropped`, `allow_images`: see `encode_chat`."""
+class CombineOptions(Options, SequenceTerms):
+    """Options of the collator. `max_length` caps the policy and distill channels, `max_pair_length` the preference
+    channel; `SequenceTerms` has the defaults and bounds of what is not declared here."""
 
-    max_length: int = 4096
-    max_pair_length: int = 2048
-    truncation: Truncation = "keep_end"
-    keep_first: int = 0
+    max_length: Annotated[int, Field(ge=1)] = 4096
+    max_pair_length: Annotated[int, Field(ge=1)] = 2048
     ignore_index: int = IGNORE_INDEX
+    """Label of tokens that are not trained."""
     reward_key: str | None = None
+    """Reward component to use instead of the reward."""
     use_policy: bool = True
     use_distill: bool = True
     use_preference: bool = True
-    allow_dropped: bool = False
-    allow_images: bool = False
-    hint_templates: dict[str, str] = msgspec.field(default_factory=lambda: dict(HINTS))
+    hint_templates: dict[str, str] = HINTS
+    """Hints by error kind."""
 
 
 class Collator:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pairwright.config.train_config import DistillConfig, TrainConfig
 from pairwright.ledger.trained import Held
-from pairwright.losses.distill import DistillLosses, DistillOptions, distill_loss
+from pairwright.losses.distill import DistillLosses, distill_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree, tree_of
 from pairwright.tokens.teacher_sequences import Distillation
@@ -38,10 +38,7 @@ class DistillChannel:
     needs_reference = False
 
     def __init__(self, data: DistillData, options: DistillConfig, weight: float, order: Order, limits: Any) -> None:
-        values = {
-            name: getattr(options, name) for name in DistillOptions.__dataclass_fields__ if hasattr(options, name)
-        }
-        self.options, self._ema_rate = DistillOptions(**values), options.ema_rate
+        self.options, self._ema_rate = options, options.ema_rate
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = np.zeros(0, np.int64)
         self.reference = None

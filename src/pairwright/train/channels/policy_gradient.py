@@ -17,7 +17,7 @@ from pairwright.config.train_config import PolicyConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.advantages import group_advantages
-from pairwright.losses.policy import PolicyOptions, PolicyTokens, policy_loss
+from pairwright.losses.policy import PolicyTokens, policy_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order, micro_batches
@@ -35,8 +35,7 @@ class PolicyChannel:
     def __init__(
         self, data: PolicyData, options: PolicyConfig, weight: float, order: Callable[[Array], Order], limits: Any
     ) -> None:
-        values = {name: getattr(options, name) for name in PolicyOptions.__dataclass_fields__ if hasattr(options, name)}
-        self.options = PolicyOptions(**values)
+        self.options = options
         self.data, self.weight, self._limits = data, weight, limits
         found = group_advantages(torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage)
         self._advantages = found.values_S.numpy()

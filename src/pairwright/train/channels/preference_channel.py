@@ -16,7 +16,6 @@ from pairwright.losses.logps import length_weights, sum_by_sequence
 from pairwright.losses.preference import (
     PairLogps,
     PairLosses,
-    PreferenceOptions,
     check_preference,
     mismatch_sums,
     preference_loss,
@@ -38,10 +37,7 @@ class PreferenceChannel:
     name = "dpo"
 
     def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Any) -> None:
-        values = {
-            name: getattr(options, name) for name in PreferenceOptions.__dataclass_fields__ if hasattr(options, name)
-        }
-        self.options = PreferenceOptions(**values)
+        self.options = options
         self.loss_name = options.loss
         self.kind = check_preference(options.loss, self.options)
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
