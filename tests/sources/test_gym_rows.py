@@ -1,20 +1,24 @@
 """Rows of NeMo Gym lines, through an import: each line gives a row or a rejection, whatever stands before it.
 
 Rollouts of a task share what was read of their prompt, so each test imports its lines twice, in both orders, and
-compares all that was written. The lines are real rollouts, made-up ones, and both broken in many ways.
+compares all that was written. It also imports them with nothing but the general code (`read`), which must write the same
+as with `read_row`. The lines are real rollouts, made-up ones, and both broken in many ways.
 """
 
 import json
 import random
 from ast import literal_eval
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from tests.sources.test_every_reader import broken
 
-from pairwright.sources.format import Options
+from pairwright.sources import READERS
+from pairwright.sources.format import Options, Origin
 from pairwright.sources.reading import Layout
+from pairwright.sources.rollouts.nemo_gym import FORMAT, read_row
 from pairwright.store.import_task import ImportTask, run_task
 
 FIXTURE = Path(__file__).parent / "fixtures" / "nemo_gym.jsonl"
@@ -34,6 +38,7 @@ ODD_WORDS = ["Error: no", '{"error": "x"}', '{"detail": "timed out"}']
 
 def import_lines(folder: Path, lines: list[bytes]) -> int:
     """Import lines, then the same lines in reverse, and compare; returns the number of rows."""
+    compare_with_general_code(folder, lines)
     forth = outcome(folder, lines)
     back = outcome(folder, lines[::-1])
     assert len(forth) == len(back) == sum(bool(line.strip()) for line in lines)
@@ -42,6 +47,42 @@ def import_lines(folder: Path, lines: list[bytes]) -> int:
         differing = {name: (value, other[name]) for name, value in cells.items() if value != other[name]}
         assert not differing, (lines[number - 1], differing)
     return sum("uid" in cells for cells in forth.values())
+
+
+def compare_with_general_code(folder: Path, lines: list[bytes]) -> None:
+    """All that an import writes and counts, with `read_row` and without it."""
+    usual = written(folder, lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(READERS, "nemo-gym", (replace(FORMAT, read_row=None),))
+        general = written(folder, lines)
+    assert usual.keys() == general.keys()
+    for name, values in general.items():
+        differing = [both for both in zip(usual[name], values, strict=True) if both[0] != both[1]]
+        assert not differing, f"{name}: {differing[0]}"
+
+
+def written(folder: Path, lines: list[bytes]) -> dict[str, list[str]]:
+    """Columns, counts and rejections of an import, by name; as repr, so that -0.0 is not 0.0 and True is not 1."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "rollouts.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    result = run_task(ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl"))
+    values = {"uids": result.uids, "digests": [result.digests], "reasons": sorted(result.reasons.items())}
+    values["counts"] = sorted((+result.counts).items())
+    if result.part is not None:
+        table = pq.read_table(result.part)
+        table.validate(full=True)
+        values |= table.to_pydict()
+        result.part.unlink()
+    if result.quarantine is not None:
+        values["quarantine"] = result.quarantine.read_bytes().splitlines()
+        result.quarantine.unlink()
+    return {name: list(map(repr, items)) for name, items in values.items()}
+
+
+def num_ready(lines: list[bytes]) -> int:
+    """How many lines `read_row` reads."""
+    return sum(read_row(line, Origin("rollouts.jsonl", number + 1, number)) is not None for number, line in enumerate(lines))
 
 
 def outcome(folder: Path, lines: list[bytes]) -> dict[int, dict[str, str]]:
@@ -149,12 +190,14 @@ def test_made_up_rollouts(tmp_path):
     draw = random.Random(0)
     lines = [as_line(made_up(draw), draw) for _ in range(1000)]
     assert import_lines(tmp_path, lines) > 900
+    assert num_ready(lines) > 200
 
 
 def test_broken_rollouts(tmp_path):
     draw = random.Random(1)
     lines = [as_line(broken(made_up(draw), draw), draw) for _ in range(1000)]
     assert import_lines(tmp_path, lines) > 300
+    assert num_ready(lines) > 50
 
 
 def test_lines_with_broken_bytes(tmp_path):
@@ -166,6 +209,7 @@ def test_lines_with_broken_bytes(tmp_path):
             line[draw.randrange(len(line))] = draw.choice(b'"\\{}[]:,u0e\xff\xc3 \x01')
         lines.append(bytes(line).replace(b"\n", b" ")[: draw.choice([None, None, None, -5])])
     assert import_lines(tmp_path, lines) > 200
+    assert num_ready(lines) > 40
 
 
 def test_real_rollouts_whole_and_broken(tmp_path, traces):

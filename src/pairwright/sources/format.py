@@ -61,6 +61,42 @@ _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind
 Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
 
 
+class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
+    """The cells of a row, named as the table's columns (store/columns.py); columns that are not here are null.
+
+    For lines of large files: building and checking a record would take most of the time of their import. The reader
+    answers for it that the cells are those of the record that `read` gives.
+    """
+
+    uid: str
+    tid: str
+    batch: str
+    task: str
+    run: int
+    step: int = 0
+    kind: str
+    reward: float | None  # finite
+    model_version: str | None
+    prompt_hash: str
+    completion_hash: str
+    num_prompt_messages: int
+    num_completion_messages: int
+    num_completion_characters: int
+    num_tool_calls: int
+    num_errors: int
+    source_format: str
+    source: str
+    source_line: int
+    prompt: bytes | None
+    tools: bytes | None
+    completion: bytes
+    errors: bytes | None
+    info: str | None
+
+
+ReadRow = Callable[[bytes, Origin], ReadyRow | None]
+
+
 @dataclass(frozen=True)
 class Format:
     name: str
@@ -69,6 +105,7 @@ class Format:
     read: Read
     summary: str
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
+    read_row: ReadRow | None = None  # a usual line straight to its row, with default Options; None: `decode` and `read` it
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
 
 

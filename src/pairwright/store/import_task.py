@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 from xxhash import xxh3_128_digest
 
 from pairwright.errors import CodecError, PairwrightError, TableError
@@ -24,13 +25,14 @@ from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.files import Unit, line_units
-from pairwright.sources.format import Options, Rejected
+from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
+from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, named_reward, reward_names
-from pairwright.store.arrow import from_arrow, numbers_of, to_batch
+from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
+from pairwright.store.columns import SCHEMA
 from pairwright.store.segments import hidden_part, write_hidden_part
 
 # Files of experiences that we wrote ourselves, read back: pairwright bytes, and Parquet with the table's columns.
@@ -180,12 +182,50 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
 
 
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
-    experiences = _kept(_units(task), task, result, write_rejected)
-    while rows := list(islice(experiences, ROWS_PER_BATCH)):
-        yield _counted(_batch(rows, result), task, result)
+    rows = _rows(task, result, write_rejected)
+    while some := list(islice(rows, ROWS_PER_BATCH)):
+        yield _counted(_batch(some, result), task, result)
 
 
-def _batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
+def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience | ReadyRow]:
+    """The records of a task; lines that their reader turns into cells at once come as ReadyRow."""
+    read_row = task.layout.reader.read_row if task.layout.splits else None
+    changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
+    if read_row is None or changes_records:
+        yield from _kept(_units(task), task, result, write_rejected)
+        return
+    file, decode = str(task.path), task.layout.reader.decode
+    for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
+        # an overlong line comes as its length
+        row = read_row(line, Origin(file, number, number - 1, task.label)) if isinstance(line, bytes) else None
+        if row is not None:
+            yield row
+        else:
+            units = decoded_units(task.path, [(number, line)], decode, task.label)
+            yield from _kept(units, task, result, write_rejected)
+
+
+def _batch(rows: list[Experience | ReadyRow], result: ImportResult) -> pa.RecordBatch:
+    """Rows as one record batch, in their order."""
+    ready = [row for row in rows if isinstance(row, ReadyRow)]
+    if not ready:
+        return _record_batch([row for row in rows if isinstance(row, Experience)], result)
+    result.counts["unscored"] += sum(row.reward is None for row in ready)
+    columns = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, ready), strict=True), strict=True))
+    arrays = [
+        column_array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(ready), field.type)
+        for field in SCHEMA
+    ]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+    if len(ready) == len(rows):
+        return batch
+    others = _record_batch([row for row in rows if isinstance(row, Experience)], result)
+    is_ready = np.array([isinstance(row, ReadyRow) for row in rows])
+    positions = np.where(is_ready, np.cumsum(is_ready), len(ready) + np.cumsum(~is_ready)) - 1
+    return pa.Table.from_batches([batch, others]).take(pa.array(positions)).combine_chunks().to_batches()[0]
+
+
+def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
     for exp in rows:  # counts that the columns do not have
         if exp.kind is _PREFERENCE:
             result.counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)

@@ -13,15 +13,20 @@ read as its sample, without a reward, since a mean over rollouts is no rollout's
 A response that was cut off (`incomplete_details`) is `response_truncated`.
 """
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
 import msgspec
+from msgspec import Raw, Struct
 
-from pairwright.records.experience import Experience
-from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.errors import PairwrightError
+from pairwright.records.canonical import canonical_messages, content_hash, digest, packed
+from pairwright.records.experience import Experience, Kind
+from pairwright.records.json_text import check_json, encode, to_json
+from pairwright.records.messages import TEXT, ErrorSite, Json, Message
 from pairwright.sources.fields import (
     BadRecord,
     identifier,
@@ -33,11 +38,12 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build
+from pairwright.sources.format import Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
+from pairwright.sources.rollouts.gym_items import decode_response, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
 from pairwright.sources.shapes.responses import messages_from_items
-from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, tool_names
 from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "nemo-gym"
@@ -51,7 +57,7 @@ _NUM_SHARED = 64
 _PARAMS_SEEN: dict[bytes, Any] = {}
 _MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
 _decode = msgspec.json.decode
-_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 def matches(value: Any) -> bool:
@@ -226,4 +232,155 @@ def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple
     return error_sites([*prompt, *completion], list(tools), result_error_kind)
 
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="NeMo Gym rollouts", decode=decode)
+# The usual line straight to its row. Whatever raises or is None here is read by the general code above, which alone says
+# what is wrong with a line; the two are compared in tests/sources/test_gym_rows.py.
+
+_NULL = Raw(b"null")
+_NOT_USUAL = ("output", "reward_components", "tokens_dropped")
+_NO_FIELDS: frozenset[str] = frozenset()
+_UNUSUAL = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
+
+
+class _Tools(Struct, gc=False):
+    schemas: tuple[Json, ...]
+    names: tuple[str, ...]
+    text: bytes | None
+    packed: Raw  # stands for the schemas in what is hashed
+
+
+class _Task(Struct, gc=False):
+    """What the rollouts of a task share: the cells and hashes of their `responses_create_params`."""
+
+    messages: tuple[Message, ...]
+    tools: _Tools
+    has_instructions: bool
+    errors: tuple[ErrorSite, ...]
+    info: Json
+    hash: str  # of the record's identity, as `build` has it
+    prompt_hash: str
+    prompt: bytes | None
+    metadata: Any
+
+
+def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
+    """The row of a usual line; None if the line is for `decode` and `read`."""
+    try:
+        return _ready_row(line, origin)
+    except _UNUSUAL:
+        return None
+
+
+def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
+    fields = _decode_raw(line)
+    params, response = bytes(fields[PARAMS]), decode_response(fields["response"])
+    task = _shared_by_task(params)
+    completion = read_completion(response.output, task.tools.names)
+    if completion is None or response.incomplete_details:
+        return None
+    if (response.tools and not task.tools.schemas) or (response.instructions and not task.has_instructions):
+        return None
+    reward = _decode(fields.get("reward", _NULL))
+    if type(reward) is not float:
+        if isinstance(reward, dict):
+            return None
+        reward = score(reward)
+    if reward is not None and not math.isfinite(reward):
+        return None
+    info = task.info
+    if not fields.keys() <= _READ:
+        more = {key: _decode(value) for key, value in fields.items() if key not in _READ}
+        info = {**small_fields(more, _NO_FIELDS), **info}
+        check_json(info, "info")
+    if not fields.keys().isdisjoint(_NOT_USUAL):
+        return None
+    number = identifier(_decode(fields.get("_ng_task_index", _NULL)))
+    run = index(_decode(fields.get("_ng_rollout_index", _NULL)))
+    run = origin.ordinal if run is None else run
+    batch, agent = _batch(origin.file), bytes(fields.get("agent_ref", _NULL))
+    task_id, tid = _task_ids(batch, agent, _hash_of_task(params) if number is None else number, number is None)
+    text = encode(completion.turns)
+    suffix = content_hash(task.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
+    return ReadyRow(
+        uid=f'{tid[:-1]},{run},0,"{suffix}"]',
+        tid=tid,
+        batch=batch,
+        task=task_id,
+        run=run,
+        kind="single_turn" if len(completion.turns) == 1 else "multi_turn",
+        reward=reward,
+        model_version=None if response.model is None else encode(response.model).decode(),
+        prompt_hash=task.prompt_hash,
+        completion_hash=content_hash(completion.canonical),
+        num_prompt_messages=len(task.messages),
+        num_completion_messages=len(completion.turns),
+        num_completion_characters=completion.num_characters,
+        num_tool_calls=completion.num_calls,
+        num_errors=len(task.errors),
+        source_format=NAME,
+        source=origin.file,
+        source_line=origin.ordinal + 1,
+        prompt=task.prompt,
+        tools=task.tools.text,
+        completion=text,
+        errors=encode(task.errors) if task.errors else None,
+        info=to_json(info) if info else None,
+    )
+
+
+@lru_cache(maxsize=_NUM_SHARED)
+def _shared_by_task(text: bytes) -> _Task:
+    fields = _decode_raw(text)
+    tools = _read_tools(bytes(fields.pop("tools", _NULL)))
+    params = {key: _decode(value) for key, value in fields.items()}
+    messages = tuple(prompt_of(params, {}))
+    if messages and messages[0].role == TEXT:
+        raise BadRecord("raw text before a chat")
+    metadata = params.get("metadata")
+    info = {"metadata": metadata} if metadata else {}
+    check_json(info, "info")
+    return _Task(
+        messages=messages,
+        tools=tools,
+        has_instructions=bool(params.get("instructions")),
+        errors=tuple(error_sites(list(messages), list(tools.schemas), result_error_kind)),
+        info=info,
+        # as `content_hash`, but for integers of more than 64 bits, which raise here
+        hash=digest(packed((messages, tools.packed))),
+        prompt_hash=digest(packed((canonical_messages(messages), tools.packed))),
+        prompt=encode(messages) if messages else None,
+        metadata=metadata,
+    )
+
+
+@lru_cache(maxsize=_NUM_SHARED)
+def _read_tools(text: bytes) -> _Tools:
+    value = _decode(text)
+    schemas = tuple(tools_from_chat(value, "tools")) if value else ()
+    Experience(kind=Kind.SINGLE_TURN, tools=schemas)  # checks them
+    names = tool_names(list(schemas))
+    return _Tools(schemas, names, encode(schemas) if schemas else None, Raw(packed(schemas)))
+
+
+@lru_cache(maxsize=_NUM_SHARED)
+def _hash_of_task(params: bytes) -> str:
+    task = _shared_by_task(params)
+    return task_hash(task.messages, task.tools.schemas, task.metadata)
+
+
+@lru_cache(maxsize=_NUM_SHARED, typed=True)
+def _task_ids(batch: str, agent: bytes, number: int | str, is_hash: bool) -> tuple[str, str]:
+    """The `task` and `tid` of a row; `number` is the task's index in its agent's dataset, or a hash of the prompt."""
+    name = _agent_name({"agent_ref": _decode(agent)})
+    task = str(number) if is_hash else json_text([name, number])
+    return task, encode((batch, task)).decode()
+
+
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="NeMo Gym rollouts",
+    decode=decode,
+    read_row=read_row,
+)
