@@ -27,7 +27,7 @@ from pairwright.jobs import (
     read_job,
 )
 from pairwright.jobs.backend import silent
-from pairwright.jobs.job import TRANSITIONS, changed, new_job, write_job
+from pairwright.jobs.job import TRANSITIONS, change_job, new_job, write_job
 
 STANDIN = (sys.executable, str(Path(__file__).with_name("standin_trainer.py")))
 CONFIG = Config.model_validate({"backend": {"local": {"poll_interval_seconds": 0.01, "cancel_grace_seconds": 20}}})
@@ -201,10 +201,10 @@ def test_jobs_are_found_by_folder_and_by_the_beginning_of_their_id(tmp_path):
 
 
 def test_a_state_that_cannot_follow_is_a_mistake_of_ours():
-    job = changed(new_job("local", model="m", pairs=None), state=JobState.COMPLETED)
+    job = change_job(new_job("local", model="m", pairs=None), state=JobState.COMPLETED)
     for state in set(JobState) - {JobState.COMPLETED}:
         with pytest.raises(AssertionError):
-            changed(job, state=state)
+            change_job(job, state=state)
     assert set(TRANSITIONS) == set(JobState)
 
 

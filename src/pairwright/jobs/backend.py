@@ -21,7 +21,7 @@ from pairwright.jobs.job import (
     Status,
     Unreachable,
     can_become,
-    changed,
+    change_job,
     read_job,
     write_job,
 )
@@ -72,12 +72,12 @@ class WaitLimits:
     max_failures: int
 
 
-def followed(folder: Path, job: Job, status: Status) -> Job:
+def follow_status(folder: Path, job: Job, status: Status) -> Job:
     """Write down where a job is now. A state that cannot follow (a late answer) changes nothing."""
     if status.state is job.state or not can_become(job.state, status.state):
         return job
     error = status.message if status.state is JobState.FAILED else job.error
-    return write_job(folder, changed(job, state=status.state, error=error))
+    return write_job(folder, change_job(job, state=status.state, error=error))
 
 
 def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
@@ -96,10 +96,10 @@ def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status
                     f"going on; come back to it with: pairwright jobs attach {folder}"
                 ) from error
         else:
-            job = followed(folder, read_job(folder), status)  # asking may have written what was learnt
+            job = follow_status(folder, read_job(folder), status)  # asking may have written what was learnt
             show(status)
             if status.state in FINAL:
-                return _ended(folder, job, status)
+                return _end_job(folder, job, status)
             if status.state is JobState.PREPARED:
                 raise BackendError(
                     f"{job.id}: was only prepared; start it with {job.details.get('script', '--launch')}"
@@ -112,7 +112,7 @@ def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status
         time.sleep(limits.poll_interval_seconds)
 
 
-def _ended(folder: Path, job: Job, status: Status) -> Status:
+def _end_job(folder: Path, job: Job, status: Status) -> Status:
     if status.state is JobState.COMPLETED:
         return status
     raise JobFailed(

@@ -26,7 +26,7 @@ from pairwright.jobs.job import (
     ServiceError,
     Status,
     Unreachable,
-    changed,
+    change_job,
     new_job,
     read_job,
     write_job,
@@ -58,22 +58,22 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     settings = config.backend.nemo_customizer
     has_curriculum_order(request.pairs, trainer="NeMo Customizer")
     with CustomizerApi(settings) as api:  # a missing address is said before anything is written
-        job = _interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
-        if job.details and (found := api.find_job(job.details["namespace"], job.id)) is not None:
-            say(f"job {found['id']} was created before, when submitting it was interrupted")
-            return _noted(folder, job, found)
-        job = write_job(folder, changed(job, details=_reference(api, settings, job.id, request)))
+        job = _find_interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
+        if job.details and (existing := api.find_job(job.details["namespace"], job.id)) is not None:
+            say(f"job {existing['id']} was created before, when submitting it was interrupted")
+            return _write_details(folder, job, existing)
+        job = write_job(folder, change_job(job, details=_reference(api, settings, job.id, request)))
         files = Path(settings.dataset_output_dir) if settings.dataset_output_dir else folder / "exports" / "customizer"
         dataset = customizer_upload.export(request.pairs, files, settings, seed=config.seed)
         say(f"exported {dataset} to {files}")
-        job = write_job(folder, changed(job, details={**job.details, "files": dataset.as_json()}))
+        job = write_job(folder, change_job(job, details={**job.details, "files": dataset.as_json()}))
         if settings.create_namespace_if_missing:
             api.create_namespace(settings.namespace)
         revision = customizer_upload.upload(api, dataset, settings, message=f"{job.id}: {dataset.num_training} pairs")
         api.create_dataset(settings.namespace, settings.dataset_name)
         say(f"uploaded to {settings.namespace}/{settings.dataset_name} as revision {revision}")
-        job = write_job(folder, changed(job, details={**job.details, "revision": revision}))
-        job = _created(api, folder, job, _body(job, settings, dataset_revision=revision, model=request.model))
+        job = write_job(folder, change_job(job, details={**job.details, "revision": revision}))
+        job = _create_job(api, folder, job, _body(job, settings, dataset_revision=revision, model=request.model))
         say(f"job {job.details['job_id']} makes {job.details['output_model'] or 'a model'}")
     return job
 
@@ -81,28 +81,28 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 def status(folder: Path, job: Job, config: Config) -> Status:
     with CustomizerApi(_settings(job, config)) as api:
         job = _with_id(api, folder, job)
-        found = api.job_status(job.details["job_id"])
-        name = str(found.get("status", "")).lower()
+        answer = api.job_status(job.details["job_id"])
+        name = str(answer.get("status", "")).lower()
         if name not in _STATES:
-            raise Unreachable(f"{job.details['job_id']}: the service says its status is {found.get('status')!r}")
+            raise Unreachable(f"{job.details['job_id']}: the service says its status is {answer.get('status')!r}")
         if not job.details.get("output_model") and _STATES[name] is JobState.COMPLETED:
             output = api.job(job.details["job_id"]).get("output_model")
-            write_job(folder, changed(job, details={**job.details, "output_model": output}))
-    write_metrics(folder, found)
-    return _status(_STATES[name], found)
+            write_job(folder, change_job(job, details={**job.details, "output_model": output}))
+    write_metrics(folder, answer)
+    return _status(_STATES[name], answer)
 
 
 def cancel(folder: Path, job: Job, config: Config) -> Job:
     with CustomizerApi(_settings(job, config)) as api:
         job = _with_id(api, folder, job)
         try:
-            found = api.cancel_job(job.details["job_id"])
+            answer = api.cancel_job(job.details["job_id"])
         except ServiceError as error:
             if error.status != 409:  # 409: it had ended already
                 raise
-            found = api.job(job.details["job_id"])
-    state = _STATES.get(str(found.get("status", "")).lower(), JobState.CANCELLING)
-    return write_job(folder, changed(job, state=state if state in _ENDING else JobState.CANCELLING))
+            answer = api.job(job.details["job_id"])
+    state = _STATES.get(str(answer.get("status", "")).lower(), JobState.CANCELLING)
+    return write_job(folder, change_job(job, state=state if state in _ENDING else JobState.CANCELLING))
 
 
 def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
@@ -133,7 +133,7 @@ def wait_limits(config: Config) -> WaitLimits:
 _ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
 
 
-def _interrupted(folder: Path) -> Job | None:
+def _find_interrupted(folder: Path) -> Job | None:
     """The job whose submission to the same place was cut short: its name is used again, so it cannot start twice."""
     if not (folder / FILE_NAME).exists():
         return None
@@ -165,36 +165,36 @@ def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, mo
     }
 
 
-def _created(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
+def _create_job(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
     """Create the job. An answer that was lost is looked for by name before anything is sent again."""
     try:
-        found: Json | None = api.create_job(body)
+        answer: Json | None = api.create_job(body)
     except Unreachable as error:
-        found = api.find_job(body["namespace"], job.id)
-        if found is None:
+        answer = api.find_job(body["namespace"], job.id)
+        if answer is None:
             raise Unreachable(
                 f"{error}; no job named {job.id} was created. Try again with: pairwright jobs submit"
             ) from error
-    assert found is not None
-    return _noted(folder, job, found)
+    assert answer is not None
+    return _write_details(folder, job, answer)
 
 
 def _with_id(api: CustomizerApi, folder: Path, job: Job) -> Job:
     """The job with its id, looked for by name where we crashed before we had it."""
     if job.details.get("job_id"):
         return job
-    found = api.find_job(job.details["namespace"], job.details["job_name"])
-    if found is None:
+    answer = api.find_job(job.details["namespace"], job.details["job_name"])
+    if answer is None:
         raise BackendError(
             f"{job.id}: was never created at {job.details['entity_host']}: submitting it was interrupted. "
             f"Submit it again with the same command"
         )
-    return _noted(folder, job, found)
+    return _write_details(folder, job, answer)
 
 
-def _noted(folder: Path, job: Job, found: Json) -> Job:
-    details = {**job.details, "job_id": found["id"], "output_model": found.get("output_model")}
-    return write_job(folder, changed(job, state=JobState.PENDING, details=details))
+def _write_details(folder: Path, job: Job, answer: Json) -> Job:
+    details = {**job.details, "job_id": answer["id"], "output_model": answer.get("output_model")}
+    return write_job(folder, change_job(job, state=JobState.PENDING, details=details))
 
 
 def _settings(job: Job, config: Config) -> NemoCustomizerConfig:
@@ -231,8 +231,10 @@ def _lines(value: Any) -> Iterator[str]:
         for item in value:
             yield from _lines(item)
     elif isinstance(value, dict):
-        said = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
-        for item in [said] if said is not None else [item for item in value.values() if isinstance(item, dict | list)]:
+        entries = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
+        for item in (
+            [entries] if entries is not None else [item for item in value.values() if isinstance(item, dict | list)]
+        ):
             yield from _lines(list(item.values()) if isinstance(item, dict) else item)
 
 

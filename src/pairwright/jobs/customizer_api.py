@@ -70,8 +70,8 @@ class CustomizerApi:
 
     def find_job(self, namespace: str, name: str) -> Json | None:
         """A job by the name that we gave it."""
-        found = (row for row in self._rows("/v1/customization/jobs") if row.get("name") == name)
-        return next((row for row in found if row.get("namespace") in (None, namespace)), None)
+        matches = (row for row in self._rows("/v1/customization/jobs") if row.get("name") == name)
+        return next((row for row in matches if row.get("namespace") in (None, namespace)), None)
 
     def job(self, job_id: str) -> Json:
         return self._got(f"/v1/customization/jobs/{quote(job_id, safe='')}")
@@ -101,10 +101,10 @@ class CustomizerApi:
     def _rows(self, path: str) -> Iterator[Json]:
         """All rows of a paged list."""
         for page in range(1, _MAX_PAGES + 1):
-            found = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
-            rows = found.get("data") or []
+            answer = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
+            rows = answer.get("data") or []
             yield from (row for row in rows if isinstance(row, dict))
-            pagination = found.get("pagination")
+            pagination = answer.get("pagination")
             total = pagination.get("total_pages") if isinstance(pagination, dict) else None
             if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
                 return

@@ -17,7 +17,7 @@ from pairwright.jobs.job import (
     JobTimeout,
     ServiceError,
     Unreachable,
-    changed,
+    change_job,
     read_job,
     write_job,
 )
@@ -35,14 +35,16 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
     name = settings.deployment_config.deployment_name or job.id
     with CustomizerApi(settings) as api:
         _create(api, settings, name, model)
-        write_job(folder, changed(job, deployment={"name": name, "namespace": settings.namespace, "status": "created"}))
+        write_job(
+            folder, change_job(job, deployment={"name": name, "namespace": settings.namespace, "status": "created"})
+        )
         say(f"deployment {settings.namespace}/{name} of {model} was created")
-        found = _wait(api, settings, folder, name, say)
+        ready = _wait(api, settings, folder, name, say)
     deployment = {
         "name": name, "namespace": settings.namespace, "status": "ready", "model": model,
-        "url": found.get("url"), "models": found.get("models") or [model],
+        "url": ready.get("url"), "models": ready.get("models") or [model],
     }  # fmt: skip
-    write_job(folder, changed(read_job(folder), deployment=deployment))
+    write_job(folder, change_job(read_job(folder), deployment=deployment))
     return deployment
 
 
@@ -53,15 +55,15 @@ def _create(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, model
         nim["image_name"] = wanted.image_name
     shared = {"namespace": settings.namespace, "description": wanted.description}
     api.create_deployment_config({"name": name, **shared, "model": model, "nim_deployment": nim})
-    made = api.create_deployment({"name": name, **shared, "config": f"{settings.namespace}/{name}"})
-    if not made and wanted.deployment_name is not None:
+    deployment = api.create_deployment({"name": name, **shared, "config": f"{settings.namespace}/{name}"})
+    if not deployment and wanted.deployment_name is not None:
         _refuse_other_model(api, settings, name, model)
 
 
 def _refuse_other_model(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, model: str) -> None:
     """A name that the user chose may belong to an older model."""
-    found = api.find_deployment(settings.namespace, name)
-    models = (found or {}).get("models")
+    deployment = api.find_deployment(settings.namespace, name)
+    models = (deployment or {}).get("models")
     if models and model not in models:
         raise BackendError(
             f"{settings.namespace}/{name}: is the deployment of {', '.join(map(str, models))}: choose another "
@@ -73,17 +75,17 @@ def _wait(api: CustomizerApi, settings: NemoCustomizerConfig, folder: Path, name
     started, num_failures, last = time.monotonic(), 0, None
     while True:
         try:
-            found = api.find_deployment(settings.namespace, name)
+            deployment = api.find_deployment(settings.namespace, name)
             num_failures = 0
         except Unreachable:
             num_failures += 1
             if num_failures > settings.max_status_failures:
                 raise
         else:
-            details = (found or {}).get("status_details") or {}
+            details = (deployment or {}).get("status_details") or {}
             status = str(details.get("status", "missing")).lower()
-            if found is not None and status == "ready":
-                return found
+            if deployment is not None and status == "ready":
+                return deployment
             if status in ("failed", "error"):
                 raise JobFailed(f"deployment {name}: {status}: {details.get('description') or 'no reason given'}")
             if status != last:
@@ -126,7 +128,7 @@ def upload(api: CustomizerApi, dataset: Dataset, config: NemoCustomizerConfig, *
         # without a change since the commit before, the client makes none and returns that one
         revision = client.create_commit(repo, operations=operations, repo_type="dataset", commit_message=message).oid
     except Exception as error:  # the client raises what its HTTP library raises, which changes between its versions
-        raise _explained(error, f"{api.datastore_host}/v1/hf", repo) from error
+        raise _explain_error(error, f"{api.datastore_host}/v1/hf", repo) from error
     if not revision:
         raise BackendError(f"{repo}: the data store did not say which revision the upload made")
     return str(revision)
@@ -140,7 +142,7 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _explained(error: Exception, endpoint: str, repo: str) -> BackendError:
+def _explain_error(error: Exception, endpoint: str, repo: str) -> BackendError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     words = f"{endpoint}: upload to {repo}: {type(error).__name__}: {str(error)[:500]}"

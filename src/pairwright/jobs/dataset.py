@@ -84,9 +84,9 @@ def write_dataset(
 
 def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
     """Stop where a trainer would train something else than the pairs say, unless the user accepted that."""
-    found = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
-    if found and not is_accepted:
-        counts = ", ".join(f"{reason} {num}" for reason, num in found.items())
+    losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
+    if losses and not is_accepted:
+        counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
         raise BackendError(
             f"{trainer} would train other data than these pairs hold ({counts}; docs/exports.md says what that means): "
             f"train with the local backend, or accept it with {key}: true"
@@ -113,20 +113,20 @@ def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> P
     frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
     if validation <= 0 or (frame["split"] == "validation").any():
         return pairs
-    found = splits(frame, validation=validation, seed=seed)
-    if (found == "train").all() or (found == "validation").all():
+    split_column = splits(frame, validation=validation, seed=seed)
+    if (split_column == "train").all() or (split_column == "validation").all():
         raise BackendError(
             f"{pairs}: its pairs share tasks or prompts, so that none can be held out for validation: "
             f"set validation: 0 in the backend's section, or bring more tasks"
         )
-    write_pairs(output, _replaced(pairs, found))
+    write_pairs(output, _replace_split(pairs, split_column))
     return output
 
 
-def _replaced(pairs: Path, found: pl.Series) -> Iterator[pa.RecordBatch]:
+def _replace_split(pairs: Path, split_column: pl.Series) -> Iterator[pa.RecordBatch]:
     start = 0
     for batch in pair_batches(pairs):
-        column = pa.array(found[start : start + batch.num_rows].to_list(), pa.string())
+        column = pa.array(split_column[start : start + batch.num_rows].to_list(), pa.string())
         yield batch.set_column(batch.schema.get_field_index("split"), "split", column)
         start += batch.num_rows
 

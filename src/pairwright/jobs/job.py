@@ -122,7 +122,7 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
     )  # fmt: skip
 
 
-def changed(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
+def change_job(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
     """The job with changes. A state that cannot follow the one before is an error of ours, not of the user."""
     if state is not None and state is not job.state:
         assert can_become(job.state, state), f"{job.id}: {job.state} cannot become {state}"
@@ -160,10 +160,10 @@ def job_folder(name: str, root: Path) -> Path:
     """The folder of a job, given as that folder or as the job's id or a beginning of it that is unique."""
     if (Path(name) / FILE_NAME).is_file():
         return Path(name)
-    found = [folder for folder in find_jobs(root) if read_job(folder).id.startswith(name)]
-    if len(found) == 1:
-        return found[0]
-    what = f"{len(found)} jobs begin with that" if found else "no job has that id, and no such folder has one"
+    folders = [folder for folder in find_jobs(root) if read_job(folder).id.startswith(name)]
+    if len(folders) == 1:
+        return folders[0]
+    what = f"{len(folders)} jobs begin with that" if folders else "no job has that id, and no such folder has one"
     raise BackendError(f"{name}: {what}; see: pairwright jobs list {root}")
 
 

@@ -26,7 +26,7 @@ from pairwright.jobs.job import (
     JobState,
     JobTimeout,
     Status,
-    changed,
+    change_job,
     new_job,
     write_job,
     write_yaml,
@@ -76,10 +76,10 @@ def launch(
     environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Start the command of a job whose reference is written before and after."""
-    job = write_job(folder, changed(job, details={**job.details, "command": list(command), "pid": None}))
+    job = write_job(folder, change_job(job, details={**job.details, "command": list(command), "pid": None}))
     pid = process.start(folder / PROCESS, command, directory=directory, environment=environment)
     say(f"process {pid} runs {' '.join(command)}; its log is {folder / PROCESS / process.LOG}")
-    return write_job(folder, changed(job, state=JobState.RUNNING, details={**job.details, "pid": pid}))
+    return write_job(folder, change_job(job, state=JobState.RUNNING, details={**job.details, "pid": pid}))
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
@@ -140,7 +140,7 @@ def is_current(folder: Path) -> bool:
 def cancel(folder: Path, job: Job, config: Config) -> Job:
     if job.state in FINAL or not process.is_alive(folder / PROCESS):
         return job
-    job = write_job(folder, changed(job, state=JobState.CANCELLING))
+    job = write_job(folder, change_job(job, state=JobState.CANCELLING))
     process.stop(folder / PROCESS, grace_seconds=config.backend.local.cancel_grace_seconds)
     return job
 
@@ -151,7 +151,7 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
 
 
 def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
-    return serve_result(folder, job, trained_model(folder, job), config, say)
+    return serve_result(folder, job, model_of_job(folder, job), config, say)
 
 
 def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) -> Json:
@@ -164,14 +164,14 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     command = [*COMMAND, "serve", "model", str(model), "--host", "127.0.0.1", "--port", str(port)]
     pid = process.start(folder / SERVER, command)
     deployment = {"url": f"http://127.0.0.1:{port}", "pid": pid, "status": "starting", "model": str(model)}
-    job = write_job(folder, changed(job, deployment=deployment))
+    job = write_job(folder, change_job(job, deployment=deployment))
     say(f"process {pid} serves {model} at {deployment['url']}")
     _wait_for(f"{deployment['url']}/health", folder, config.backend.local.deployment_timeout_seconds)
-    write_job(folder, changed(job, deployment={**deployment, "status": "ready"}))
+    write_job(folder, change_job(job, deployment={**deployment, "status": "ready"}))
     return {**deployment, "status": "ready"}
 
 
-def trained_model(folder: Path, job: Job) -> Path:
+def model_of_job(folder: Path, job: Job) -> Path:
     run = read_status(folder, strict=False)
     model = folder / ((run and run.model) or "model")
     if job.state is JobState.COMPLETED and not model.is_dir():

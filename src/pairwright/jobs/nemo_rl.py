@@ -28,7 +28,7 @@ from pairwright.jobs.job import (
     JobState,
     Status,
     Unreachable,
-    changed,
+    change_job,
     new_job,
     write_job,
     write_yaml,
@@ -78,7 +78,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     script = _write_script(folder, path, model, settings)
     details = {"config": str(path), "script": str(script), "files": dataset.as_json(), "slurm_id": None,
                "launcher": settings.launcher, "num_steps": tree["dpo"]["max_num_steps"]}  # fmt: skip
-    job = changed(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
+    job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     job = write_job(folder, job)
@@ -96,7 +96,7 @@ def status(folder: Path, job: Job, config: Config) -> Status:
 def cancel(folder: Path, job: Job, config: Config) -> Job:
     if not job.details.get("slurm_id") or job.state in FINAL:
         return local.cancel(folder, job, config)
-    job = write_job(folder, changed(job, state=JobState.CANCELLING))
+    job = write_job(folder, change_job(job, state=JobState.CANCELLING))
     _run(["scancel", job.details["slurm_id"]])
     return job
 
@@ -169,10 +169,10 @@ def _directory(settings: NemoRlConfig) -> Path:
 
 def _refuse_longer(pairs: Path, model: str, config: Config) -> None:
     limit = config.tokens.pair_length or config.backend.nemo_rl.max_total_sequence_length
-    found = num_longer(pairs, model, limit=limit)
-    if found and not config.backend.nemo_rl.accept_other_data:
+    number = num_longer(pairs, model, limit=limit)
+    if number and not config.backend.nemo_rl.accept_other_data:
         raise BackendError(
-            f"{found} pairs have more than {limit} tokens, and NeMo RL would leave them out: raise "
+            f"{number} pairs have more than {limit} tokens, and NeMo RL would leave them out: raise "
             f"backend.nemo_rl.max_total_sequence_length, or accept it with backend.nemo_rl.accept_other_data: true"
         )
 
@@ -196,21 +196,23 @@ def _places(path: Path, model: str) -> list[str]:
 
 
 def _hand_in(folder: Path, job: Job, settings: NemoRlConfig, say: Say) -> Job:
-    said = _run(["bash", job.details["script"]], directory=_directory(settings))
-    match = re.search(r"Submitted batch job (\d+)", said)
+    output = _run(["bash", job.details["script"]], directory=_directory(settings))
+    match = re.search(r"Submitted batch job (\d+)", output)
     if match is None:
-        raise BackendError(f"sbatch did not say which job it made: {said.strip()[-300:]!r}")
+        raise BackendError(f"sbatch did not say which job it made: {output.strip()[-300:]!r}")
     say(f"Slurm job {match[1]}")
-    return write_job(folder, changed(job, state=JobState.PENDING, details={**job.details, "slurm_id": match[1]}))
+    return write_job(folder, change_job(job, state=JobState.PENDING, details={**job.details, "slurm_id": match[1]}))
 
 
 def _slurm_status(folder: Path, job: Job) -> Status:
-    said = _run(["sacct", "-j", job.details["slurm_id"], "-X", "-n", "-P", "-o", "State"]).strip()
-    name = said.split("\n")[0].split()[0].rstrip("+") if said else "PENDING"  # not in the accounting yet
+    state_name = _run(["sacct", "-j", job.details["slurm_id"], "-X", "-n", "-P", "-o", "State"]).strip()
+    name = state_name.split("\n")[0].split()[0].rstrip("+") if state_name else "PENDING"  # not in the accounting yet
     if name not in _SLURM:
         raise Unreachable(f"Slurm job {job.details['slurm_id']}: state {name!r}")
-    seen = _progress(folder, job)
-    return msgspec.structs.replace(seen, state=_SLURM[name], message="" if name in ("RUNNING", "COMPLETED") else name)
+    progress = _progress(folder, job)
+    return msgspec.structs.replace(
+        progress, state=_SLURM[name], message="" if name in ("RUNNING", "COMPLETED") else name
+    )
 
 
 def _progress(folder: Path, job: Job) -> Status:

@@ -63,7 +63,7 @@ def train_on_ray(
         "folder": os.getcwd(),
         "paths": {name: None if path is None else str(path.absolute()) for name, path in paths.items()},
     }
-    with connected(config.engine), _told(output, progress):
+    with connected(config.engine), _watch_metrics(output, progress):
         _fit(task, output, config.engine)
     return _result(output)
 
@@ -153,7 +153,7 @@ def _result(output: Path) -> "TrainResult":
 
 
 @contextlib.contextmanager
-def _told(output: Path, progress: Progress) -> Iterator[None]:
+def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
     """Tell of the metrics as the first worker writes them, from a thread of its own."""
     done = threading.Event()
     path = output / "metrics.jsonl"

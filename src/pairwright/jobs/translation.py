@@ -31,11 +31,11 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.where": train.where is not None,
         **more,
     }
-    found = [key for key, is_asked in asked.items() if is_asked]
+    keys = [key for key, is_asked in asked.items() if is_asked]
     if train.dpo.loss not in losses:
-        found.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
-    if found:
-        raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(found)}: leave them out, or train with "
+        keys.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
+    if keys:
+        raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
                           f"backend.name: local")  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pairwright.export.exporter import begins_with_text
 from pairwright.jobs import local, process
 from pairwright.jobs.backend import Backend, JobRequest, Say
 from pairwright.jobs.dataset import Dataset, refuse_unfaithful, write_dataset
-from pairwright.jobs.job import Job, JobState, Status, changed, new_job, write_job, write_yaml
+from pairwright.jobs.job import Job, JobState, Status, change_job, new_job, write_job, write_yaml
 from pairwright.jobs.local import PROCESS, launch, process_status, serve_result
 from pairwright.jobs.translation import (
     has_curriculum_order,
@@ -54,7 +54,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     command = [*settings.command, "dpo", "--config", str(path)]
     details = {"command": command, "config": str(path), "files": dataset.as_json(), "script": " ".join(command),
                "num_steps": _num_steps(train, dataset)}  # fmt: skip
-    job = changed(new_job("trl", model=request.model, pairs=request.pairs), details=details)
+    job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     return launch(folder, job, command, say=say)
@@ -108,8 +108,8 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
-    made = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
-    return process_status(folder, job, _progress, folder / "model" / made)
+    model_file = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
+    return process_status(folder, job, _progress, folder / "model" / model_file)
 
 
 def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
@@ -149,20 +149,20 @@ def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
 def _progress(folder: Path, job: Job) -> Status:
     """What the newest checkpoint's trainer_state.json tells."""
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
-    said: Json = {}
+    state: Json = {}
     if states:
         try:
-            said = msgspec.json.decode(states[-1].read_bytes())
+            state = msgspec.json.decode(states[-1].read_bytes())
         except (OSError, msgspec.DecodeError):
-            said = {}
-    rows = [row for row in said.get("log_history") or [] if isinstance(row, dict)]
-    step, num_steps = said.get("global_step"), said.get("max_steps") or job.details.get("num_steps")
+            state = {}
+    rows = [row for row in state.get("log_history") or [] if isinstance(row, dict)]
+    step, num_steps = state.get("global_step"), state.get("max_steps") or job.details.get("num_steps")
     losses = [row["loss"] for row in rows if "loss" in row]
     validated = [row["eval_loss"] for row in rows if "eval_loss" in row]
     return Status(
         state=JobState.RUNNING, step=step, num_steps=num_steps,
         percentage=100.0 * step / num_steps if step and num_steps else None,
-        epoch=said.get("epoch"), train_loss=losses[-1] if losses else None,
+        epoch=state.get("epoch"), train_loss=losses[-1] if losses else None,
         validation_loss=validated[-1] if validated else None,
     )  # fmt: skip
 

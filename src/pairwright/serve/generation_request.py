@@ -25,9 +25,9 @@ def chat_request(engine: Engine, asked: ChatAsked) -> Request:
     try:
         prompt = engine.prompt_ids(messages, tools, variables=asked.chat_template_kwargs)
         sampling = _sampling(asked, asked.limit, top=(asked.top_logprobs or 0) if asked.logprobs else 0)
-        return _checked(engine, Request(prompt.tolist(), sampling))
+        return _check_request(engine, Request(prompt.tolist(), sampling))
     except GenerateError as error:
-        raise _refused(error) from None
+        raise _refusal_of(error) from None
 
 
 def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]:
@@ -35,9 +35,9 @@ def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]
     try:
         sampling = _sampling(asked, asked.max_tokens, top=asked.logprobs or 0)
         prompts = [engine.text_ids(item).tolist() if isinstance(item, str) else item for item in asked.prompts]
-        return [_checked(engine, Request(prompt, sampling)) for prompt in prompts]
+        return [_check_request(engine, Request(prompt, sampling)) for prompt in prompts]
     except GenerateError as error:
-        raise _refused(error) from None
+        raise _refusal_of(error) from None
 
 
 def _message(value: Json, where: str) -> Message:
@@ -73,7 +73,7 @@ def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int
     )
 
 
-def _checked(engine: Engine, request: Request) -> Request:
+def _check_request(engine: Engine, request: Request) -> Request:
     engine.check(request)
     limit = request.sampling.max_tokens
     if limit is not None and len(request.prompt) + limit > engine.context:
@@ -84,6 +84,6 @@ def _checked(engine: Engine, request: Request) -> Request:
     return request
 
 
-def _refused(error: GenerateError) -> Refused:
+def _refusal_of(error: GenerateError) -> Refused:
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), code=code)

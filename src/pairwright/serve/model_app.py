@@ -161,7 +161,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """The result of some work, which ends when the client goes away."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -173,18 +173,18 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _stream(server: ModelServer, events: AsyncIterator[bytes]) -> Response:
     return StreamingResponse(
-        _counted(server, events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        _count_stream(server, events), media_type="text/event-stream", headers={"cache-control": "no-cache"}
     )
 
 
-async def _counted(server: ModelServer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _count_stream(server: ModelServer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """A stream counts as open until it has ended, not until its headers were sent."""
     server.num_open += 1
     try:
@@ -198,8 +198,8 @@ async def _counted(server: ModelServer, events: AsyncIterator[bytes]) -> AsyncIt
 def _check_token(server: ModelServer, request: Request) -> None:
     if server.token is None:
         return
-    given = request.headers.get("authorization", "")
-    if not hmac.compare_digest(given.encode(), f"Bearer {server.token}".encode()):
+    header = request.headers.get("authorization", "")
+    if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
         raise Refused("a valid token is needed: Authorization: Bearer TOKEN", status=401, kind="authentication_error",
                       code="invalid_api_key")  # fmt: skip
 

@@ -59,10 +59,10 @@ def vllm_command(
     program = _vllm(command)
     base = base_of_adapter(folder)
     name = names[0] if names else folder.name
-    found = [program, "serve", str(base or folder), "--host", host, "--port", str(port)]
+    words = [program, "serve", str(base or folder), "--host", host, "--port", str(port)]
     if base is None:
-        return [*found, "--served-model-name", *(names or [name]), *more]
-    return [*found, "--enable-lora", "--lora-modules", f"{name}={folder}", *more]
+        return [*words, "--served-model-name", *(names or [name]), *more]
+    return [*words, "--enable-lora", "--lora-modules", f"{name}={folder}", *more]
 
 
 def run_vllm(command: Sequence[str], token: str | None) -> None:
@@ -76,13 +76,13 @@ def run_vllm(command: Sequence[str], token: str | None) -> None:
 def _vllm(command: str | None) -> str:
     beside = Path(sys.executable).with_name("vllm")
     wanted = command or (str(beside) if beside.exists() else "vllm")
-    found = shutil.which(wanted)
-    if found is None:
+    path = shutil.which(wanted)
+    if path is None:
         raise PairwrightError(
             f"--engine vllm: no program {wanted!r}: install vLLM in an environment of its own and name it with "
             f"--vllm PATH/bin/vllm, or leave --engine out to use the built-in engine"
         )
-    return found
+    return path
 
 
 def _is_loopback(host: str) -> bool:

@@ -38,12 +38,12 @@ class TokenTexts:
     def _made(self, token: int) -> tuple[str, list[int]]:
         piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
         if match := _BYTE.fullmatch(piece):
-            found = bytes([int(match[1], 16)])
+            content = bytes([int(match[1], 16)])
         elif self._is_byte_level and all(character in byte_letters() for character in piece):
-            found = bytes(byte_letters()[character] for character in piece)
+            content = bytes(byte_letters()[character] for character in piece)
         else:
-            found = self._engine.text([token], skip_special_tokens=False).encode()
-        return found.decode("utf-8", "replace"), list(found)
+            content = self._engine.text([token], skip_special_tokens=False).encode()
+        return content.decode("utf-8", "replace"), list(content)
 
 
 def _has_byte_level(tokenizer: Any) -> bool:
@@ -77,13 +77,13 @@ def chat_answer(
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [call_json(call) for call in calls]
-        found: Json = {
+        body: Json = {
             "index": choice.index, "message": message, "finish_reason": finish_reason(choice.finish_reason, calls),
             "logprobs": chat_logprobs(choice, asked, texts),
         }  # fmt: skip
         if asked.return_token_ids:
-            found["token_ids"] = choice.tokens.tolist()
-        choices.append(found)
+            body["token_ids"] = choice.tokens.tolist()
+        choices.append(body)
     answer = {**head, "choices": choices, "usage": usage([result])}
     return {**answer, "prompt_token_ids": [int(token) for token in prompt]} if asked.return_token_ids else answer
 
@@ -94,13 +94,13 @@ def completion_answer(
     choices: list[Json] = []
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
-            found: Json = {
+            body: Json = {
                 "index": len(choices), "text": choice.text, "finish_reason": finish_reason(choice.finish_reason, []),
                 "logprobs": None if asked.logprobs is None else completion_logprobs(choice, asked.logprobs, texts),
             }  # fmt: skip
             if asked.return_token_ids:
-                found |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
-            choices.append(found)
+                body |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
+            choices.append(body)
     return {**head, "choices": choices, "usage": usage(results)}
 
 
@@ -149,14 +149,14 @@ def completion_logprobs_of(
     *, offset: int,
 ) -> Json:  # fmt: skip
     """The older form: lists beside each other. `offset` is how much text of the choice came before."""
-    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
+    columns: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         one = texts.logprob(token, logprob)
-        found["tokens"].append(one["token"])
-        found["token_logprobs"].append(one["logprob"])
-        found["text_offset"].append(offset)
+        columns["tokens"].append(one["token"])
+        columns["token_logprobs"].append(one["logprob"])
+        columns["text_offset"].append(offset)
         offset += len(one["token"])
         if tops:
             likeliest = [texts.logprob(other, value) for other, value in tops[place]]
-            found["top_logprobs"].append({item["token"]: item["logprob"] for item in likeliest})
-    return found
+            columns["top_logprobs"].append({item["token"]: item["logprob"] for item in likeliest})
+    return columns

@@ -44,7 +44,7 @@ class Refused(Exception):
 def invalid(error: pydantic.ValidationError) -> Refused:
     """The first thing that is wrong with a request, by its path."""
     problem: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = dotted(problem["loc"])
+    param = dot_location(problem["loc"])
     if problem["type"] == "extra_forbidden":
         return Refused(f"unknown parameter {param!r}", param=param, code="unknown_parameter")
     return Refused(f"{param}: {problem['msg']}" if param else str(problem["msg"]), param=param or None)
@@ -57,11 +57,11 @@ def broken(error: Exception) -> Refused:
     return Refused(f"the model could not answer: {words}", status=500, kind="server_error", code="server_error")
 
 
-def unsupported(param: str, why: str) -> Refused:
+def refuse_unsupported(param: str, why: str) -> Refused:
     return Refused(f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
-def dotted(location: Sequence[int | str]) -> str:
+def dot_location(location: Sequence[int | str]) -> str:
     """messages[0].content; the names of union members that pydantic puts in between are left out."""
     text = ""
     for part in location:
@@ -108,11 +108,11 @@ class _Asked(BaseModel):
     def refuse_what_we_cannot(self) -> None:
         for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
             if getattr(self, name):
-                raise unsupported(name, "is not supported here; leave it out")
+                raise refuse_unsupported(name, "is not supported here; leave it out")
         if self.stream_options is not None and not self.stream:
-            raise unsupported("stream_options", "only with stream: true")
+            raise refuse_unsupported("stream_options", "only with stream: true")
         if len(self.stop) > 16:
-            raise unsupported("stop", "at most 16 texts")
+            raise refuse_unsupported("stop", "at most 16 texts")
 
     @property
     def wants_usage_in_stream(self) -> bool:
@@ -147,11 +147,11 @@ class ChatAsked(_Asked):
     def refuse_what_we_cannot(self) -> None:
         super().refuse_what_we_cannot()
         if self.response_format is not None and self.response_format.get("type") != "text":
-            raise unsupported("response_format", "only {'type': 'text'} is supported here")
+            raise refuse_unsupported("response_format", "only {'type': 'text'} is supported here")
         if self.tool_choice not in (None, "auto", "none"):
-            raise unsupported("tool_choice", "only 'auto' and 'none' are supported: nothing forces a call here")
+            raise refuse_unsupported("tool_choice", "only 'auto' and 'none' are supported: nothing forces a call here")
         if self.parallel_tool_calls is False:
-            raise unsupported("parallel_tool_calls", "false is not supported: nothing limits the calls here")
+            raise refuse_unsupported("parallel_tool_calls", "false is not supported: nothing limits the calls here")
 
     @property
     def limit(self) -> int | None:
@@ -172,9 +172,9 @@ class CompletionAsked(_Asked):
         super().refuse_what_we_cannot()
         for name in ("echo", "suffix"):
             if getattr(self, name):
-                raise unsupported(name, "is not supported here; leave it out")
+                raise refuse_unsupported(name, "is not supported here; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise unsupported("best_of", "is not supported here; ask for n choices")
+            raise refuse_unsupported("best_of", "is not supported here; ask for n choices")
 
     @property
     def prompts(self) -> list[str] | list[Ids]:

@@ -84,12 +84,12 @@ async def chat_events(
 def _last(stream: CallStream, piece: Piece) -> list[Json]:
     """What is known when a choice has ended: held text, calls, the reason."""
     rest, calls = stream.finish()
-    made = [_chat_choice(piece.choice, {"content": rest})] if rest else []
+    choices = [_chat_choice(piece.choice, {"content": rest})] if rest else []
     if calls:
         deltas = [{"index": number, **call_json(call)} for number, call in enumerate(calls)]
-        made.append(_chat_choice(piece.choice, {"tool_calls": deltas}))
+        choices.append(_chat_choice(piece.choice, {"tool_calls": deltas}))
     reason = finish_reason(piece.finish_reason or "stop", calls)
-    return [*made, _chat_choice(piece.choice, {}, finish_reason=reason)]
+    return [*choices, _chat_choice(piece.choice, {}, finish_reason=reason)]
 
 
 async def completion_events(

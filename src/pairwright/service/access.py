@@ -34,14 +34,14 @@ def caller(request: Request, context: Annotated[Context, Depends(context_of)]) -
         return EVERYBODY
     scheme, _, token = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise _unauthorized("no token: send 'Authorization: Bearer TOKEN'")
-    found = caller_of(context.database, token.strip())
-    if found is None:
-        raise _unauthorized("this token is not known: it was revoked, or belongs to another service")
-    return found
+        raise _refuse_unauthorized("no token: send 'Authorization: Bearer TOKEN'")
+    caller_row = caller_of(context.database, token.strip())
+    if caller_row is None:
+        raise _refuse_unauthorized("this token is not known: it was revoked, or belongs to another service")
+    return caller_row
 
 
-def _unauthorized(message: str) -> Refusal:
+def _refuse_unauthorized(message: str) -> Refusal:
     # hub clients take a bare 401 for a missing repository unless the message says this
     headers = {"www-authenticate": "Bearer", "x-error-message": "Invalid credentials in Authorization header"}
     return Refusal(401, "bad_token", message, headers=headers)

@@ -58,7 +58,7 @@ def already_there(what: str, name: str, *, extra: dict[str, Any] | None = None) 
     return Refusal(409, f"{what.replace(' ', '_')}_exists", f"there is already a {what} {name!r}", extra=extra)
 
 
-async def refused(request: Request, error: Exception) -> Response:
+async def answer_refusal(request: Request, error: Exception) -> Response:
     """The handler of Refusal."""
     assert isinstance(error, Refusal)
     return error.response()

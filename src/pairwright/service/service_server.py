@@ -69,7 +69,7 @@ def tidy(context: Context) -> None:
                     "description": "where things without a namespace go",
                 }
                 entities.insert(connection, kind, "", "default", document)
-        used = repositories.used_blobs(connection)
+        used = repositories.blobs_in_use(connection)
         for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
             used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
     for path in context.blobs.folder.glob("??/*"):

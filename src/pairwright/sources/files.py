@@ -105,7 +105,7 @@ def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
     return b"".join(pieces), num_bytes
 
 
-def _decoded_line(path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
+def _decode_line(path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
     """The value of a line, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
@@ -114,7 +114,7 @@ def _decoded_line(path: Place, number: int, text: bytes | int, decode: Callable[
     except (ValueError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError) and decode is not _decode:
             # valid JSON, but not what a format's own decoder wants: for its reader to refuse
-            return _decoded_line(path, number, text, _decode)
+            return _decode_line(path, number, text, _decode)
         return _second_look(path, number, text, error)
 
 
@@ -128,16 +128,16 @@ def line_units(
     label: str = "",
 ) -> Iterator[Unit | Rejected]:
     """Each line of a JSON lines file as a unit; its ordinal is its line number less one."""
-    return decoded_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label)
+    return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label)
 
 
-def decoded_units(
+def decode_units(
     path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode, label: str = ""
 ) -> Iterator[Unit | Rejected]:
     """Lines that were read from a file, as units."""
     file = str(path)
     for number, text in lines:
-        value = _decoded_line(path, number, text, decode)
+        value = _decode_line(path, number, text, decode)
         yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1, label), value)
 
 
@@ -157,16 +157,16 @@ def first_items(path: Place, num_items: int) -> list[Any] | None:
     """So many first items of a JSON list; None if it is none, has fewer, or they go beyond the first megabytes."""
     with open_bytes(path) as file:
         text = file.read(_CHUNK).decode("utf-8", "replace")
-    found: list[Any] = []
+    items: list[Any] = []
     before = _LIST_BEGINS.match(text)
     try:
-        while before is not None and len(found) < num_items:
+        while before is not None and len(items) < num_items:
             value, end = _scan(text, before.end())
-            found.append(value)
+            items.append(value)
             before = _NEXT_ITEM.match(text, end)
     except (ValueError, RecursionError):
         return None
-    return found if len(found) == num_items else None
+    return items if len(items) == num_items else None
 
 
 def is_json_lines(path: Place) -> bool:

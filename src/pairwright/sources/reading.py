@@ -125,22 +125,22 @@ def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Reje
 
 
 def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
-    found: Layout | None = None
+    layout: Layout | None = None
     if is_json_lines(path):
         sample = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
-        found = _layout(sample, sample, "lines", format_name)
+        layout = _layout(sample, sample, "lines", format_name)
     else:
         first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
         if first is not None:
-            found = _layout(first, [first, *first], "document", format_name)
-        if found is None:
+            layout = _layout(first, [first, *first], "document", format_name)
+        if layout is None:
             whole = document(path)
             if isinstance(whole, Rejected):
                 return whole
             records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
-            found = _layout(whole, records, "document", format_name)
-    if found is not None:
-        return found
+            layout = _layout(whole, records, "document", format_name)
+    if layout is not None:
+        return layout
     if format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")

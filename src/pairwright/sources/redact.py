@@ -37,21 +37,23 @@ class Finding(msgspec.Struct, frozen=True):
 
 def redact(value: Any, where: str = "") -> tuple[Any, list[Finding]]:
     """A decoded JSON value with its secrets replaced by `[REDACTED:kind]`, and what was found where."""
-    found: list[Finding] = []
-    return _redacted(value, where, found), found
+    findings: list[Finding] = []
+    return _redact_value(value, where, findings), findings
 
 
-def _redacted(value: Any, where: str, found: list[Finding]) -> Any:
+def _redact_value(value: Any, where: str, findings: list[Finding]) -> Any:
     if isinstance(value, str):
 
         def placeholder(match: re.Match[str]) -> str:
             kind = match.lastgroup or "secret"
-            found.append(Finding(kind, where))
+            findings.append(Finding(kind, where))
             return f"[REDACTED:{kind}]"
 
         return _ANY.sub(placeholder, value)
     if isinstance(value, dict):
-        return {key: _redacted(item, f"{where}.{key}" if where else str(key), found) for key, item in value.items()}
+        return {
+            key: _redact_value(item, f"{where}.{key}" if where else str(key), findings) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_redacted(item, f"{where}[{number}]", found) for number, item in enumerate(value)]
+        return [_redact_value(item, f"{where}[{number}]", findings) for number, item in enumerate(value)]
     return value

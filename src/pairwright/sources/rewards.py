@@ -39,11 +39,11 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
 
     `row` is the record as it was decoded, where the format has one for each experience.
     """
-    named = named_reward(exp, expression, row)
+    named = reward_by_name(exp, expression, row)
     return _value(parse_reward(expression), exp, row) if named is None else named
 
 
-def named_reward(exp: Experience, name: str, row: Any = None) -> float | None:
+def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     """The number of a name or dotted path: of the components, else of the row, else of what was kept of it."""
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
@@ -107,7 +107,7 @@ def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
-        return named_reward(exp, ast.unparse(node), row)
+        return reward_by_name(exp, ast.unparse(node), row)
     if isinstance(node, ast.UnaryOp):
         operand = _value(node.operand, exp, row)
         return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand

@@ -60,7 +60,7 @@ def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer
         if kind == pa.float64() and np.isnan(numbers).any() and None in values:
             raise TypeError("None among floats, which numpy takes for NaN")
         return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(numbers)])
-    data, lengths = _joined(values)
+    data, lengths = _join_texts(values)
     if len(data) > _MOST_BYTES[kind]:
         raise pa.ArrowCapacityError(f"{len(data):,} bytes in one column of a batch of {kind}")
     offsets = np.zeros(len(values) + 1, np.int32 if kind == pa.string() else np.int64)
@@ -68,7 +68,7 @@ def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _joined(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
+def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
     """The bytes of all texts one after the other, and how many each has."""
     if values and isinstance(values[0], bytes):
         return b"".join(values), map(len, values)
@@ -216,9 +216,9 @@ def _cast(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _is_native(name: str, array: Array) -> bool:
     if name not in ARRAY_TYPES or array.ndim != 1:
         return False
-    held, given = ARRAY_TYPES[name][0], dtype_name(array)
+    held, dtype = ARRAY_TYPES[name][0], dtype_name(array)
     # tokens fit int32 and masks are 0 or 1: both were checked when the record was built
-    return given == held or (held in ("int32", "bool") and given in INTEGERS)
+    return dtype == held or (held in ("int32", "bool") and dtype in INTEGERS)
 
 
 def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
@@ -239,8 +239,8 @@ def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[s
     names: list[dict[str, str]] = [{} for _ in range(num_rows)]
     for name, rows in native.items():
         for row, array in rows.items():
-            if (given := dtype_name(array)) != ARRAY_TYPES[name][0]:
-                names[row][name] = given
+            if (dtype := dtype_name(array)) != ARRAY_TYPES[name][0]:
+                names[row][name] = dtype
     return [msgspec.json.encode(row).decode() if row else None for row in names]
 
 
@@ -277,8 +277,8 @@ def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, 
     for name in ARRAY_TYPES:
         if name in names:
             for row, array in _list_values(batch.column(name), name):
-                given = dtypes[row]
-                dtype = msgspec.json.decode(given, type=dict[str, str]).get(name) if given is not None else None
+                own_dtype = dtypes[row]
+                dtype = msgspec.json.decode(own_dtype, type=dict[str, str]).get(name) if own_dtype is not None else None
                 fields[row][name] = array if dtype is None else array.astype(dtype_named(dtype))
     entries: list[Entry] = []
     if "arrays" in names:

@@ -63,7 +63,7 @@ def _alike(rows: list[int], arrays: list[Array]) -> Iterator[tuple[list[int], li
         yield rows, arrays
         return
     for kind in dict.fromkeys(kinds):
-        chosen = [number for number, found in enumerate(kinds) if found == kind]
+        chosen = [number for number, other in enumerate(kinds) if other == kind]
         yield [rows[number] for number in chosen], [arrays[number] for number in chosen]
 
 
@@ -71,7 +71,7 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
     """Invert `pack`; raises CorruptBytes unless the columns describe exactly these bytes."""
     offset = 0
     for column in columns:
-        size = 8 * column.num_arrays + _stored_size(column)
+        size = 8 * column.num_arrays + _size_on_disk(column)
         if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
             raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")
         yield from _unpack_column(column, data[offset : offset + size])
@@ -147,7 +147,7 @@ def _parts(width: int) -> Iterator[tuple[str, int]]:
             shift += 8 * size
 
 
-def _stored_size(column: Packed) -> int:
+def _size_on_disk(column: Packed) -> int:
     return (column.num_values + 7) // 8 if column.width == 0 else column.num_values * column.width
 
 
@@ -269,7 +269,7 @@ def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
 
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:
     """Invert `block_of`: build, and so check, every experience."""
-    fields: list[dict[str, Any]] = [{} for _ in range(_checked_length(block))]
+    fields: list[dict[str, Any]] = [{} for _ in range(_check_length(block))]
     for name in _PLAIN:
         _spread(fields, name, getattr(block, name))
     for name in _OPEN_JSON:
@@ -301,7 +301,7 @@ def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict
     return sides
 
 
-def _checked_length(block: Block) -> int:
+def _check_length(block: Block) -> int:
     if block.num_records != len(block.eid):
         raise CorruptBytes(f"{block.num_records} records, but {len(block.eid)} ids")
     return len(block.eid)

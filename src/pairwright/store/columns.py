@@ -53,10 +53,10 @@ class Column:
         values: list[Any] = []
         before: tuple[Any, ...] = ()
         for exp in experiences:
-            given = fields(exp)[1:]
-            same = len(before) == len(given) and all(map(is_, before, given))
+            arguments = fields(exp)[1:]
+            same = len(before) == len(arguments) and all(map(is_, before, arguments))
             values.append(values[-1] if same else of(exp))
-            before = given
+            before = arguments
         return values
 
 
@@ -92,7 +92,7 @@ def _completion_hash(exp: Experience) -> str | None:
     return None if exp.response_text is None else content_hash(exp.response_text)
 
 
-def _unscored(exp: Experience) -> str | None:
+def _odd_reward(exp: Experience) -> str | None:
     """A reward that is no score. It stays out of `reward`, where NaN would pass a query such as reward > 0.5."""
     return None if exp.reward is None or exp.is_scored else str(exp.reward)
 
@@ -112,7 +112,7 @@ NARROW = (
     Column("step", pa.int64(), attrgetter("eid.step"), "decision point in the run"),
     Column("kind", _TEXT, attrgetter("kind"), "single_turn, multi_turn or preference"),
     Column("reward", pa.float64(), lambda e: e.reward if e.is_scored else None, "score; null where unscored"),
-    Column("reward_unscored", _TEXT, _unscored, "nan, inf or -inf where that was the reward"),
+    Column("reward_unscored", _TEXT, _odd_reward, "nan, inf or -inf where that was the reward"),
     Column("model_version", _TEXT, _model_version, "model that answered, as JSON"),
     Column(
         "prompt_hash",

@@ -116,12 +116,12 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
         tokens=pl.col("num_tokens").cast(pl.Int64).sum(),
         truncated=pl.col("truncate_status").is_not_null().sum(),
     )
-    found: dict[str, Any] = numbers.collect().row(0, named=True)
-    found["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
+    statistics: dict[str, Any] = numbers.collect().row(0, named=True)
+    statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
     for name in ("kind", "model_version", "source_format"):
         counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
-        found[name] = {str(key): count for key, count in counts.iter_rows()}
-    return found
+        statistics[name] = {str(key): count for key, count in counts.iter_rows()}
+    return statistics
 
 
 def _num_comparable_groups(scored: pl.LazyFrame) -> int:

@@ -25,11 +25,11 @@ from pairwright.records.experience import ARRAYS, SIDE_ARRAYS, Experience, Kind
 from pairwright.records.json_text import encode
 from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.files import Unit, decoded_units, line_units, read_lines
+from pairwright.sources.files import Unit, decode_units, line_units, read_lines
 from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, named_reward, reward_names
+from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
 from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import SCHEMA
@@ -201,7 +201,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
         if row is not None:
             yield row
         else:
-            units = decoded_units(task.path, [(number, line)], decode, task.label)
+            units = decode_units(task.path, [(number, line)], decode, task.label)
             yield from _kept(units, task, result, write_rejected)
 
 
@@ -282,7 +282,7 @@ def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: A
     else:
         name = str(task.options.reward)
         is_ready = row is None or task.layout.format == PAIRWRIGHT  # no reader has looked for the name
-        reward = named_reward(exp, name, row) if is_ready or exp.reward is None else exp.reward
+        reward = reward_by_name(exp, name, row) if is_ready or exp.reward is None else exp.reward
     if reward is not None:
         result.has_reward = True
     elif not result.has_reward and result.num_named < _NUM_NAMED:

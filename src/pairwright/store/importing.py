@@ -138,8 +138,8 @@ def _plan(
 
 def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
     """What each file is; several at a time where they have to be waited for."""
-    told = partial(detect, format_name=format_name)
-    return at_once(told, files, waits=any(map(is_address, files)))
+    detect_one = partial(detect, format_name=format_name)
+    return at_once(detect_one, files, waits=any(map(is_address, files)))
 
 
 def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
@@ -274,11 +274,11 @@ class _Ingest:
 def _no_reward(name: str, names: Counter[str]) -> str:
     """That no record has a reward of this name, and which numbers the records have."""
     near = difflib.get_close_matches(name, names, n=1)
-    shown = ", ".join(list(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
+    listing = ", ".join(list(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
     return (
         f"--reward {name!r}: no record has a number of that name"
         + (f"; did you mean {near[0]!r}?" if near else ".")
-        + (f" The records have: {shown}." if names else " The records have no numbers at all.")
+        + (f" The records have: {listing}." if names else " The records have no numbers at all.")
         + " Nothing was imported"
     )
 

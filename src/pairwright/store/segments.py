@@ -169,7 +169,7 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
             hidden, SCHEMA, compression="lz4", use_dictionary=list(DICTIONARY_NAMES),
             write_statistics=_STATISTICS,
         ) as writer:  # fmt: skip
-            for group in _grouped(batches):
+            for group in _group_batches(batches):
                 writer.write_table(group, row_group_size=group.num_rows)
                 num_rows += group.num_rows
         sync(hidden)
@@ -188,7 +188,7 @@ def put_hidden_part(folder: Place, batches: Iterable[pa.RecordBatch]) -> tuple[P
         return hidden, write_hidden_part(written, batches)
 
 
-def _grouped(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Small batches put together into row groups of a few thousand rows or 32 MB, whichever is less."""
     pending: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0

@@ -158,8 +158,8 @@ class Table(RowAccess[Experience]):
                 return
             frame = self._whole() if where is None else self._whole().filter(where)
             schema = pa.schema([SCHEMA.field(name) for name in wanted])
-            for found in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
-                yield from found.to_arrow().cast(schema).to_batches()
+            for frame_batch in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
+                yield from frame_batch.to_arrow().cast(schema).to_batches()
             return
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed):
@@ -219,9 +219,9 @@ class Table(RowAccess[Experience]):
 
     def part(self, name: str) -> "Table":
         """One of the segments as a table."""
-        found = Table(self.path, create=False, only=name)
-        found._num_rows, found._where = self._num_rows, self._where
-        return found
+        part = Table(self.path, create=False, only=name)
+        part._num_rows, part._where = self._num_rows, self._where
+        return part
 
     def parts(self) -> list[Place]:
         """The Parquet files."""
@@ -229,12 +229,12 @@ class Table(RowAccess[Experience]):
 
     def head(self, num_rows: int = 5, where: "pl.Expr | None" = None) -> list[Experience]:
         """The first experiences."""
-        found: list[Experience] = []
+        records: list[Experience] = []
         for batch in self.scan(where=where):
-            found += from_batch(batch.slice(0, num_rows - len(found)))
-            if len(found) >= num_rows:
+            records += from_batch(batch.slice(0, num_rows - len(records)))
+            if len(records) >= num_rows:
                 break
-        return found
+        return records
 
     def group_by(self, by: Literal["task", "run", "step"]) -> "pl.LazyFrame":
         """One row a group: its key, the ids and rewards of its experiences, and how many there are."""
@@ -257,10 +257,10 @@ class Table(RowAccess[Experience]):
         removed = 0
         for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
             before = footer.num_rows
-            kept = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
-            if kept.num_rows < before:
-                self._write_part(part.stem, kept.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
-                removed += before - kept.num_rows
+            remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
+            if remaining.num_rows < before:
+                self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
+                removed += before - remaining.num_rows
         return removed
 
     def compact(self) -> int:

@@ -87,12 +87,12 @@ def show(
 ) -> None:
     """Ask the backend where a job is now."""
     from pairwright.jobs import BACKENDS, job_folder, read_job
-    from pairwright.jobs.backend import followed
+    from pairwright.jobs.backend import follow_status
 
     folder = job_folder(name, root)
     job = read_job(folder)
     status = BACKENDS[job.backend].status(folder, job, _load(config, override))
-    job = followed(folder, read_job(folder), status)
+    job = follow_status(folder, read_job(folder), status)
     _report(job, folder, as_json=as_json, status=status)
 
 
@@ -129,7 +129,7 @@ def cancel(
 ) -> None:
     """Cancel a job. A local one saves a checkpoint first, from which --resume goes on."""
     from pairwright.jobs import BACKENDS, job_folder, read_job
-    from pairwright.jobs.backend import followed
+    from pairwright.jobs.backend import follow_status
     from pairwright.jobs.job import FINAL
 
     folder, settings = job_folder(name, root), _load(config, override)
@@ -137,7 +137,7 @@ def cancel(
     backend = BACKENDS[job.backend]
     if job.state not in FINAL:
         job = backend.cancel(folder, job, settings)
-        job = followed(folder, read_job(folder), backend.status(folder, read_job(folder), settings))
+        job = follow_status(folder, read_job(folder), backend.status(folder, read_job(folder), settings))
     _report(job, folder, as_json=as_json)
     say(f"{job.id} is {job.state}")
 

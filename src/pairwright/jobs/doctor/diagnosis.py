@@ -83,14 +83,14 @@ def _gpu_memory() -> list[int]:
 def _machine_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        num_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
-        found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
     try:
-        return min(found, int(limit.read_text(encoding="ascii")))
+        return min(num_bytes, int(limit.read_text(encoding="ascii")))
     except (OSError, ValueError):
-        return found
+        return num_bytes
 
 
 def _num_parameters(path: Path) -> int:
@@ -116,16 +116,16 @@ _PACKAGES = {
 
 def diagnose(patient: Patient) -> list[Finding]:
     """All findings, in the order of the flow."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for check in (
         check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_memory, check_disk,
         check_packages, check_programs, check_service,
     ):  # fmt: skip
         try:
-            found += check(patient)
+            findings += check(patient)
         except (PairwrightError, OSError) as error:
-            found.append(Finding(check.__name__.removeprefix("check_"), Verdict.FAILED, str(error)))
-    return found
+            findings.append(Finding(check.__name__.removeprefix("check_"), Verdict.FAILED, str(error)))
+    return findings
 
 
 def check_sources(patient: Patient) -> Iterator[Finding]:
@@ -188,20 +188,22 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     target, share = targets[backend.name]
     with tempfile.TemporaryDirectory(prefix="pairwright-doctor-") as folder:
         try:
-            made = write_dataset(
+            dataset = write_dataset(
                 patient.pairs, Path(folder), target=target, names=("a.jsonl", "b.jsonl"), validation=share,
                 seed=patient.config.seed, history=backend.nemo_customizer.use_full_message_history,
             )  # fmt: skip
         except PairwrightError as error:
             yield wrong("dataset", str(error), "docs/exports.md says what each trainer can hold")
             return
-    odd = sum(made.refused.values()) + sum(made.noted.get(reason, 0) for reason in UNFAITHFUL)
+    odd = sum(dataset.refused.values()) + sum(dataset.noted.get(reason, 0) for reason in UNFAITHFUL)
     if odd:
         yield wrong(
-            "dataset", f"as {target}: {made}", "docs/exports.md has the reasons; the local backend has no such limits"
+            "dataset",
+            f"as {target}: {dataset}",
+            "docs/exports.md has the reasons; the local backend has no such limits",
         )
     else:
-        yield fine("dataset", f"as {target}: {made}")
+        yield fine("dataset", f"as {target}: {dataset}")
 
 
 def check_model(patient: Patient) -> Iterator[Finding]:
@@ -230,19 +232,19 @@ def check_model(patient: Patient) -> Iterator[Finding]:
         if not tokenizer.has_template and patient.pairs is not None and begins_with_text(patient.pairs):
             yield fine("template", "none, and none is needed: the pairs are raw text")
             return
-        found = check_template(tokenizer)
+        report = check_template(tokenizer)
     except TokensError as error:
         yield wrong("template", str(error), "bring tokenizer.json and a chat template, as save_pretrained writes them")
         return
-    quirks = ", ".join(quirk.name for quirk in found.quirks)
-    if found.is_supported:
+    quirks = ", ".join(quirk.name for quirk in report.quirks)
+    if report.is_supported:
         yield fine("template", "supported" + (f"; quirks: {quirks}" if quirks else ""))
     else:
         yield wrong("template", f"not supported: {quirks}", f"pairwright tokens check --tokenizer {folder}")
 
 
 def check_memory(patient: Patient) -> Iterator[Finding]:
-    size = _trained_here(patient)
+    size = _size_if_local(patient)
     if size is None:
         return
     is_sharded = patient.config.train.sharding != "none"
@@ -265,7 +267,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 def check_disk(patient: Patient) -> Iterator[Finding]:
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    size = _trained_here(patient)
+    size = _size_if_local(patient)
     needed = needs(size, patient.config.train).disk_bytes if size is not None else 2**30
     message = f"about {_gigabytes(needed)} for checkpoints and the result; {_gigabytes(free)} free at {place}"
     if needed > free:
@@ -299,7 +301,7 @@ def check_programs(patient: Patient) -> Iterator[Finding]:
             yield fine("programs", f"{program}: found")
 
 
-def _trained_here(patient: Patient) -> Size | None:
+def _size_if_local(patient: Patient) -> Size | None:
     """The size of the model, if it is this machine that trains it."""
     if patient.model is None or patient.config.backend.name not in ("local", "trl"):
         return None

@@ -115,10 +115,10 @@ def _tables(patient: Patient) -> Iterator[Path]:
 def _source_items(patient: Patient) -> Iterator[Item]:
     """The first records of the files that are imported."""
     sources = patient.config.sources
-    for given in sources.paths:
-        is_relative = patient.base is not None and not is_address(given) and not Path(given).is_absolute()
+    for pattern in sources.paths:
+        is_relative = patient.base is not None and not is_address(pattern) and not Path(pattern).is_absolute()
         try:
-            files = expand_paths([str(patient.base / given) if patient.base and is_relative else given])
+            files = expand_paths([str(patient.base / pattern) if patient.base and is_relative else pattern])
         except PairwrightError:
             continue  # check_sources has the reason
         for path in files:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pairwright import __version__
 from pairwright.service.api import deployment_routes, entity_routes, job_routes
-from pairwright.service.api_errors import Refusal, refused
+from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.hub import hub_routes as hub
 from pairwright.service.hub.commit_body import storage_refusal
 from pairwright.service.page import page_routes
@@ -165,7 +165,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.supervisor = None
     for module in (page_routes, entity_routes, job_routes, deployment_routes, hub):
         app.include_router(module.router)
-    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(sa.exc.IntegrityError, _conflict)

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from pairwright.jobs import process
 from pairwright.service.access import CallerIs
-from pairwright.service.api.paging import FILTERED, Getter, PagingIs, listed
+from pairwright.service.api.paging import FILTERED, Getter, PagingIs, page_of
 from pairwright.service.api_errors import Refusal, already_there
 from pairwright.service.request_models import DeploymentBody, DeploymentConfigBody
 from pairwright.service.rows import entities
@@ -46,9 +46,9 @@ def create_config(body: DeploymentConfigBody, caller: CallerIs, context: Context
 def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """Deployment configs that the caller may read."""
     with context.database.reading() as connection:
-        found = entities.every(connection, entities.DEPLOYMENT_CONFIG)
-    mine = [document for document in found if caller.may(document["namespace"], write=False)]
-    return listed(mine, asked, {name: _field(name) for name in ("namespace", "name", "model", "project")})
+        configs = entities.every(connection, entities.DEPLOYMENT_CONFIG)
+    mine = [document for document in configs if caller.may(document["namespace"], write=False)]
+    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "name", "model", "project")})
 
 
 @router.get("/v1/deployment/configs/{namespace}/{name}")
@@ -100,21 +100,25 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
             "document": msgspec.json.encode(document).decode(),
         }  # fmt: skip
         connection.execute(sa.insert(rows).values(row))
-        made = deployments.get(connection, body.namespace, body.name)
+        deployment = deployments.get(connection, body.namespace, body.name)
     context.wake.set()
-    return deployments.deployment_document(made, str(request.base_url))
+    return deployments.deployment_document(deployment, str(request.base_url))
 
 
 @router.get("/v1/deployment/model-deployments", openapi_extra=FILTERED)
 def list_deployments(asked: PagingIs, request: Request, caller: CallerIs, context: ContextIs) -> Document:
     """Deployments that the caller may read, newest first."""
     with context.database.reading() as connection:
-        found = list(connection.execute(sa.select(rows)).mappings())
+        deployment_rows = list(connection.execute(sa.select(rows)).mappings())
     base = str(request.base_url)
-    mine = [deployments.deployment_document(row, base) for row in found if caller.may(row["namespace"], write=False)]
+    mine = [
+        deployments.deployment_document(row, base)
+        for row in deployment_rows
+        if caller.may(row["namespace"], write=False)
+    ]
     filters: dict[str, Getter] = {name: _field(name) for name in ("namespace", "name", "config", "project")}
     filters["status"] = lambda document: document["status_details"]["status"]
-    return listed(mine, asked, filters)
+    return page_of(mine, asked, filters)
 
 
 @router.get("/v1/deployment/model-deployments/{namespace}/{name}")
@@ -150,8 +154,8 @@ def delete_deployment(namespace: str, name: str, caller: CallerIs, context: Cont
 def list_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """Models that jobs made, and base models."""
     with context.database.reading() as connection:
-        found = every_model(connection, caller)
-    return listed(found, asked, {name: _field(name) for name in ("namespace", "name")})
+        models = every_model(connection, caller)
+    return page_of(models, asked, {name: _field(name) for name in ("namespace", "name")})
 
 
 @router.post("/v1/chat/completions")
@@ -193,10 +197,10 @@ def _port(context: Context, caller: Caller, namespace: str, name: str) -> int:
 def _port_of_model(context: Context, caller: Caller, model: str) -> int:
     with context.database.reading() as connection:
         chosen = sa.select(rows).where(rows.c.model == model.replace("\0", "")).order_by(rows.c.created_at.desc())
-        found = [row for row in connection.execute(chosen).mappings() if caller.may(row["namespace"], write=False)]
-    if not found:
+        matches = [row for row in connection.execute(chosen).mappings() if caller.may(row["namespace"], write=False)]
+    if not matches:
         raise Refusal(404, "model_not_deployed", f"model: {model[:300]!r} is not deployed")
-    return _ready_port(next((row for row in found if row["state"] == DeploymentState.READY), found[0]))
+    return _ready_port(next((row for row in matches if row["state"] == DeploymentState.READY), matches[0]))
 
 
 def _ready_port(row: Any) -> int:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from pairwright.service.access import CallerIs
-from pairwright.service.api.paging import FILTERED, PagingIs, listed
+from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
 from pairwright.service.request_models import DatasetBody, NamespaceBody
 from pairwright.service.rows import entities
@@ -34,9 +34,9 @@ def create_namespace(body: NamespaceBody, caller: CallerIs, context: ContextIs) 
 def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """Namespaces that the caller may read."""
     with context.database.reading() as connection:
-        found = entities.every(connection, entities.NAMESPACE)
-    mine = [document for document in found if caller.may(document["id"], write=False)]
-    return listed(mine, asked, {name: _field(name) for name in ("id", "project")})
+        namespaces = entities.every(connection, entities.NAMESPACE)
+    mine = [document for document in namespaces if caller.may(document["id"], write=False)]
+    return page_of(mine, asked, {name: _field(name) for name in ("id", "project")})
 
 
 @router.get("/namespaces/{namespace}")
@@ -57,7 +57,7 @@ def delete_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Do
             if left:
                 raise Refusal(409, "namespace_in_use", f"{namespace!r} has the {kind} {left[0]['name']!r}")
         gone = entities.delete(connection, entities.NAMESPACE, "", namespace)
-    return _deleted(gone["id"])
+    return _deletion_document(gone["id"])
 
 
 @router.post("/datastore/namespaces", status_code=201)
@@ -98,9 +98,9 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
 def list_datasets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """Datasets that the caller may read."""
     with context.database.reading() as connection:
-        found = entities.every(connection, entities.DATASET)
-    mine = [document for document in found if caller.may(document["namespace"], write=False)]
-    return listed(mine, asked, {name: _field(name) for name in ("namespace", "project", "name")})
+        datasets = entities.every(connection, entities.DATASET)
+    mine = [document for document in datasets if caller.may(document["namespace"], write=False)]
+    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "project", "name")})
 
 
 @router.get("/datasets/{namespace}/{name}")
@@ -117,7 +117,7 @@ def delete_dataset(namespace: str, name: str, caller: CallerIs, context: Context
     caller.check(check_name(namespace, "namespace"), write=True)
     with context.database.writing() as connection:
         gone = entities.delete(connection, entities.DATASET, namespace, check_name(name, "name"))
-    return _deleted(gone["id"])
+    return _deletion_document(gone["id"])
 
 
 def _create_store_namespace(name: str, caller: Caller, context: Context) -> Document:
@@ -127,7 +127,7 @@ def _create_store_namespace(name: str, caller: Caller, context: Context) -> Docu
         return entities.insert(connection, entities.STORE_NAMESPACE, "", name, {"id": name, "namespace": name})
 
 
-def _deleted(identity: str) -> Document:
+def _deletion_document(identity: str) -> Document:
     return {"id": identity, "deleted_at": now(), "message": "deleted"}
 
 

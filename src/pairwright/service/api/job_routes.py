@@ -10,7 +10,7 @@ from pairwright.jobs import process
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
-from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, listed, matches
+from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, matches, page_of
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
@@ -74,9 +74,9 @@ def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document
     with context.database.reading() as connection:
         if rest:
             documents = [jobs.job_document(row) for row in connection.execute(chosen).mappings()]
-            found = [document for document in documents if matches(document, rest, JOB_FILTERS)]
+            matching = [document for document in documents if matches(document, rest, JOB_FILTERS)]
             start = (asked.page - 1) * asked.page_size
-            return envelope(found[start : start + asked.page_size], len(found), asked)
+            return envelope(matching[start : start + asked.page_size], len(matching), asked)
         total = connection.scalar(sa.select(sa.func.count()).select_from(rows).where(*where)) or 0
         page = chosen.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
         documents = [jobs.job_document(row) for row in connection.execute(page).mappings()]
@@ -136,7 +136,7 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """What can be trained: base models with the names that jobs use."""
     with context.database.reading() as connection:
-        found = [config_document(target) for target in entities.every(connection, entities.TARGET)]
+        configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
     filters: dict[str, Getter] = {
         "name": lambda config: config["name"],
         "namespace": lambda config: config["namespace"],
@@ -144,41 +144,41 @@ def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Docum
         "target_name": lambda config: config["target"]["name"],
         "target_enabled": lambda config: config["target"]["enabled"],
     }
-    return listed(found, asked, filters)
+    return page_of(configs, asked, filters)
 
 
 @router.get("/configs/{namespace}/{name:path}")
 def read_config(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
     """One configuration."""
-    return _named(context, namespace, name, "config")
+    return _find_by_name(context, namespace, name, "config")
 
 
 @router.get("/targets", openapi_extra=FILTERED)
 def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """The base models."""
     with context.database.reading() as connection:
-        found = [target_document(target) for target in entities.every(connection, entities.TARGET)]
+        targets = [target_document(target) for target in entities.every(connection, entities.TARGET)]
     names = ("name", "namespace", "base_model", "status", "enabled")
-    return listed(found, asked, {name: _field(name) for name in names})
+    return page_of(targets, asked, {name: _field(name) for name in names})
 
 
 @router.get("/targets/{namespace}/{name:path}")
 def read_target(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
     """One base model."""
-    return _named(context, namespace, name, "target")
+    return _find_by_name(context, namespace, name, "target")
 
 
-def _named(context: Context, namespace: str, name: str, kind: str) -> Document:
+def _find_by_name(context: Context, namespace: str, name: str, kind: str) -> Document:
     check_name(namespace, "namespace")
     check_model_name(name, "name")
     with context.database.reading() as connection:
-        found = entities.every(connection, entities.TARGET)
+        targets = entities.every(connection, entities.TARGET)
     show = config_document if kind == "config" else target_document
-    for target in found:
+    for target in targets:
         document = show(target)
         if (document["namespace"], document["name"]) == (namespace, name):
             return document
-    raise not_found(kind, f"{namespace}/{name}", hint=f"known: {', '.join(target['name'] for target in found)}")
+    raise not_found(kind, f"{namespace}/{name}", hint=f"known: {', '.join(target['name'] for target in targets)}")
 
 
 def _job(job_id: str, caller: Caller, context: Context, *, write: bool = False) -> RowMapping:

@@ -71,12 +71,12 @@ PagingIs = Annotated[Paging, Depends(paging)]
 Getter = Callable[[Document], Any]
 
 
-def listed(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
+def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
     """One page of documents that are all at hand, filtered and sorted here."""
-    found = [document for document in documents if matches(document, asked.filters, filters)]
-    found.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
+    matching = [document for document in documents if matches(document, asked.filters, filters)]
+    matching.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
     start = (asked.page - 1) * asked.page_size
-    return envelope(found[start : start + asked.page_size], len(found), asked)
+    return envelope(matching[start : start + asked.page_size], len(matching), asked)
 
 
 def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, Getter]) -> bool:

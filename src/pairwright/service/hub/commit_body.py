@@ -60,10 +60,10 @@ class Change:
     def apply(self, tree: Tree) -> Tree:
         gone = set(self.deleted)
         folders = tuple(f"{folder}/" for folder in self.deleted_folders)
-        kept = {
+        remaining = {
             path: blob for path, blob in tree.items() if path not in gone and not (folders and path.startswith(folders))
         }
-        return dict(sorted({**kept, **self.files}.items()))
+        return dict(sorted({**remaining, **self.files}.items()))
 
 
 def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
@@ -71,18 +71,18 @@ def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
     change = Change()
     has_header = False
     for number, line in _lines(body):
-        entry = _decoded(line, _Line, number)
+        entry = _decode_entry(line, _Line, number)
         if entry.key == "header":
-            header = _decoded(entry.value, _Header, number)
+            header = _decode_entry(entry.value, _Header, number)
             change.title, change.parent, has_header = header.summary or "commit", header.parentCommit, True
         elif entry.key == "file":
-            file = _decoded(entry.value, _File, number)
+            file = _decode_entry(entry.value, _File, number)
             path = check_path(file.path, f"line {number}: path")
-            change.files[path] = _kept(file, blobs, number)
+            change.files[path] = _keep_file(file, blobs, number)
             if len(change.files) > max_files:
                 raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
         elif entry.key in ("deletedFile", "deletedFolder"):
-            path = check_path(_decoded(entry.value, _Deleted, number).path.rstrip("/"), f"line {number}: path")
+            path = check_path(_decode_entry(entry.value, _Deleted, number).path.rstrip("/"), f"line {number}: path")
             (change.deleted if entry.key == "deletedFile" else change.deleted_folders).append(path)
         else:
             raise Refusal(
@@ -111,14 +111,14 @@ def _lines(body: Path) -> Iterator[tuple[int, memoryview]]:
         start, number = end + 1, number + 1
 
 
-def _decoded(data: Any, kind: type[Any], number: int) -> Any:
+def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise Refusal(422, "bad_commit_line", f"line {number}: not a line of a commit: {error}") from None
 
 
-def _kept(file: _File, blobs: Blobs, number: int) -> Blob:
+def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
     raw = memoryview(file.content)
     is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
     if not is_text:
@@ -167,7 +167,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @asynccontextmanager
-async def spooled(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
+async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
     """The body of a request as a file, for as long as the context lasts."""
     path = blobs.new_upload()
     try:

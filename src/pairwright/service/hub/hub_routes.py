@@ -16,7 +16,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
-from pairwright.service.hub.commit_body import read_change, spooled
+from pairwright.service.hub.commit_body import read_change, spool_body
 from pairwright.service.rows import repositories
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_name, check_path
@@ -101,8 +101,8 @@ async def commit(
     if revision != repositories.MAIN or request.query_params.get("create_pr"):
         raise Refusal(422, "no_branches", "commits go to 'main'; there are no branches or pull requests")
     await run_in_threadpool(_commit, context, caller, namespace, name, revision, write=True)
-    async with spooled(request, context.blobs) as body:
-        oid = await run_in_threadpool(_committed, context, namespace, name, body)
+    async with spool_body(request, context.blobs) as body:
+        oid = await run_in_threadpool(_commit_body, context, namespace, name, body)
     url = f"datasets/{namespace}/{name}/commit/{oid}"
     return {"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""}
 
@@ -134,11 +134,11 @@ def commit_list(namespace: str, name: str, revision: str, caller: CallerIs, cont
     """The commits, newest first."""
     start = _commit(context, caller, namespace, name, revision)
     with context.database.reading() as connection:
-        found = repositories.history(connection, namespace, name)
-    position = next(number for number, item in enumerate(found) if item.oid == start.oid)
+        commits = repositories.history(connection, namespace, name)
+    position = next(number for number, item in enumerate(commits) if item.oid == start.oid)
     return [
         {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []}
-        for item in found[position:]
+        for item in commits[position:]
     ]
 
 
@@ -147,8 +147,8 @@ def tree_at_top(
     namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs, recursive: bool = False
 ) -> list[dict[str, Any]]:
     """Files and folders at the top."""
-    found = _commit(context, caller, namespace, name, revision)
-    return _entries(found, "", recursive=recursive)
+    commit = _commit(context, caller, namespace, name, revision)
+    return _entries(commit, "", recursive=recursive)
 
 
 @router.get("/api/datasets/{namespace}/{name}/tree/{revision}/{path:path}")
@@ -156,11 +156,11 @@ def tree_below(
     namespace: str, name: str, revision: str, path: str, caller: CallerIs, context: ContextIs, recursive: bool = False
 ) -> list[dict[str, Any]]:
     """Files and folders below a folder."""
-    found = _commit(context, caller, namespace, name, revision)
+    commit = _commit(context, caller, namespace, name, revision)
     folder = check_path(path.rstrip("/")) + "/"
-    if not any(file.startswith(folder) for file in found.tree):
+    if not any(file.startswith(folder) for file in commit.tree):
         raise _no_entry(namespace, name, path)
-    return _entries(found, folder, recursive=recursive)
+    return _entries(commit, folder, recursive=recursive)
 
 
 @router.post("/api/datasets/{namespace}/{name}/paths-info/{revision}")
@@ -168,9 +168,9 @@ async def paths_information(
     namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
 ) -> list[dict[str, Any]]:
     """What some paths are; those that are not there are left out, as on the hub."""
-    found = await run_in_threadpool(_commit, context, caller, namespace, name, revision)
+    commit = await run_in_threadpool(_commit, context, caller, namespace, name, revision)
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
-    everything = {entry["path"]: entry for entry in _entries(found, "", recursive=True)}
+    everything = {entry["path"]: entry for entry in _entries(commit, "", recursive=True)}
     return [everything[path] for path in fields.get("paths", []) if path in everything]
 
 
@@ -180,13 +180,13 @@ def resolve(
     namespace: str, name: str, revision: str, path: str, request: Request, caller: CallerIs, context: ContextIs
 ) -> Response:
     """A file of a revision; ranges are served."""
-    found = _commit(context, caller, namespace, name, revision)
-    blob = found.tree.get(check_path(path))
+    commit = _commit(context, caller, namespace, name, revision)
+    blob = commit.tree.get(check_path(path))
     if blob is None:
         raise _no_entry(namespace, name, path)
     headers = {
         "etag": f'"{blob.git}"',
-        "x-repo-commit": found.oid,
+        "x-repo-commit": commit.oid,
         "accept-ranges": "bytes",
         "x-content-type-options": "nosniff",
         "content-disposition": "attachment",
@@ -213,7 +213,7 @@ def _commit(
         return repositories.commit_at(connection, namespace, name, revision)
 
 
-def _committed(context: Context, namespace: str, name: str, body: Path) -> str:
+def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str:
     change = read_change(body, context.blobs, max_files=context.settings.max_files)
 
     def changed(tree: Tree) -> Tree:

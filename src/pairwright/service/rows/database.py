@@ -67,15 +67,15 @@ class Database:
         try:
             with self.writing_one_at_a_time("schema") as connection:
                 schema.metadata.create_all(connection)
-                found = connection.scalar(sa.select(schema.service.c.value).where(schema.service.c.key == "version"))
-                if found is None:
+                version = connection.scalar(sa.select(schema.service.c.value).where(schema.service.c.key == "version"))
+                if version is None:
                     row = {"key": "version", "value": str(schema.SCHEMA_VERSION)}
                     connection.execute(sa.insert(schema.service).values(row))
         except sa.exc.DatabaseError as error:
             raise PairwrightError(f"the service's database cannot be opened: {error.orig}") from None
-        if found is not None and int(found) != schema.SCHEMA_VERSION:
+        if version is not None and int(version) != schema.SCHEMA_VERSION:
             raise PairwrightError(
-                f"the service's database has version {found}, this pairwright knows {schema.SCHEMA_VERSION}: "
+                f"the service's database has version {version}, this pairwright knows {schema.SCHEMA_VERSION}: "
                 "use the pairwright that wrote it, or another --data"
             )
 

@@ -54,16 +54,18 @@ def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, lis
                     continue
                 point = {"step": row["step"], "timestamp": _time(row.get("time")), "value": float(value)}
                 curves.setdefault(str(_NAMES.get(key, key)), {})[row["step"]] = point
-    return {name: _thinned([points[step] for step in sorted(points)], max_points) for name, points in curves.items()}
+    return {
+        name: _thin_points([points[step] for step in sorted(points)], max_points) for name, points in curves.items()
+    }
 
 
 def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
     """The numbers of a job's status, from its run folder; what cannot be read now stays as it was `before`."""
     run = read_status(folder, strict=False)
-    found: dict[str, Any] = {**NOTHING_YET, **(before or {})}
+    facts: dict[str, Any] = {**NOTHING_YET, **(before or {})}
     if run is not None:
         epoch_of = (lambda step: step // run.steps_per_epoch) if run.steps_per_epoch else (lambda step: 0)
-        found.update(
+        facts.update(
             percentage_done=round(run.percentage or 0.0, 2),
             steps_completed=run.step,
             steps_per_epoch=run.steps_per_epoch or None,
@@ -71,10 +73,10 @@ def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None =
             best_epoch=_best_epoch(run),
         )
         losses = zip(("train_loss", "val_loss"), last_losses(folder), strict=True)
-        found.update((name, loss) for name, loss in losses if loss is not None)
+        facts.update((name, loss) for name, loss in losses if loss is not None)
     if is_completed:
-        found["percentage_done"] = 100.0
-    return found
+        facts["percentage_done"] = 100.0
+    return facts
 
 
 def _best_epoch(run: Status) -> int | None:
@@ -84,12 +86,12 @@ def _best_epoch(run: Status) -> int | None:
     return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
 
 
-def _thinned(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+def _thin_points(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     if len(points) <= limit:
         return points
     stride = -(-len(points) // (limit - 1))
-    kept = points[::stride]
-    return kept if kept[-1] is points[-1] else [*kept, points[-1]]
+    points_left = points[::stride]
+    return points_left if points_left[-1] is points[-1] else [*points_left, points[-1]]
 
 
 def _time(value: Any) -> str | None:
@@ -211,10 +213,10 @@ def move(
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
     """A job as clients see it."""
     document: Document = msgspec.json.decode(row["document"])
-    shown = {key: value for key, value in document.items() if key != "work"}
-    shown["status"] = row["state"]
-    shown["status_details"] = status_details(row, progress)
-    return {**shown, "name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
+    fields_of_job = {key: value for key, value in document.items() if key != "work"}
+    fields_of_job["status"] = row["state"]
+    fields_of_job["status_details"] = status_details(row, progress)
+    return {**fields_of_job, "name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
 
 
 def status_details(row: RowMapping, progress: Document | None = None) -> Document:

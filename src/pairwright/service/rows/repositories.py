@@ -57,16 +57,16 @@ class Blobs:
     def add(self, pieces: Iterable[bytes], size: int) -> Blob:
         """Keep a file of `size` bytes; returns what it is. The size must be known before, as git's id contains it."""
         hidden = self.new_upload()
-        sha256, git, seen = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
+        sha256, git, num_read = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
         try:
             with open(hidden, "xb") as file:
                 for piece in pieces:
                     sha256.update(piece)
                     git.update(piece)
-                    seen += len(piece)
+                    num_read += len(piece)
                     file.write(piece)
-            if seen != size:
-                raise ValueError(f"{seen} bytes instead of {size}")
+            if num_read != size:
+                raise ValueError(f"{num_read} bytes instead of {size}")
             blob = Blob(sha256.hexdigest(), size, git.hexdigest())
             self._name(hidden, self.path(blob.sha256))
         finally:
@@ -129,9 +129,9 @@ def commit_at(connection: Connection, namespace: str, name: str, revision: str) 
     _check_there(connection, namespace, name)
     if is_commit(revision):
         chosen = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
-        found = connection.execute(chosen).mappings().all()
-        if len(found) == 1:
-            return _commit(found[0])
+        matches = connection.execute(chosen).mappings().all()
+        if len(matches) == 1:
+            return _commit(matches[0])
     raise Refusal(
         404,
         "revision_not_found",
@@ -180,12 +180,12 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
     return oid
 
 
-def used_blobs(connection: Connection) -> set[str]:
+def blobs_in_use(connection: Connection) -> set[str]:
     """The content hashes of all files of all commits."""
-    found: set[str] = set()
+    hashes: set[str] = set()
     for text in connection.execute(sa.select(commits.c.tree)).scalars():
-        found |= {blob.sha256 for blob in _tree_of(text).values()}
-    return found
+        hashes |= {blob.sha256 for blob in _tree_of(text).values()}
+    return hashes
 
 
 def _check_there(connection: Connection, namespace: str, name: str) -> None:

@@ -58,42 +58,44 @@ def train_section(given: Hyperparameters) -> dict[str, Any]:
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, ("hyperparameters", *problem["loc"])))
-        raise _refused(where, str(problem["msg"])) from None
+        raise _refuse_value(where, str(problem["msg"])) from None
     return section
 
 
 def warnings_of(given: Hyperparameters, integrations: list[dict[str, Any]]) -> list[dict[str, str]]:
     """What was asked for and makes no difference here; shown in the job."""
-    found = []
+    warnings = []
     if given.sequence_packing_enabled:
         explanation = "batches are cut by tokens already; the result is the same"
-        found.append({"message": "sequence_packing_enabled has no effect", "explanation": explanation})
+        warnings.append({"message": "sequence_packing_enabled has no effect", "explanation": explanation})
     if integrations:
         explanation = "metrics are in the job's status and its run folder"
-        found.append({"message": "integrations are not carried out by this service", "explanation": explanation})
+        warnings.append({"message": "integrations are not carried out by this service", "explanation": explanation})
     if given.lora is not None and given.finetuning_type == "all_weights":
-        found.append({"message": "lora has no effect", "explanation": "finetuning_type is all_weights"})
+        warnings.append({"message": "lora has no effect", "explanation": "finetuning_type is all_weights"})
     if given.dpo is not None and given.training_type != "dpo":
-        found.append({"message": "dpo has no effect", "explanation": f"training_type is {given.training_type}"})
-    return found
+        warnings.append({"message": "dpo has no effect", "explanation": f"training_type is {given.training_type}"})
+    return warnings
 
 
 def _check(given: Hyperparameters) -> None:
     if given.training_type not in TRAINING_TYPES:
-        raise _refused("hyperparameters.training_type", f"got {given.training_type!r}, this service trains dpo and sft")
+        raise _refuse_value(
+            "hyperparameters.training_type", f"got {given.training_type!r}, this service trains dpo and sft"
+        )
     for name in ("grpo", "distillation"):
         if getattr(given, name) is not None:
-            raise _refused(f"hyperparameters.{name}", "this service trains dpo and sft")
+            raise _refuse_value(f"hyperparameters.{name}", "this service trains dpo and sft")
     if given.sft is not None:
         for name, value in given.sft.model_dump().items():
             if value:
-                raise _refused(f"hyperparameters.sft.{name}", f"got {value!r}: dropout is off here; leave it out")
+                raise _refuse_value(f"hyperparameters.sft.{name}", f"got {value!r}: dropout is off here; leave it out")
     if given.optimizer.startswith("adam_") and given.weight_decay:
         message = "Adam with weight_decay is not AdamW: use the adamw optimizer, or weight_decay 0 (where they agree)"
-        raise _refused("hyperparameters.optimizer", message)
+        raise _refuse_value("hyperparameters.optimizer", message)
 
 
-def _refused(where: str, message: str) -> Refusal:
+def _refuse_value(where: str, message: str) -> Refusal:
     details = [{"field": where, "message": message}]
     return Refusal(422, "unsupported_hyperparameter", f"{where}: {message}", details=details)
 
@@ -132,14 +134,14 @@ def find_target(connection: Connection, config: str) -> Document:
     """The target of a config name; a name without `+HARDWARE` finds the only target of that name."""
     everything = entities.every(connection, entities.TARGET)
     exact = [target for target in everything if target["name"] == config]
-    found = exact or [target for target in everything if config in (target["target"], target["base_model"])]
-    if len(found) != 1:
+    matches = exact or [target for target in everything if config in (target["target"], target["base_model"])]
+    if len(matches) != 1:
         known = ", ".join(sorted(target["name"] for target in everything)) or "none yet: pairwright serve targets add"
-        what = "is not known" if not found else "names several targets"
+        what = "is not known" if not matches else "names several targets"
         raise Refusal(422, "unknown_config", f"config: {config!r} {what}; known configs: {known}")
-    if not Path(found[0]["model_path"], "config.json").is_file():
+    if not Path(matches[0]["model_path"], "config.json").is_file():
         raise Refusal(409, "target_gone", f"config: the folder of {config!r} is not there any more: ask the operator")
-    return found[0]
+    return matches[0]
 
 
 def config_document(target: Document) -> Document:

@@ -62,21 +62,21 @@ class Deployments:
         self._ending: dict[str, float] = {}
 
     def tick(self) -> None:
-        found = self._rows()
-        for row in found:
+        rows_now = self._rows()
+        for row in rows_now:
             self._look_after(row)
-        self._end_deleted({row["id"] for row in found})
+        self._end_deleted({row["id"] for row in rows_now})
 
     def stop(self) -> None:
         """End all servers; they are started again with the service."""
-        found = self._rows()
-        folders = [self._settings.deployment_folder(row["id"]) for row in found]
+        rows_now = self._rows()
+        folders = [self._settings.deployment_folder(row["id"]) for row in rows_now]
         for folder in folders:
             process.send(folder, signal.SIGTERM)
         deadline = time.monotonic() + min(10.0, self._settings.stop_seconds)
         for folder in folders:
             process.stop(folder, grace_seconds=deadline - time.monotonic())
-        for row in found:
+        for row in rows_now:
             self._move(row, DeploymentState.PENDING, "the service was stopped", starts=0)
 
     def _rows(self) -> list[RowMapping]:
@@ -166,9 +166,9 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 def deployment_document(row: RowMapping, base_url: str) -> Document:
     """A deployment as clients see it; `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
     document: Document = msgspec.json.decode(row["document"])
-    shown = {key: value for key, value in document.items() if key != "work"}
+    fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
     return {
-        **shown,
+        **fields_of_deployment,
         "id": row["id"],
         "name": row["name"],
         "namespace": row["namespace"],
@@ -231,14 +231,14 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
 def every_model(connection: Connection, caller: Caller) -> list[ModelDocument]:
     """Models that the caller may use, newest first."""
     chosen = sa.select(jobs).where(jobs.c.state == JobState.COMPLETED).order_by(jobs.c.number.desc())
-    found = [
+    documents = [
         _document(row["output_model"], row["namespace"], row["updated_at"])
         for row in connection.execute(chosen).mappings()
         if caller.may(row["namespace"], write=False)
     ]
     for target in entities.every(connection, entities.TARGET):
-        found.append(_document(target["base_model"], target["namespace"], target["created_at"]))
-    return found
+        documents.append(_document(target["base_model"], target["namespace"], target["created_at"]))
+    return documents
 
 
 def _document(model: str, namespace: str, created_at: str) -> ModelDocument:
@@ -248,8 +248,8 @@ def _document(model: str, namespace: str, created_at: str) -> ModelDocument:
 
 def _job(connection: Connection, model: str) -> Any:
     chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
-    found = list(connection.execute(chosen).mappings())
-    return next((row for row in found if row["state"] == JobState.COMPLETED), found[0] if found else None)
+    matches = list(connection.execute(chosen).mappings())
+    return next((row for row in matches if row["state"] == JobState.COMPLETED), matches[0] if matches else None)
 
 
 def _target(connection: Connection, model: str) -> ModelDocument | None:

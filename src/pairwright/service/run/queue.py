@@ -19,7 +19,7 @@ from sqlalchemy.engine import RowMapping
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.jobs import local, process
-from pairwright.jobs.backend import followed, silent
+from pairwright.jobs.backend import follow_status, silent
 from pairwright.jobs.job import FINAL, BackendError, JobState, Status, new_job, read_job
 from pairwright.ledger.run_status import FILE_NAME as TRAIN_FILE
 from pairwright.ledger.run_status import read_status
@@ -119,7 +119,7 @@ class JobQueue:
             self._end(row["id"], worker)
             return
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
-        newest = max((_modified(path) for path in signs), default=0.0)
+        newest = max((_modification_time(path) for path in signs), default=0.0)
         quiet = time.time() - newest if newest else age_seconds(row["started_at"])
         if quiet > self._settings.stall_seconds:
             process.send(worker, signal.SIGKILL)
@@ -138,11 +138,11 @@ class JobQueue:
             process.send(worker, signal.SIGKILL)
 
     def _note(self, row: RowMapping) -> None:
-        found = self._progress(row, is_completed=False)
+        progress = self._progress(row, is_completed=False)
         with self._context.database.writing() as connection:
-            values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(found).decode()}
-            if found["steps_completed"] > row["step"]:
-                values |= {"step": found["steps_completed"], "idle_starts": 0}
+            values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
+            if progress["steps_completed"] > row["step"]:
+                values |= {"step": progress["steps_completed"], "idle_starts": 0}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
@@ -160,7 +160,7 @@ class JobQueue:
         self._move(row, new, message, detail=detail, **values)
         if new in FINAL:
             with contextlib.suppress(BackendError):  # killed before it was written
-                followed(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
+                follow_status(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
         self._asked_to_stop.pop(row["id"], None)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
@@ -194,7 +194,7 @@ class JobQueue:
             return jobs.move(connection, row["id"], new, message, detail=detail, **values)
 
 
-def _modified(path: Path) -> float:
+def _modification_time(path: Path) -> float:
     with contextlib.suppress(OSError):
         return path.stat().st_mtime
     return 0.0

@@ -41,9 +41,9 @@ def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.
     namespace = check_name(body.namespace or reference.namespace, "namespace")
     caller.check(namespace, write=True)
     target = find_target(connection, config)
-    dataset, (source, found) = _dataset(connection, reference, caller)
+    dataset, (source, commit) = _dataset(connection, reference, caller)
     identity = new_id("cust")
-    files = _files(found, source)
+    files = _files(commit, source)
     document: Document = {
         "id": identity,
         "name": check_name(body.name, "name") if body.name is not None else None,
@@ -108,12 +108,15 @@ def _dataset(
     namespace, name, revision = check_files_url(url, "dataset.files_url")
     caller.check(namespace, write=False)
     try:
-        found = repositories.commit_at(connection, namespace, name, revision)
+        commit = repositories.commit_at(connection, namespace, name, revision)
     except Refusal as refusal:
         raise Refusal(422, "dataset_not_found", f"dataset: {refusal.message}; upload it before the job") from None
-    source = f"hf://datasets/{namespace}/{name}@{found.oid}"
-    shown = {"name": reference.name or name, "namespace": reference.namespace if reference.name else namespace}
-    return {**shown, "files_url": source}, (source, found)
+    source = f"hf://datasets/{namespace}/{name}@{commit.oid}"
+    reference_fields = {
+        "name": reference.name or name,
+        "namespace": reference.namespace if reference.name else namespace,
+    }
+    return {**reference_fields, "files_url": source}, (source, commit)
 
 
 def _files(found: Commit, source: str) -> list[Document]:

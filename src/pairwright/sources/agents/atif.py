@@ -130,9 +130,9 @@ def _messages(step: Json, where: str) -> list[Message]:
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
     results = optional_items(observation.get("results"), f"{where}.observation.results")
-    failed = {call.id for call, given in zip(calls, listed, strict=True) if _status(given) in _FAILED}
-    found = [_result(given, calls, failed, f"{where}.observation.results[{n}]") for n, given in enumerate(results)]
-    return [message, *found]
+    failed = {call.id for call, result in zip(calls, listed, strict=True) if _status(result) in _FAILED}
+    entries = [_result(result, calls, failed, f"{where}.observation.results[{n}]") for n, result in enumerate(results)]
+    return [message, *entries]
 
 
 def _call(call: Json, where: str) -> ToolCall:
@@ -185,10 +185,12 @@ def _add_exception(result: Json, messages: list[Message], errors: list[ErrorSite
     """The exception that ended the trial shows on the last message."""
     raised = result.get("exception_info")
     if isinstance(raised, dict):
-        kind, told = raised.get("exception_type"), raised.get("exception_message")
-        told = told if isinstance(told, str) else ""
-        found = failure_kind(f"{kind} {told}", "exception")
-        errors.append(ErrorSite(index=len(messages) - 1, kind=found, text=told, meta={"exception_type": kind}))
+        kind, description = raised.get("exception_type"), raised.get("exception_message")
+        description = description if isinstance(description, str) else ""
+        error_kind = failure_kind(f"{kind} {description}", "exception")
+        errors.append(
+            ErrorSite(index=len(messages) - 1, kind=error_kind, text=description, meta={"exception_type": kind})
+        )
 
 
 def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:

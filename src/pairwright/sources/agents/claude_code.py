@@ -52,21 +52,21 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     lines: list[Line] = []
     others: Counter[str] = Counter()
     summaries: list[str] = []
-    seen: set[str] = set()
-    found = False
+    uuids: set[str] = set()
+    is_session = False
     for position, item in enumerate(items(value, "session")):
         number = (origin.line or 1) + position
         try:
-            line = _line(item, number, seen)
+            line = _line(item, number, uuids)
         except (BadRecord, RecordError) as error:
-            found = True
+            is_session = True
             yield _rejected(origin, number, str(error), item)
             if not isinstance(item, dict):
                 continue
             line = _link(item, number)  # it still joins its children to its parent
         else:
             if line.uuid is not None:
-                seen.add(line.uuid)
+                uuids.add(line.uuid)
             if item["type"] == "summary" and isinstance(item.get("summary"), str):
                 summaries.append(item["summary"])
             elif not line.messages:
@@ -77,34 +77,34 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         file_info["summaries"] = summaries
     steps: Counter[Any] = Counter()
     for root in roots_of(lines):
-        found = True
+        is_session = True
         session = identifier(root.first.value.get("sessionId"))
         yield from _experiences(root, origin, session, steps[session], file_info)
         steps[session] += 1
         file_info = {}  # what is said of the file stands once, on its first conversation
-    if not found:
+    if not is_session:
         raise BadRecord("session: no line is a message of the user or the assistant")
 
 
 def _experiences(
     root: Turn, origin: Origin, session: int | str | None, step: int, file_info: Json
 ) -> Iterator[Experience | Rejected]:
-    told: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
+    context_of_turn: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
     for run, branch in enumerate(branches_of(root)):
         leaf = branch[-1].lines[-1].number
         if run >= MAX_BRANCHES:
             yield _rejected(origin, leaf, f"more than {MAX_BRANCHES} branches from line {root.first.number}")
             continue
-        own = [turn for turn in branch if turn not in told]
+        own = [turn for turn in branch if turn not in context_of_turn]
         try:
             messages: list[Message] = []
             for turn in branch:
-                if turn in told:
-                    messages += told[turn]
+                if turn in context_of_turn:
+                    messages += context_of_turn[turn]
                 else:
                     fresh = messages_of(turn)
                     messages += fresh
-                    told[turn] = [as_context(message) for message in fresh]
+                    context_of_turn[turn] = [as_context(message) for message in fresh]
             prompt, completion = split_at_answer(messages)  # equal prompts in all branches of a root
             if not any(message.is_generated for message in messages):
                 raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")

@@ -74,7 +74,7 @@ def roots_of(lines: list[Line]) -> list[Turn]:
         line = lines[position]
         if above is not None and line.is_sidechain and not above.first.is_sidechain:
             above = None  # it names the line that started it, but it does not see that conversation
-        turn = turns[position] = _joined(line, above) if line.messages else above
+        turn = turns[position] = _join_turn(line, above) if line.messages else above
         if turn is not None and turn.parent is None and turn.lines == [line]:
             roots.append(turn)
     return sorted(roots, key=lambda turn: turn.first.number)
@@ -94,7 +94,7 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
             yield list(path)
 
 
-def _joined(line: Line, above: Turn | None) -> Turn:
+def _join_turn(line: Line, above: Turn | None) -> Turn:
     """The turn that a line belongs to: one that is there already, or a new one below `above`."""
     asked = above  # the assistant turn that the line continues or answers
     if above is not None and above.answered:
@@ -225,11 +225,11 @@ def messages_of(turn: Turn) -> list[Message]:
         return [message for line in lines for message in line.messages]
     merged = lines[0].messages[0]
     for line in lines[1:]:
-        merged = _merged(merged, line.messages[0])
+        merged = _merge_messages(merged, line.messages[0])
     return [merged]
 
 
-def _merged(left: Message, right: Message) -> Message:
+def _merge_messages(left: Message, right: Message) -> Message:
     """Two lines of one message. What a line repeats of an earlier one (some versions do) is taken once."""
     parts = _parts(left)
     parts += [part for part in _parts(right) if part not in parts]

@@ -75,23 +75,23 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for position, line in enumerate(lines):
         number = (origin.line or 1) + position
         try:
-            kind, payload = _unwrapped(line)
+            kind, payload = _unwrap_line(line)
             if kind == "compacted":
-                context = _compacted(payload)
-                yield from _finished(session, origin)
+                context = _compact_context(payload)
+                yield from _end_attempt(session, origin)
                 session.context, session.step, session.run = context, session.step + 1, 0
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
-                kept = _kept(session, payload)
-                yield from _finished(session, origin)
+                remaining = _roll_back(session, payload)
+                yield from _end_attempt(session, origin)
                 if session.run == MAX_ROLLBACKS:
                     yield _rejected(origin, number, f"more than {MAX_ROLLBACKS} roll-backs: the rest is not read")
                     return
-                session.context, session.run = kept, session.run + 1
+                session.context, session.run = remaining, session.run + 1
             else:
                 _take(session, kind, payload, call_ids, number)
         except (BadRecord, RecordError) as error:
             yield _rejected(origin, number, str(error), line)
-    yield from _finished(session, origin)
+    yield from _end_attempt(session, origin)
     if session.num_attempts == 0:
         raise BadRecord("session: no line is an item of a conversation")
 
@@ -118,7 +118,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
         session.first_line = session.first_line or number
 
 
-def _finished(session: Session, origin: Origin) -> Iterator[Experience | Rejected]:
+def _end_attempt(session: Session, origin: Origin) -> Iterator[Experience | Rejected]:
     """The attempt that ends here, if anything was said in it."""
     if not session.items:
         return
@@ -161,7 +161,7 @@ def _conversation(session: Session) -> list[Message]:
     return [Message("system", instructions), *messages]
 
 
-def _compacted(payload: Json) -> list[Message]:
+def _compact_context(payload: Json) -> list[Message]:
     """The context after a compaction."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
@@ -174,7 +174,7 @@ def _compacted(payload: Json) -> list[Message]:
     return [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
 
 
-def _kept(session: Session, payload: Json) -> list[Message]:
+def _roll_back(session: Session, payload: Json) -> list[Message]:
     """What a roll-back leaves: everything before the turn of the user that is the n-th from the end."""
     num_turns = index(payload.get("num_turns"))
     if num_turns is None:
@@ -185,7 +185,7 @@ def _kept(session: Session, payload: Json) -> list[Message]:
     return [as_context(message) for message in messages[:end]]
 
 
-def _unwrapped(line: Any) -> tuple[str, Json]:
+def _unwrap_line(line: Any) -> tuple[str, Json]:
     """The kind of a line and what it holds."""
     line = mapping(line, "line")
     kind = line.get("type")
@@ -222,17 +222,17 @@ def _note_failure(event: Json, failed: dict[str, str]) -> None:
 
 
 def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
-    said = message.text
+    text = message.text
     for kind, start in _FAILURES:
-        if start.match(said):
+        if start.match(text):
             return kind
     exit_code: Any = None
-    if said.startswith("{"):
-        output = canonical_arguments(said)
+    if text.startswith("{"):
+        output = canonical_arguments(text)
         metadata = output.get("metadata") if isinstance(output, dict) else None
         exit_code = metadata.get("exit_code") if isinstance(metadata, dict) else None
-    elif found := _EXIT_CODE.search(said[:2000]):
-        exit_code = int(found[1]) if len(found[1]) < 12 else 1
+    elif match := _EXIT_CODE.search(text[:2000]):
+        exit_code = int(match[1]) if len(match[1]) < 12 else 1
     if isinstance(exit_code, int) and exit_code != 0:
         return "nonzero_exit"
     return failed.get(message.tool_call_id or "")

@@ -94,16 +94,16 @@ def error_kind(position: int, message: Message) -> str | None:
     return _KINDS.get(kind, "tool_error")
 
 
-def resolved(value: Any, stored: Json) -> Any:
+def resolve_references(value: Any, stored: Json) -> Any:
     """The value with every text that is a reference replaced by what it refers to."""
     if isinstance(value, str):
         return stored.get(value, value)
     if not stored:
         return value
     if isinstance(value, list):
-        return [resolved(item, stored) for item in value]
+        return [resolve_references(item, stored) for item in value]
     if isinstance(value, dict):
-        return {key: resolved(item, stored) for key, item in value.items()}
+        return {key: resolve_references(item, stored) for key, item in value.items()}
     return value
 
 
@@ -119,7 +119,7 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
             continue
         for tool in _dicts(event.get("tools")):
             if isinstance(tool.get("name"), str) and tool["name"] not in tools:
-                tools[tool["name"]] = resolved(tool, stored)
+                tools[tool["name"]] = resolve_references(tool, stored)
     return list(tools.values())
 
 
@@ -145,8 +145,8 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
     others = []
     for part in parts:
         if part.get("type") == "reasoning":
-            said = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
-            thoughts += [said] if isinstance(said, str) and said else []
+            reasoning = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
+            thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
         else:
             others.append(part)
     if len(others) == 1 and others[0].get("type") == "text" and isinstance(others[0].get("text"), str):
@@ -190,7 +190,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Experience:
-    stored = _stored(sample)
+    stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")
     messages = _messages(sample, output, stored)
     prompt, completion = split_at_first_answer(messages)
@@ -216,7 +216,7 @@ def _experience(sample: Json, header: Json, origin: Origin, options: Options) ->
     )
 
 
-def _stored(sample: Json) -> Json:
+def _stored_texts(sample: Json) -> Json:
     """Texts that are kept once and referred to, by their reference."""
     stored: Json = {}
     transcript = sample.get("transcript")
@@ -228,13 +228,17 @@ def _stored(sample: Json) -> Json:
 
 
 def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
-    turns = resolved(sample.get("messages"), stored)
+    turns = resolve_references(sample.get("messages"), stored)
     if not turns:  # some logs keep only what went in and what came out
-        given = resolved(sample.get("input"), stored)
-        turns = [{"role": "user", "content": given}] if isinstance(given, str) else list(items(given, "input"))
+        input_messages = resolve_references(sample.get("input"), stored)
+        turns = (
+            [{"role": "user", "content": input_messages}]
+            if isinstance(input_messages, str)
+            else list(items(input_messages, "input"))
+        )
         choices = output.get("choices")
         if isinstance(choices, list) and choices:
-            turns.append(resolved(mapping(choices[0], "output.choices[0]").get("message"), stored))
+            turns.append(resolve_references(mapping(choices[0], "output.choices[0]").get("message"), stored))
     return [
         message_from_inspect(turn, f"messages[{number}]") for number, turn in enumerate(items(turns, "messages"))
     ]  # fmt: skip
@@ -288,12 +292,12 @@ def _info(sample: Json, header: Json) -> Json:
     if error is not None:
         info["error"] = error.get("message") if isinstance(error, dict) else error
     scores = _scores(sample)
-    for key, found in (
+    for key, facts in (
         ("answers", {name: entry.get("answer") for name, entry in scores.items() if isinstance(entry, dict)}),
         ("other_scores", {name: value for name, value in _values(scores).items() if _grade(value) is None}),
     ):
-        if found := {name: value for name, value in found.items() if value is not None}:
-            info[key] = found
+        if facts := {name: value for name, value in facts.items() if value is not None}:
+            info[key] = facts
     return info
 
 
@@ -398,7 +402,7 @@ def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -
     limit = min(MAX_MEMBER_BYTES, max(FREE_BYTES, MAX_RATIO * member.compress_size))
     pieces: list[bytes] = []
     length = 0
-    with _opened(member, archive, file) as stream:
+    with _open_member(member, archive, file) as stream:
         while piece := stream.read(_PIECE):
             length += len(piece)
             if length > limit:
@@ -407,7 +411,7 @@ def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -
     return b"".join(pieces)
 
 
-def _opened(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> IO[bytes]:
+def _open_member(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> IO[bytes]:
     if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return archive.open(member)
     if member.compress_type != _ZSTD:  # bzip2 and lzma would swell one piece without bound

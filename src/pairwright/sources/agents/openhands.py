@@ -85,7 +85,7 @@ def _experiences(
     events: list[Any], row: Json, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:  # fmt: skip
     talk = Conversation(row, task=identifier(row.get("instance_id")))
-    found = False
+    has_steps = False
     for position, value in enumerate(events):
         number = (origin.line or 1) + (0 if row else position)
         try:
@@ -93,20 +93,20 @@ def _experiences(
             if event.get("kind") != "Condensation":
                 _take(talk, event)
                 continue
-            kept = _condensed(talk, event)
-            found |= talk.num_new > 0
-            yield from _finished(talk, origin, options)
+            remaining = _condense(talk, event)
+            has_steps |= talk.num_new > 0
+            yield from _end_step(talk, origin, options)
             if talk.step == MAX_CONDENSATIONS:
                 raise BadRecord(f"more than {MAX_CONDENSATIONS} condensations")
-            talk.entries, talk.step, talk.num_new, talk.turns, talk.last = kept, talk.step + 1, 0, [], None
+            talk.entries, talk.step, talk.num_new, talk.turns, talk.last = remaining, talk.step + 1, 0, [], None
         except (BadRecord, RecordError) as error:
-            found = True
+            has_steps = True
             yield Rejected(origin.file, number, str(error), format=NAME, raw=_raw(value))
             if talk.step == MAX_CONDENSATIONS:
                 return
-    if not found and not talk.entries:
+    if not has_steps and not talk.entries:
         raise BadRecord("events: none is a message, an action or an observation")
-    yield from _finished(talk, origin, options)
+    yield from _end_step(talk, origin, options)
 
 
 def _take(talk: Conversation, event: Json) -> None:
@@ -146,23 +146,23 @@ def _take_state(talk: Conversation, event: Json) -> None:
     talk.model = model if isinstance(model, str) else talk.model
 
 
-def _condensed(talk: Conversation, event: Json) -> list[Entry]:
+def _condense(talk: Conversation, event: Json) -> list[Entry]:
     """The context after a condensation."""
     forgotten = {
         event_id
         for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
         if isinstance(event_id, str)
     }
-    kept = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
+    remaining = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
     summary = event.get("summary")
     if isinstance(summary, str):
         offset = index(event.get("summary_offset"))
         message = Message("user", summary, generated=False, extra={"is_summary": True})
-        kept.insert(len(kept) if offset is None else offset, Entry(message, set()))
-    return kept
+        remaining.insert(len(remaining) if offset is None else offset, Entry(message, set()))
+    return remaining
 
 
-def _finished(talk: Conversation, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     """The step that ends here, if anything happened in it."""
     if talk.num_new == 0:
         return

@@ -74,13 +74,13 @@ def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
     result = row.get("test_result")
     report = result.get("report") if isinstance(result, dict) else None
     places = [place for place in (row, report, result) if isinstance(place, dict)]
-    found: Json = {}
+    scores: Json = {}
     for key in ("resolved", *([name] if name is not None else [])):
         values = [score(place.get(key)) for place in places]
         value = next((value for value in values if value is not None), None)
         if value is not None:
-            found[key] = value
-    return found.get("resolved" if name is None else name), found
+            scores[key] = value
+    return scores.get("resolved" if name is None else name), scores
 
 
 def info_of(row: Json) -> Json:
@@ -94,13 +94,13 @@ def info_of(row: Json) -> Json:
     return info
 
 
-def said_error_kind(said: str) -> str | None:
+def error_kind_of_text(text: str) -> str | None:
     """The kind of failure that the text of a result tells of."""
-    said = said.removeprefix("OBSERVATION:\n").lstrip()
+    text = text.removeprefix("OBSERVATION:\n").lstrip()
     for kind, start in _FAILURES:
-        if start.match(said):
+        if start.match(text):
             return kind
-    codes = _EXIT_CODE.findall(said[-2000:])
+    codes = _EXIT_CODE.findall(text[-2000:])
     if not codes or int(codes[-1]) == 0:
         return None
     return "timeout" if codes[-1] == "-1" else "nonzero_exit"  # -1: given up on while it ran
@@ -129,9 +129,10 @@ def _row(row: Json, origin: Origin, options: Options) -> Experience:
 
 def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
     prompt = messages_from_chat(log.get("messages"), "messages")
-    given = log.get("tools")
+    schemas_in_log = log.get("tools")
     tools = tools_from_chat(
-        optional_mapping(log.get("kwargs"), "kwargs").get("tools") if given is None else given, "tools"
+        optional_mapping(log.get("kwargs"), "kwargs").get("tools") if schemas_in_log is None else schemas_in_log,
+        "tools",
     )
     response = mapping(log.get("response"), "response")
     choices = items(response.get("choices"), "response.choices")
@@ -187,7 +188,7 @@ def _metrics(log: Json, response: Json) -> Json:
 
 
 def _error_kind(position: int, message: Message) -> str | None:
-    return said_error_kind(message.text)
+    return error_kind_of_text(message.text)
 
 
 FORMAT = Format(
@@ -219,7 +220,9 @@ class Entry:
         self.message = Message(
             left.role,
             left.content if right.content in (None, left.content) else [*_parts(left.content), *_parts(right.content)],
-            left.reasoning if right.reasoning in (None, left.reasoning) else _joined(left.reasoning, right.reasoning),
+            left.reasoning
+            if right.reasoning in (None, left.reasoning)
+            else _join_texts(left.reasoning, right.reasoning),
             left.tool_calls + right.tool_calls,
             generated=left.generated,
             extra={**left.extra, **right.extra},
@@ -249,11 +252,11 @@ def entry_of_event(event: Json) -> Entry | None:
         return Entry(_action(event), ids, response if isinstance(response, str) and response else None)
     if kind == "ObservationEvent":
         message = _observation(event)
-        return Entry(message, ids, error=_observed_error(event, message))
+        return Entry(message, ids, error=_error_of_event(event, message))
     key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
-    said = text(event.get(key), key)
-    error = said_error_kind(said) or "tool_error"
-    return Entry(_result(event, said, {"is_error": True}), ids, error=error)
+    content = text(event.get(key), key)
+    error = error_kind_of_text(content) or "tool_error"
+    return Entry(_result(event, content, {"is_error": True}), ids, error=error)
 
 
 def _message(event: Json) -> Message:
@@ -306,11 +309,11 @@ def _result(event: Json, content: str | list[Json] | None, extra: Json) -> Messa
     )
 
 
-def _observed_error(event: Json, message: Message) -> str | None:
+def _error_of_event(event: Json, message: Message) -> str | None:
     if message.extra.get("timeout") is True:
         return "timeout"
     if message.extra.get("is_error") is True:
-        return said_error_kind(message.text) or "tool_error"
+        return error_kind_of_text(message.text) or "tool_error"
     exit_code = message.extra.get("exit_code")
     return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
 
@@ -340,5 +343,5 @@ def _thinking(value: Any) -> str | None:
     return "\n\n".join(thought for thought in thoughts if isinstance(thought, str)) or None
 
 
-def _joined(left: str | None, right: str | None) -> str | None:
+def _join_texts(left: str | None, right: str | None) -> str | None:
     return "\n\n".join(thought for thought in (left, right) if thought) or None

@@ -60,22 +60,24 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
         if turn.get("role") == "exit":
             continue
         extra = turn.get("extra")
-        kept = {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
+        extra_fields = (
+            {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
+        )
         plain = {key: item for key, item in turn.items() if key not in ("extra", "timestamp")}
         if turn.get("object") == "response":
             messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
         elif "role" not in turn and isinstance(turn.get("type"), str):
-            messages += [_with_extra(message, kept) for message in messages_from_items([plain], here)]
+            messages += [_with_extra(message, extra_fields) for message in messages_from_items([plain], here)]
         else:
-            messages.append(_with_extra(message_from_chat(plain, here), kept))
+            messages.append(_with_extra(message_from_chat(plain, here), extra_fields))
     return messages
 
 
 def mini_error_kind(message: Message) -> str | None:
     """What an observation tells of a failure: a return code, an exception, or the program's own complaint."""
     code: Any = message.extra.get("returncode")
-    if code is None and (found := _RETURN_CODE.match(message.text)):
-        code = int(found[1])
+    if code is None and (match := _RETURN_CODE.match(message.text)):
+        code = int(match[1])
     if message.extra.get("exception_info"):
         return "timeout" if "timed out" in str(message.extra["exception_info"]) else "exception"
     for kind, start in _MINI_FAILURES:
@@ -138,32 +140,34 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Experience:
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
-    given = optional_mapping(row.get("info"), "info")
+    row_info = optional_mapping(row.get("info"), "info")
     info = {
-        key: item for key, item in given.items() if key not in ("model_stats", "config") and "edited_files" not in key
+        key: item
+        for key, item in row_info.items()
+        if key not in ("model_stats", "config") and "edited_files" not in key
     }
     if "trajectory" in row or "history" in row:
         messages = _messages(row, info)
         model, kind_of = _model(row), _error_kind
     else:
         messages = messages_of_mini(row.get("messages"), "messages")
-        model, kind_of = model_of_mini(given), mini_error_kind
+        model, kind_of = model_of_mini(row_info), mini_error_kind
     prompt, completion = split_at_first_answer(messages)
     if not completion:
         raise BadRecord("no assistant message, so there is no completion")
-    found = _scores(row, given, options.reward)
+    scores = _scores(row, row_info, options.reward)
     names = _REWARDS if options.reward is None else (options.reward,)
     return build(
         NAME,
         origin,
-        task=_task(row, given, file_name),
+        task=_task(row, row_info, file_name),
         prompt=prompt,
         completion=completion,
-        reward=next((score(found[name]) for name in names if name in found), None),
-        reward_components=found,
+        reward=next((score(scores[name]) for name in names if name in scores), None),
+        reward_components=scores,
         errors=_errors(messages, len(prompt), kind_of),
         info=info,
-        metrics=given["model_stats"] if isinstance(given.get("model_stats"), dict) else {},
+        metrics=row_info["model_stats"] if isinstance(row_info.get("model_stats"), dict) else {},
         model_version=model,
     )
 
@@ -190,12 +194,12 @@ def _messages(row: Json, info: Json) -> list[Message]:
         messages += _observation(steps[last], messages[-1])
     outside = steps[last + 1 :]
     for step in outside:
-        said = step.get("response") or step.get("thought")
+        answer = step.get("response") or step.get("thought")
         extra: Json = {"from_trajectory": True}
         if isinstance(step.get("action"), str):
             extra["action"] = step["action"]
         messages.append(
-            Message("assistant", said if isinstance(said, str) else None, generated=False, extra=extra)
+            Message("assistant", answer if isinstance(answer, str) else None, generated=False, extra=extra)
         )  # fmt: skip
         messages += _observation(step, messages[-1])
     if outside:
@@ -205,21 +209,21 @@ def _messages(row: Json, info: Json) -> list[Message]:
 
 def _last_told(steps: list[Json], answers: list[Message]) -> int:
     """The position of the step that the last answer of the history belongs to."""
-    said = answers[-1].text.strip()
+    last = answers[-1].text.strip()
     for position in range(len(steps) - 1, -1, -1):
         response = steps[position].get("response")
-        if isinstance(response, str) and response.strip() == said:
+        if isinstance(response, str) and response.strip() == last:
             return position
     return min(len(answers), len(steps)) - 1
 
 
 def _observation(step: Json, asked: Message) -> list[Message]:
-    seen = step.get("observation")
-    if not isinstance(seen, str) or not seen:
+    content = step.get("observation")
+    if not isinstance(content, str) or not content:
         return []
     if asked.tool_calls:
-        return [Message("tool", seen, tool_call_id=asked.tool_calls[0].id, extra={"from_trajectory": True})]
-    return [Message("user", seen, extra={"from_trajectory": True})]
+        return [Message("tool", content, tool_call_id=asked.tool_calls[0].id, extra={"from_trajectory": True})]
+    return [Message("user", content, extra={"from_trajectory": True})]
 
 
 def _message(value: Any, where: str) -> Message:
@@ -287,13 +291,13 @@ def _name_of(origin: Origin) -> str | None:
 
 def _scores(row: Json, info: Json, wanted: str | None) -> Json:
     report = row.get("report")
-    found: Json = {}
+    scores: Json = {}
     for name in (*_REWARDS, *([wanted] if wanted is not None else [])):
         for place in (info, row, report):
             value = score(place.get(name)) if isinstance(place, dict) else None
             if value is not None:
-                found.setdefault(name, value)
-    return found
+                scores.setdefault(name, value)
+    return scores
 
 
 def _is_traj(value: Any) -> bool:

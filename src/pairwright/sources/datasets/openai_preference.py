@@ -25,8 +25,8 @@ def matches(value: Any) -> bool:
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
-    given = row.get("input")
-    request = {"messages": given} if isinstance(given, str | list) else mapping(given, "input")
+    input_value = row.get("input")
+    request = {"messages": input_value} if isinstance(input_value, str | list) else mapping(input_value, "input")
     yield preference_from(
         NAME,
         origin,

@@ -99,7 +99,7 @@ def experience_from_json(value: Any) -> Experience:
     fields: Json = {}
     for name, item in row.items():
         if name in _TYPES:
-            fields[name] = _converted(item, _TYPES[name], name)
+            fields[name] = _convert_value(item, _TYPES[name], name)
         elif name in ARRAYS:
             fields[name] = _array_from_json(item, name)
         elif name == "multi_modal_inputs":
@@ -134,7 +134,7 @@ def _side_from_json(value: Any, where: str) -> Side:
     fields: Json = {}
     for name, item in mapping(value, where).items():
         if name in _SIDE_TYPES:
-            fields[name] = _converted(item, _SIDE_TYPES[name], f"{where}.{name}")
+            fields[name] = _convert_value(item, _SIDE_TYPES[name], f"{where}.{name}")
         elif name in SIDE_ARRAYS:
             fields[name] = _array_from_json(item, f"{where}.{name}")
         elif name == "reward":
@@ -180,7 +180,7 @@ def _from_values(fields: Json) -> Array:
     return array
 
 
-def _converted(value: Any, kind: Any, where: str) -> Any:
+def _convert_value(value: Any, kind: Any, where: str) -> Any:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -59,16 +59,16 @@ def turns_of_values(value: Any, where: str, *, num_calls: int = 0) -> list[Messa
     for number, turn in enumerate(items(value, where)):
         turn = mapping(turn, f"{where}[{number}]")
         speaker = text(turn.get("from", turn.get("role")), f"{where}[{number}].from")
-        said = turn.get("value", turn.get("content"))
-        content = None if said is None else json_text(said)
+        value_text = turn.get("value", turn.get("content"))
+        content = None if value_text is None else json_text(value_text)
         role = _ROLES.get(speaker.lower(), speaker)
         generated = False if role in ("assistant", "function_call") and score(turn.get("weight")) == 0 else None
         if role == "function_call":
-            made = calls_of_text(content or "")
-            if made is None:  # not what a call looks like: kept as the text that it is
+            calls_in_text = calls_of_text(content or "")
+            if calls_in_text is None:  # not what a call looks like: kept as the text that it is
                 messages.append(Message("assistant", content, generated=generated, extra={"from": speaker}))
             else:
-                messages.append(Message("assistant", tool_calls=calls.add(made), generated=generated))
+                messages.append(Message("assistant", tool_calls=calls.add(calls_in_text), generated=generated))
         elif role == "tool":
             messages.append(Message("tool", content, tool_call_id=calls.answered()))
         else:
@@ -84,14 +84,14 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
         path = f"{where}[{number}]"
         turn = mapping(turn, path)
         role = text(turn.get("role"), f"{path}.role")
-        content, reasoning, made = _parts(turn.get("content"), f"{path}.content")
+        content, reasoning, calls_in_parts = _parts(turn.get("content"), f"{path}.content")
         weight = score(turn.get("loss_weight"))
         messages.append(
             Message(
                 role,
                 content,
                 reasoning=reasoning,
-                tool_calls=calls.add(made) if made else (),
+                tool_calls=calls.add(calls_in_parts) if calls_in_parts else (),
                 tool_call_id=calls.answered() if role == "tool" else None,
                 generated=False if weight == 0 and role == "assistant" else None,
                 extra={} if weight is None or weight in (0.0, 1.0) else {"loss_weight": weight},
@@ -103,8 +103,8 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
 def calls_of_text(value: str) -> list[ToolCall] | None:
     """The calls of JSON text, {name, arguments} or a list of such; the arguments stay the text that stands there."""
     try:
-        found = _decode_list(value) if value.lstrip().startswith("[") else [_decode_raw(value)]
-        return [_call(item) for item in found] or None
+        values = _decode_list(value) if value.lstrip().startswith("[") else [_decode_raw(value)]
+        return [_call(item) for item in values] or None
     except (msgspec.MsgspecError, RecursionError, ValueError, KeyError):
         return None
 
@@ -121,25 +121,25 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
         return value, None, []
     content: list[Json] = []
     reasoning: list[str] = []
-    made: list[ToolCall] = []
+    calls: list[ToolCall] = []
     for number, part in enumerate(items(value, where)):
         part = mapping(part, f"{where}[{number}]")
-        kind, said = part.get("type"), part.get("value")
-        found = calls_of_text(json_text(said)) if kind == "tool_call" else None
-        if found is not None:
-            made += found
-        elif kind == "reasoning" and isinstance(said, str):
-            reasoning.append(said)
-        elif kind == "text" and isinstance(said, str):
-            content.append({"type": "text", "text": said})
+        kind, part_value = part.get("type"), part.get("value")
+        parsed = calls_of_text(json_text(part_value)) if kind == "tool_call" else None
+        if parsed is not None:
+            calls += parsed
+        elif kind == "reasoning" and isinstance(part_value, str):
+            reasoning.append(part_value)
+        elif kind == "text" and isinstance(part_value, str):
+            content.append({"type": "text", "text": part_value})
         elif isinstance(kind, str):
             content.append(part)
         else:
             raise BadRecord(f"{where}[{number}]: a part without a type")
     thought = "\n".join(reasoning) if reasoning else None
     if len(content) == 1 and content[0].keys() == {"type", "text"}:
-        return content[0]["text"], thought, made
-    return content or None, thought, made
+        return content[0]["text"], thought, calls
+    return content or None, thought, calls
 
 
 # ShareGPT conversations and preferences, as LLaMA-Factory has them.

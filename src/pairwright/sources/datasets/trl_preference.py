@@ -66,7 +66,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     elif "completions" in row:
         yield _stepwise(row, origin)
     else:
-        yield _unpaired(row, origin, options)
+        yield _read_unpaired(row, origin, options)
 
 
 def _pair(row: Json, origin: Origin) -> Experience:
@@ -90,7 +90,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), info)
 
 
-def _unpaired(row: Json, origin: Origin, options: Options) -> Experience:
+def _read_unpaired(row: Json, origin: Origin, options: Options) -> Experience:
     info = small_fields(row, _READ)
     completion = row.get("completion")
     if isinstance(completion, str) and _is_raw_text(row, completion):
@@ -171,7 +171,7 @@ def _common_beginning(chosen: str, rejected: str) -> str:
 
 def _transcript(value: str) -> list[Message]:
     pieces = _TURN.split(value)[1:]  # role, text, role, text, ...
-    return [Message(_ROLES[role], said.strip()) for role, said in zip(pieces[::2], pieces[1::2], strict=True)]
+    return [Message(_ROLES[role], text.strip()) for role, text in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def _is_side(value: Any) -> bool:

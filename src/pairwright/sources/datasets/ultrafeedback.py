@@ -57,9 +57,9 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     shared = small_fields(row, _READ)
     for number, answer in enumerate(answers):
         where = f"{field}[{number}]"
-        given = answer if isinstance(answer, dict) else _beside(row, number, text(answer, where))
+        completion = answer if isinstance(answer, dict) else _beside(row, number, text(answer, where))
         yield _experience(
-            given, where, origin, options, prompt=prompt, run=number, info=shared, task=task or task_of(row)
+            completion, where, origin, options, prompt=prompt, run=number, info=shared, task=task or task_of(row)
         )
 
 
@@ -76,18 +76,18 @@ def _experience(
 ) -> Experience:
     components = _components(answer)
     if options.reward is None:
-        reward = next((found for key in _SCORES if (found := components.get(key)) is not None), None)
+        reward = next((score for key in _SCORES if (score := components.get(key)) is not None), None)
     else:
         reward = components.get(options.reward)
     model = answer.get("model")
-    said = next((answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None)
+    response = next((answer[key] for key in ("response", "completion", "text") if answer.get(key) is not None), None)
     return build(
         NAME,
         origin,
         task=task,
         run=run,
         prompt=prompt,
-        completion=answer_from(said, where),
+        completion=answer_from(response, where),
         reward=reward,
         reward_components=components,
         info={**info, **small_fields(answer, _READ_OF_ANSWER)},
@@ -110,12 +110,12 @@ def _components(answer: Json) -> Json:
 
 def _beside(row: Json, number: int, answer: str) -> Json:
     """An answer that is text, with what the lists beside the answers say of it."""
-    found: Json = {"response": answer}
+    fields_of_answer: Json = {"response": answer}
     for name, keys in (("score", _RATINGS), ("model", _MODELS)):
         values: list[Any] = next((row[key] for key in keys if isinstance(row.get(key), list)), [])
         if number < len(values) and values[number] is not None:
-            found[name] = values[number]
-    return found
+            fields_of_answer[name] = values[number]
+    return fields_of_answer
 
 
 read = guarded(read_unit)

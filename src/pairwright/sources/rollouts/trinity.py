@@ -260,8 +260,14 @@ def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
 
 
 def _eid(value: Any) -> EID:
-    given = optional_mapping(value, "eid")
-    return EID(**{key: given[key] for key in ("batch", "task", "run", "step", "suffix") if given.get(key) is not None})
+    fields_of_eid = optional_mapping(value, "eid")
+    return EID(
+        **{
+            key: fields_of_eid[key]
+            for key in ("batch", "task", "run", "step", "suffix")
+            if fields_of_eid.get(key) is not None
+        }
+    )
 
 
 def _custom_fields(value: Any) -> tuple[CustomField, ...]:
@@ -303,7 +309,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     elif "messages" in row:
         yield _conversation(row, origin, options)
     else:
-        yield from _unjudged(row, origin)
+        yield from _read_unjudged(row, origin)
 
 
 def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
@@ -346,7 +352,7 @@ def _plaintext(row: Json, origin: Origin) -> Experience:
     return preference_of_row(NAME, origin, row, (prompt, chosen, rejected), small_fields(row, _READ))
 
 
-def _unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+def _read_unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]:
     """The answers to one prompt, in the order of their numbers; which is better was not yet said."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1

@@ -39,15 +39,15 @@ _MAX_DEPTH = 8
 
 def conversation(value: Any, where: str, *, role: str) -> list[Message]:
     """The messages in a value of any shape; text is one message of `role`, None is no message."""
-    found = _known(value, where, role, 0)
-    if found is not None:
-        return found
+    messages = _read_known_shape(value, where, role, 0)
+    if messages is not None:
+        return messages
     return [] if value is None else [Message(role, plain_text(value))]
 
 
 def answers(value: Any, where: str) -> list[list[Message]]:
     """The alternative answers in an output: one for each choice of a response, else one in all."""
-    inside = decoded(value)
+    inside = decode_json_text(value)
     if isinstance(inside, dict) and isinstance(inside.get("choices"), list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
     if isinstance(inside, dict) and isinstance(inside.get("generations"), list):
@@ -56,11 +56,11 @@ def answers(value: Any, where: str) -> list[list[Message]]:
             batch = batch[0]
         if batch and all(isinstance(item, dict) for item in batch):
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
-    found = conversation(value, where, role="assistant")
-    return [found] if found else []
+    messages = conversation(value, where, role="assistant")
+    return [messages] if messages else []
 
 
-def decoded(value: Any) -> Any:
+def decode_json_text(value: Any) -> Any:
     """The value of JSON text that holds an object or a list; anything else as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -72,7 +72,7 @@ def decoded(value: Any) -> Any:
 
 def is_torn(value: Any) -> bool:
     """Whether this is the beginning of a JSON list of messages that was cut, as exporters with a length limit do."""
-    return isinstance(value, str) and value.lstrip().startswith('[{"') and decoded(value) is value
+    return isinstance(value, str) and value.lstrip().startswith('[{"') and decode_json_text(value) is value
 
 
 def plain_text(value: Any) -> str:
@@ -86,21 +86,23 @@ def plain_text(value: Any) -> str:
 
 def instructions_in(value: Any) -> list[Message]:
     """The system prompt that stands beside the messages of a request or response."""
-    inside = decoded(value)
-    given = inside.get("instructions") if isinstance(inside, dict) else None
-    return [Message("system", given)] if isinstance(given, str) and given else []
+    inside = decode_json_text(value)
+    text = inside.get("instructions") if isinstance(inside, dict) else None
+    return [Message("system", text)] if isinstance(text, str) and text else []
 
 
 def tools_in(value: Any) -> list[Json]:
     """The tool schemas in a request or response; what is no schema is left out."""
-    inside = decoded(value)
+    inside = decode_json_text(value)
     if isinstance(inside, dict):
         inside = inside.get("tools") or inside.get("functions")
-    inside = decoded(inside)
-    return [tool for tool in map(decoded, inside) if isinstance(tool, dict)] if isinstance(inside, list) else []
+    inside = decode_json_text(inside)
+    return (
+        [tool for tool in map(decode_json_text, inside) if isinstance(tool, dict)] if isinstance(inside, list) else []
+    )
 
 
-def marked_error(position: int, message: Message) -> str | None:
+def error_of_mark(position: int, message: Message) -> str | None:
     """The error kind of a tool result that says itself that it is an error."""
     if message.extra.get("status") == "error" or message.extra.get("is_error") is True:
         return "tool_error"
@@ -116,9 +118,9 @@ def tool_content(value: Any) -> str | list[Json] | None:
     return json_text(value)
 
 
-def _known(value: Any, where: str, role: str, depth: int) -> list[Message] | None:
+def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Message] | None:
     """The messages of a value that has one of the shapes, or None."""
-    value = decoded(value)
+    value = decode_json_text(value)
     if depth > _MAX_DEPTH:
         return None
     if isinstance(value, list):
@@ -133,11 +135,11 @@ def _known(value: Any, where: str, role: str, depth: int) -> list[Message] | Non
             raise BadRecord(f"{where}: {len(choices)} alternative answers where one conversation was expected")
         return choices[0] if choices else None
     for key in ("messages", "message", "input", "output"):
-        if key in value and not isinstance(decoded(value[key]), str):
-            found = _known(value[key], f"{where}.{key}", role, depth + 1)
-            if found is not None:
+        if key in value and not isinstance(decode_json_text(value[key]), str):
+            messages = _read_known_shape(value[key], f"{where}.{key}", role, depth + 1)
+            if messages is not None:
                 system = value.get("system")
-                return [Message("system", system), *found] if isinstance(system, str) and system else found
+                return [Message("system", system), *messages] if isinstance(system, str) and system else messages
     return None
 
 
@@ -145,7 +147,7 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
     if not value:
         return []
     if len(value) == 1 and isinstance(value[0], list):  # a batch of one, as LangChain logs it
-        return _known(value[0], f"{where}[0]", role, depth + 1)
+        return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
         if all(_type(item) in _CONTENT_TYPES for item in value):
@@ -174,14 +176,14 @@ def _choice(value: Any, where: str) -> list[Message]:
     if isinstance(choice.get("message"), dict):
         message = choice["message"]
         message = message if _is_message(message) else {"role": "assistant", **message}
-        found = _known(message, f"{where}.message", "assistant", 0) or []
+        messages = _read_known_shape(message, f"{where}.message", "assistant", 0) or []
     else:
-        found = [Message("assistant", plain_text(choice.get("text", choice)))]
+        messages = [Message("assistant", plain_text(choice.get("text", choice)))]
     info = choice.get("generation_info")
     reason = choice.get("finish_reason") or (info.get("finish_reason") if isinstance(info, dict) else None)
-    if found and isinstance(reason, str):
-        found[-1] = msgspec.structs.replace(found[-1], extra={**found[-1].extra, "finish_reason": reason})
-    return found
+    if messages and isinstance(reason, str):
+        messages[-1] = msgspec.structs.replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})
+    return messages
 
 
 def _messages(item: Json, where: str) -> list[Message]:
@@ -262,18 +264,18 @@ def _from_blocks(chat: Json, where: str) -> list[Message]:
 
 def _from_parts(item: Json, where: str) -> list[Message]:
     """A GenAI message: its parts in order; each tool response is a tool message of its own."""
-    found: list[Message] = []
+    messages: list[Message] = []
     content: list[Json] = []
     calls: list[ToolCall] = []
     thoughts: list[str] = []
-    for number, given in enumerate(item["parts"]):
+    for number, raw_part in enumerate(item["parts"]):
         at = f"{where}.parts[{number}]"
-        part = mapping(given, at)
+        part = mapping(raw_part, at)
         kind = part.get("type")
         if kind == "tool_call_response":
             result = part.get("response", part.get("result", part.get("content")))
             call_id, name = optional_text(part.get("id"), f"{at}.id"), optional_text(part.get("name"), f"{at}.name")
-            found.append(Message("tool", tool_content(result), tool_call_id=call_id, name=name))
+            messages.append(Message("tool", tool_content(result), tool_call_id=call_id, name=name))
         elif kind == "tool_call":
             arguments = part.get("arguments")
             name = text(part.get("name"), f"{at}.name")
@@ -284,7 +286,7 @@ def _from_parts(item: Json, where: str) -> list[Message]:
             content.append({"type": "text", "text": part.get("content", part.get("text"))})
         else:
             content.append(part)
-    if content or calls or thoughts or not found:
+    if content or calls or thoughts or not messages:
         role = text(item.get("role"), f"{where}.role")
         reason = item.get("finish_reason")
         message = Message(
@@ -295,8 +297,8 @@ def _from_parts(item: Json, where: str) -> list[Message]:
             name=optional_text(item.get("name"), f"{where}.name"),
             extra={"finish_reason": reason} if isinstance(reason, str) else {},
         )
-        found.append(message)
-    return found
+        messages.append(message)
+    return messages
 
 
 def _call_id(part: Json, where: str) -> str | None:

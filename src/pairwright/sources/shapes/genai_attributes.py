@@ -15,11 +15,11 @@ from typing import Any
 
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import json_text
-from pairwright.sources.shapes.any_messages import conversation, decoded, tool_content, tools_in
+from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
 from pairwright.sources.shapes.chat_messages import message_from_chat
 
 
-def numbered(attributes: Json, prefix: str) -> list[Json]:
+def number_groups(attributes: Json, prefix: str) -> list[Json]:
     """The groups of keys `prefix.0.*`, `prefix.1.*`, ... in the order of their numbers."""
     groups: dict[int, Json] = {}
     start = f"{prefix}."
@@ -34,25 +34,25 @@ def numbered(attributes: Json, prefix: str) -> list[Json]:
 def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
     """The messages under `llm.input_messages` or `llm.output_messages`."""
     messages = []
-    for number, group in enumerate(numbered(attributes, prefix)):
+    for number, group in enumerate(number_groups(attributes, prefix)):
         bare = {key.removeprefix("message."): value for key, value in group.items()}
         if prefix == "llm.output_messages":
             bare.setdefault("role", "assistant")
-        calls = [_call(call, "tool_call.") for call in numbered(bare, "tool_calls")]
+        calls = [_call(call, "tool_call.") for call in number_groups(bare, "tool_calls")]
         if isinstance(bare.get("function_call_name"), str):
             calls.append({"name": bare["function_call_name"], "arguments": bare.get("function_call_arguments_json")})
-        parts = [_part(part) for part in numbered(bare, "contents")]
+        parts = [_part(part) for part in number_groups(bare, "contents")]
         messages.append(_message(bare, parts or bare.get("content"), calls, f"{prefix}.{number}"))
     return messages
 
 
-def numbered_messages(attributes: Json, prefix: str) -> list[Message]:
+def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
     """The messages under `gen_ai.prompt` or `gen_ai.completion`."""
     messages = []
-    for number, group in enumerate(numbered(attributes, prefix)):
-        calls = [_call(call, "") for call in numbered(group, "tool_calls")]
+    for number, group in enumerate(number_groups(attributes, prefix)):
+        calls = [_call(call, "") for call in number_groups(group, "tool_calls")]
         content = group.get("content")
-        inside = decoded(content)
+        inside = decode_json_text(content)
         if isinstance(inside, list) and inside and all(isinstance(part, dict) and "type" in part for part in inside):
             content = inside  # the instrumentation writes parts as JSON text
         group = {"role": "assistant", **group} if prefix == "gen_ai.completion" else group
@@ -64,16 +64,16 @@ def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
     """The tool schemas, and how many could not be read because they were cut."""
     if tools := tools_in(attributes.get("gen_ai.tool.definitions")):
         return tools, 0
-    schemas = [group.get("tool.json_schema") for group in numbered(attributes, "llm.tools")]
+    schemas = [group.get("tool.json_schema") for group in number_groups(attributes, "llm.tools")]
     if schemas:
-        tools = [schema for schema in map(decoded, schemas) if isinstance(schema, dict)]
+        tools = [schema for schema in map(decode_json_text, schemas) if isinstance(schema, dict)]
         return tools, len(schemas) - len(tools)
-    request = decoded(attributes.get("model_request_parameters"))
+    request = decode_json_text(attributes.get("model_request_parameters"))
     if isinstance(request, dict):  # pydantic-ai before tool definitions had an attribute
         listed = [*_list(request.get("function_tools")), *_list(request.get("output_tools"))]
         return [_pydantic_tool(tool) for tool in listed if isinstance(tool, dict)], 0
-    functions = numbered(attributes, "llm.request.functions")
-    return [{**tool, "parameters": decoded(tool.get("parameters"))} for tool in functions], 0
+    functions = number_groups(attributes, "llm.request.functions")
+    return [{**tool, "parameters": decode_json_text(tool.get("parameters"))} for tool in functions], 0
 
 
 def _pydantic_tool(tool: Json) -> Json:
@@ -88,15 +88,15 @@ def _list(value: Any) -> list[Any]:
 def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) -> list[Message]:
     """The messages that a call was given, or with `answers_wanted` those that the model gave back."""
     messages: list[Message] = []
-    for name, given in events:
-        body = decoded(given.get("gen_ai.event.content"))
-        body = {**given, **body} if isinstance(body, dict) else given
+    for name, attributes in events:
+        body = decode_json_text(attributes.get("gen_ai.event.content"))
+        body = {**attributes, **body} if isinstance(body, dict) else attributes
         if name == "gen_ai.content.prompt" and not answers_wanted:
             messages += conversation(body.get("gen_ai.prompt"), name, role="user")
         elif name == "gen_ai.content.completion" and answers_wanted:
             messages += conversation(body.get("gen_ai.completion"), name, role="assistant")
         elif name == "gen_ai.choice" and answers_wanted:
-            inner = decoded(body.get("message"))
+            inner = decode_json_text(body.get("message"))
             inner = inner if isinstance(inner, dict) else {**body, "content": body.get("content", inner)}
             messages.append(_event_message({**inner, "finish_reason": body.get("finish_reason")}, "assistant"))
         elif name.startswith("gen_ai.") and name.endswith(".message") and not answers_wanted:
@@ -108,7 +108,7 @@ def _event_message(body: Json, role: str) -> Message:
     chat: Json = {"role": body["role"] if isinstance(body.get("role"), str) else role}
     for key in ("content", "tool_calls", "finish_reason", "name", "reasoning_content"):
         if body.get(key) is not None:
-            chat[key] = decoded(body[key]) if key == "tool_calls" else body[key]
+            chat[key] = decode_json_text(body[key]) if key == "tool_calls" else body[key]
     chat.setdefault("content", None)
     if chat["role"] == "tool" and isinstance(body.get("id"), str):
         chat["tool_call_id"] = body["id"]

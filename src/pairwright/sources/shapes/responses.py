@@ -34,7 +34,7 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
     turn: Json = {}  # the open assistant message: keyword arguments of Message
     for number, item in enumerate(values):
         if not isinstance(item, dict):
-            return messages_from_items(_flattened(values, where), where)
+            return messages_from_items(_flatten(values, where), where)
         kind = item.get("type")
         if kind == "function_call":
             call = _function_call(item, where, number)
@@ -106,9 +106,9 @@ def _other_call(item: Json, where: str) -> ToolCall:
     """A call of a tool that takes free text (custom) or of the built-in shell."""
     kind = item["type"]
     if kind == "custom_tool_call":
-        given = item.get("input")
+        value = item.get("input")
         name = text(item.get("name"), f"{where}.name")
-        return ToolCall(name, "" if given is None else json_text(given), _call_id(item), "custom")
+        return ToolCall(name, "" if value is None else json_text(value), _call_id(item), "custom")
     return ToolCall("local_shell", json_text(item.get("action")), _call_id(item), "local_shell")
 
 
@@ -143,9 +143,9 @@ def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
     """The text of an assistant item; one `output_text` that was completed is the usual case, and quick."""
     content = item.get("content")
     if type(content) is list and len(content) == 1 and type(part := content[0]) is dict:
-        given = part.get("text")
-        if type(given) is str and part.get("type") == "output_text" and not part.get("annotations") and len(part) <= 4:
-            content = given
+        text = part.get("text")
+        if type(text) is str and part.get("type") == "output_text" and not part.get("annotations") and len(part) <= 4:
+            content = text
     extra: Json = {}
     if type(content) is not str:
         content, extra = _content(content, f"{where}[{number}].content")
@@ -158,8 +158,8 @@ def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
 
 def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
     full, summary = item.get("content"), item.get("summary")
-    full = _joined(full, f"{where}[{number}].content") if full else ""
-    summary = _joined(summary, f"{where}[{number}].summary") if summary else ""
+    full = _join_reasoning(full, f"{where}[{number}].content") if full else ""
+    summary = _join_reasoning(summary, f"{where}[{number}].summary") if summary else ""
     thought = full or summary
     if thought:
         turn["reasoning"] = f"{turn['reasoning']}\n{thought}" if "reasoning" in turn else thought
@@ -172,7 +172,7 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
         turn["extra"] = {**turn.get("extra", {}), **extra}
 
 
-def _joined(parts: Any, where: str) -> str:
+def _join_reasoning(parts: Any, where: str) -> str:
     """The texts of the parts of reasoning, one below the other."""
     if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
         return optional_text(part.get("text"), where) or ""
@@ -229,7 +229,7 @@ def _other_item(item: Json, where: str, number: int) -> Message:
     return Message("assistant", generated=False, extra={"item": item})
 
 
-def _flattened(values: list[Any], where: str) -> list[Any]:
+def _flatten(values: list[Any], where: str) -> list[Any]:
     flat: list[Any] = []
     for number, item in enumerate(values):
         inner = item if isinstance(item, list) else [item]

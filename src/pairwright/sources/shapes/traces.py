@@ -67,8 +67,8 @@ def task_in(*places: Any) -> int | str | None:
     for place in places:
         if isinstance(place, dict):
             for key in TASK_KEYS:
-                if (found := identifier(place.get(key))) is not None:
-                    return found
+                if (task := identifier(place.get(key))) is not None:
+                    return task
     return None
 
 
@@ -79,14 +79,14 @@ def run_of(name: int | str | None, position: int) -> int:
 
 def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
     """The spans that lie in none of the others: a provider's call inside a framework's is the same call again."""
-    given, outermost = set(spans), set()
+    own, outermost = set(spans), set()
     for span in spans:
         above = parents.get(span)
         for _ in range(100):  # a bound, since hostile parents may form a ring
-            if above is None or above in given:
+            if above is None or above in own:
                 break
             above = parents.get(above)
-        if above is None or above not in given or above == span:
+        if above is None or above not in own or above == span:
             outermost.add(span)
     return outermost
 
@@ -116,19 +116,19 @@ def pick_reward(components: Json, name: str | None) -> float | None:
 
 
 def index_scores(scores: list[Score]) -> ScoreIndex:
-    found: ScoreIndex = {}
+    by_target: ScoreIndex = {}
     for one in reversed(scores):
-        values = found.setdefault(one.target, {}).setdefault(one.name, [])
+        values = by_target.setdefault(one.target, {}).setdefault(one.name, [])
         if len(values) < _MAX_KEPT:
             values.append(one.value)
-    return found
+    return by_target
 
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
     """Of each name the nearest score (of the spans, then of an ancestor, then of the trace), and all where several."""
     distances: dict[str, int] = {}
-    for given in spans:
-        span: str | None = given
+    for own_span in spans:
+        span: str | None = own_span
         for distance in range(_MAX_ANCESTORS):  # a bound, since hostile parents may form a ring
             if span is None or distance >= distances.get(span, _MAX_ANCESTORS):
                 break
@@ -139,7 +139,7 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
     ]
     values: dict[str, list[Any]] = {}
     for target in [*(span for *_, span in sorted(scored)), None]:
-        for name, found in index.get(target, {}).items():
-            values.setdefault(name, []).extend(found)
-    more = {name: found for name, found in values.items() if len(found) > 1}
-    return {name: found[0] for name, found in values.items()}, more
+        for name, numbers in index.get(target, {}).items():
+            values.setdefault(name, []).extend(numbers)
+    more = {name: numbers for name, numbers in values.items() if len(numbers) > 1}
+    return {name: numbers[0] for name, numbers in values.items()}, more

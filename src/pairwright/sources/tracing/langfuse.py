@@ -19,7 +19,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.shapes.any_messages import answers, conversation, decoded, instructions_in, tools_in
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, tools_in
 from pairwright.sources.shapes.genai_attributes import tools_of_attributes
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
@@ -56,7 +56,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     ids = {_id(observation): observation for observation in observations}
     parents = {key: _text(observation.get("parentObservationId")) for key, observation in ids.items()}
     events = _events(trace, observations, ids, parents)
-    metadata = decoded(trace.get("metadata"))
+    metadata = decode_json_text(trace.get("metadata"))
     info: Json = {ours: trace[theirs] for theirs, ours in _INFO.items() if trace.get(theirs)}
     read_out = Trace(
         id=identifier(trace.get("id")),
@@ -70,13 +70,15 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _observations(export: Json, trace: Json) -> list[Any]:
-    found = optional_items(export.get("observations"), "observations")
-    found = found or optional_items(trace.get("observations"), "trace.observations")
-    times = [moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in found]
+    observations = optional_items(export.get("observations"), "observations")
+    observations = observations or optional_items(trace.get("observations"), "trace.observations")
+    times = [
+        moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in observations
+    ]
     if None in times:
-        return found
-    order = sorted(range(len(found)), key=lambda number: times[number] or 0)
-    return [found[number] for number in order]
+        return observations
+    order = sorted(range(len(observations)), key=lambda number: times[number] or 0)
+    return [observations[number] for number in order]
 
 
 def _events(
@@ -98,32 +100,36 @@ def _events(
     for candidate in [
         *agents,
         *roots,
-        {**trace, "input": _unquoted(trace.get("input")), "output": _unquoted(trace.get("output"))},
+        {**trace, "input": _unquote(trace.get("input")), "output": _unquote(trace.get("output"))},
     ]:
         if candidate.get("output") is not None:
             return [*_calls(candidate, {}), *events]
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
 
 
-def _unquoted(value: Any) -> Any:
+def _unquote(value: Any) -> Any:
     """A trace's own input and output are JSON text once more than the observations'."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
-        inside = decoded(f"[{value}]")
+        inside = decode_json_text(f"[{value}]")
         return inside[0] if isinstance(inside, list) and len(inside) == 1 else value
     return value
 
 
 def _calls(observation: Json, parent: Json) -> list[ModelCall]:
-    given, listed = _without_tool_schemas(decoded(observation.get("input")))
+    inputs, listed = _without_tool_schemas(decode_json_text(observation.get("input")))
     attributes = _attributes(observation)
     output = observation.get("output")
-    messages = conversation(given, "input", role="user")
+    messages = conversation(inputs, "input", role="user")
     if not messages or messages[0].role not in ("system", "developer"):
         messages = _instructions(observation, attributes) + messages
     tools = listed or tools_in(
-        observation.get("input") if isinstance(decoded(observation.get("input")), dict) else None
+        observation.get("input") if isinstance(decode_json_text(observation.get("input")), dict) else None
     )
-    tools = tools or tools_in(output if isinstance(decoded(output), dict) else None) or _defined(observation)
+    tools = (
+        tools
+        or tools_in(output if isinstance(decode_json_text(output), dict) else None)
+        or _tool_definitions(observation)
+    )
     if not tools:
         tools, _ = tools_of_attributes(attributes)
     usage = observation.get("usageDetails", observation.get("usage"))
@@ -138,7 +144,7 @@ def _calls(observation: Json, parent: Json) -> list[ModelCall]:
         model=_text(observation.get("model")),
         failure=_failure(observation, "exception"),
         usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
-        flat=isinstance(given, str) and isinstance(decoded(output), str) and parent.get("type") == "AGENT",
+        flat=isinstance(inputs, str) and isinstance(decode_json_text(output), str) and parent.get("type") == "AGENT",
     )
     alternatives = answers(output, "output") or [[]]
     if len(alternatives) == 1:
@@ -162,31 +168,31 @@ def _is_tool_schema(item: Any) -> bool:
 
 
 def _instructions(observation: Json, attributes: Json) -> list[Message]:
-    found = instructions_in(observation.get("output")) or instructions_in(observation.get("modelParameters"))
-    system = decoded(attributes.get("gen_ai.system_instructions"))
-    if not found and isinstance(system, list) and system:
+    instructions = instructions_in(observation.get("output")) or instructions_in(observation.get("modelParameters"))
+    system = decode_json_text(attributes.get("gen_ai.system_instructions"))
+    if not instructions and isinstance(system, list) and system:
         return conversation([{"role": "system", "parts": system}], "gen_ai.system_instructions", role="system")
-    return found
+    return instructions
 
 
-def _defined(observation: Json) -> list[Json]:
+def _tool_definitions(observation: Json) -> list[Json]:
     """`toolDefinitions`: a list of schemas, or schemas (as objects or JSON text) by name."""
-    given = observation.get("toolDefinitions")
-    if isinstance(given, dict):
-        named = [(name, decoded(schema)) for name, schema in given.items()]
+    definitions = observation.get("toolDefinitions")
+    if isinstance(definitions, dict):
+        named = [(name, decode_json_text(schema)) for name, schema in definitions.items()]
         return [{"name": name, **schema} for name, schema in named if isinstance(schema, dict)]
-    return tools_in(given)
+    return tools_in(definitions)
 
 
 def _attributes(observation: Json) -> Json:
-    metadata = decoded(observation.get("metadata"))
+    metadata = decode_json_text(observation.get("metadata"))
     attributes = metadata.get("attributes") if isinstance(metadata, dict) else None
     return attributes if isinstance(attributes, dict) else {}
 
 
 def _tool_run(observation: Json) -> ToolRun | None:
     attributes = _attributes(observation)
-    output = decoded(observation.get("output"))
+    output = decode_json_text(observation.get("output"))
     message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
     if observation.get("type") != "TOOL" and message is None:
         return None
@@ -211,8 +217,8 @@ def _tool_run(observation: Json) -> ToolRun | None:
 def _failure(observation: Json, default: str) -> Failure | None:
     if observation.get("level") != "ERROR":
         return None
-    told = _text(observation.get("statusMessage")) or ""
-    return Failure(failure_kind(told, default), told)
+    message = _text(observation.get("statusMessage")) or ""
+    return Failure(failure_kind(message, default), message)
 
 
 def _score(score: Json) -> Score:

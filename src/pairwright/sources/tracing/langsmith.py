@@ -20,7 +20,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.shapes.any_messages import answers, conversation, decoded, instructions_in, tools_in
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, tools_in
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
 from pairwright.sources.tracing.trace_to_experiences import read_trace
@@ -46,7 +46,7 @@ def _is_run(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
-    runs = _merged(list(_runs(value, 0)))
+    runs = _merge_patches(list(_runs(value, 0)))
     if not runs:
         raise BadRecord("no runs")
     traces: dict[str, list[Json]] = {}
@@ -76,7 +76,7 @@ def _runs(value: Any, depth: int) -> Iterator[Json]:
         yield from _runs(value.get("patch"), depth + 1)
 
 
-def _merged(runs: list[Json]) -> list[Json]:
+def _merge_patches(runs: list[Json]) -> list[Json]:
     """Posts with their patches: what a later record of the same run says and is not empty wins."""
     by_id: dict[str, Json] = {}
     ids: dict[str, str] = {}  # by dotted_order, since patches of some SDKs have no id
@@ -126,12 +126,12 @@ def _trace(trace_id: str, members: list[Json]) -> Trace:
 
 
 def _calls(run: Json) -> list[ModelCall]:
-    inputs, outputs = decoded(run.get("inputs")), decoded(run.get("outputs"))
+    inputs, outputs = decode_json_text(run.get("inputs")), decode_json_text(run.get("outputs"))
     extra = run.get("extra") if isinstance(run.get("extra"), dict) else {}
     parameters = extra.get("invocation_params") if isinstance(extra, dict) else None
-    given = inputs.get("prompts") if isinstance(inputs, dict) and "messages" not in inputs else None
-    given = given[0] if isinstance(given, list) and len(given) == 1 else inputs
-    messages = conversation(given, "inputs", role="user")
+    prompt = inputs.get("prompts") if isinstance(inputs, dict) and "messages" not in inputs else None
+    prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else inputs
+    messages = conversation(prompt, "inputs", role="user")
     if not messages or messages[0].role not in ("system", "developer"):
         messages = (instructions_in(inputs) or instructions_in(outputs)) + messages
     metadata = _metadata(run)
@@ -152,9 +152,9 @@ def _calls(run: Json) -> list[ModelCall]:
 
 
 def _tool_run(run: Json) -> ToolRun:
-    outputs = decoded(run.get("outputs"))
+    outputs = decode_json_text(run.get("outputs"))
     inner = outputs.get("output") if isinstance(outputs, dict) and "output" in outputs else outputs
-    inner = decoded(inner)
+    inner = decode_json_text(inner)
     failure = _failure(run, "tool_error")
     call_id = None
     if isinstance(inner, dict) and isinstance(inner.get("kwargs"), dict):
@@ -180,24 +180,24 @@ def _tool_run(run: Json) -> ToolRun:
 
 def _scores(run: Json) -> list[Score]:
     """Feedback of a run; on the root it is the whole trace's, since everything lies under it."""
-    found = []
+    scores = []
     for item in _list(run.get("feedback")):
         if isinstance(item, dict):
             points = item.get("score") if item.get("score") is not None else item.get("value")
-            found.append(Score(_text(item.get("key")) or "score", points, _text(item.get("run_id")) or run["id"]))
+            scores.append(Score(_text(item.get("key")) or "score", points, _text(item.get("run_id")) or run["id"]))
     stats = run.get("feedback_stats")
-    if not found and isinstance(stats, dict):
+    if not scores and isinstance(stats, dict):
         for key, item in stats.items():
             points = item.get("avg") if isinstance(item, dict) else item
-            found.append(Score(str(key), points, run["id"]))
-    return found
+            scores.append(Score(str(key), points, run["id"]))
+    return scores
 
 
 def _failure(run: Json, default: str) -> Failure | None:
-    told = run.get("error")
-    if not isinstance(told, str) or not told:
+    message = run.get("error")
+    if not isinstance(message, str) or not message:
         return Failure(default, "") if run.get("status") == "error" else None
-    return Failure(failure_kind(told, default), told)
+    return Failure(failure_kind(message, default), message)
 
 
 def _usage(outputs: Any) -> dict[str, int | float]:

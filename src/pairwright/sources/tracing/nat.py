@@ -33,7 +33,7 @@ from pairwright.sources.fields import (
     score,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
-from pairwright.sources.shapes.any_messages import answers, conversation, decoded, marked_error
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, error_of_mark
 from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
@@ -105,8 +105,8 @@ def _fields(payload: Json, start: Json) -> Json:
     for place in (begun, metadata.get("provided_metadata"), metadata, data.get("payload"), data):  # the last one counts
         if isinstance(place, dict) and place:
             fields |= {key: place[key] for key in _KEYS if place.get(key) is not None}
-    given = data.get("input")
-    fields["input"] = begun.get("input") if given is None else given
+    input_value = data.get("input")
+    fields["input"] = begun.get("input") if input_value is None else input_value
     fields["output"], fields["data"] = data.get("output"), data
     return fields
 
@@ -157,11 +157,11 @@ class _Turns(msgspec.Struct):
     free: int = 0
 
     def step(self, fields: Json) -> int:
-        turn, given = identifier(fields["turn_id"]), index(fields["turn_index"])
+        turn, turn_index = identifier(fields["turn_id"]), index(fields["turn_index"])
         if turn is None:
-            return 0 if given is None else given
+            return 0 if turn_index is None else turn_index
         if turn not in self.steps:
-            step = given if given is not None and given not in self.taken else self.free
+            step = turn_index if turn_index is not None and turn_index not in self.taken else self.free
             self.steps[turn] = step
             self.taken.add(step)
             self.free = max(self.free, step + 1)
@@ -192,26 +192,26 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         completion=completion,
         tools=prompt.tools,
         reward=score(fields["score"]),
-        errors=error_sites([*prompt.messages, *completion], list(prompt.tools), marked_error),
+        errors=error_sites([*prompt.messages, *completion], list(prompt.tools), error_of_mark),
         info={key: value for key, value in info.items() if value is not None},
     )
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
     """The tools that the model had, by the input that it had them with."""
-    found: dict[str, list[Json]] = {}
+    by_function: dict[str, list[Json]] = {}
     for payload in payloads:
         metadata, data = payload.get("metadata"), payload.get("data")
         if event_of(payload) == "LLM_START" and isinstance(metadata, dict) and isinstance(data, dict):
             listed = metadata.get("tools_schema")
             schemas = [schema for schema in listed if isinstance(schema, dict)] if isinstance(listed, list) else []
             if schemas:
-                found[_key(data.get("input"))] = schemas
-    return found
+                by_function[_key(data.get("input"))] = schemas
+    return by_function
 
 
 def _key(value: Any) -> str:
-    return json_text(decoded(value))
+    return json_text(decode_json_text(value))
 
 
 # NAT intermediate steps: `{parent_id, payload{event_type, name, UUID, metadata, data{input, output, ...}}}`.
@@ -232,15 +232,15 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
         return
-    seen: dict[int | str, int] = {}
+    runs: dict[int | str, int] = {}
     for number, entry in enumerate(listed):
         try:
             item = mapping(entry, f"[{number}]")
             task = identifier(item.get("id"))
             before = 0
             if task is not None:
-                before = seen.get(task, 0)
-                seen[task] = before + 1
+                before = runs.get(task, 0)
+                runs[task] = before + 1
             yield from _read_item(item, number, before, origin, options)
         except PairwrightError as error:
             yield rejected(f"item {number}: {error}", origin)
@@ -249,7 +249,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _read_item(
     item: Json, number: int, before: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
-    steps = items(decoded(item.get("intermediate_steps")), "intermediate_steps")
+    steps = items(decode_json_text(item.get("intermediate_steps")), "intermediate_steps")
     payloads: list[Json] = []
     for position, step in enumerate(steps):
         payload = step.get("payload", step) if isinstance(step, dict) else None
@@ -258,8 +258,8 @@ def _read_item(
             payloads.append({**payload, "parent_id": parent if isinstance(parent, str) else None})
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
-    given = index(item.get("run", item.get("run_index")))
-    run = given if given is not None else before if "id" in item else origin.ordinal + number
+    run_index = index(item.get("run", item.get("run_index")))
+    run = run_index if run_index is not None else before if "id" in item else origin.ordinal + number
     if any(event_of(payload).startswith("TTC_") for payload in payloads):
         yield from read_candidates(item, payloads, run, origin, options)
     else:
@@ -298,11 +298,11 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     )
     data = optional_mapping(payload.get("data"), "data")
     first = optional_mapping(start.get("data"), "data")
-    given = begun.get("chat_inputs") or metadata.get("chat_inputs")
-    flat = not given
+    inputs = begun.get("chat_inputs") or metadata.get("chat_inputs")
+    flat = not inputs
     if flat:
-        given = data.get("input") if data.get("input") is not None else first.get("input")
-        flat = not isinstance(decoded(given), list | dict)
+        inputs = data.get("input") if data.get("input") is not None else first.get("input")
+        flat = not isinstance(decode_json_text(inputs), list | dict)
     responses = optional_items(metadata.get("chat_responses"), "metadata.chat_responses")
     output = data.get("output")
     if len(responses) == 1 and isinstance(responses[0], dict):  # has the tool calls that the text lacks
@@ -315,7 +315,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     schemas = optional_items(begun.get("tools_schema") or metadata.get("tools_schema"), "metadata.tools_schema")
     return ModelCall(
         id=uuid,
-        input=conversation(given, "data.input", role="user"),
+        input=conversation(inputs, "data.input", role="user"),
         output=alternatives[0] if alternatives else [],
         tools=[schema for schema in schemas if isinstance(schema, dict)],
         parent=payload["parent_id"],
@@ -327,7 +327,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
 
 def _tool_run(payload: Json, uuid: str) -> ToolRun:
     data = optional_mapping(payload.get("data"), "data")
-    output = decoded(data.get("output"))
+    output = decode_json_text(data.get("output"))
     call_id = failure = None
     result = data.get("output")
     if isinstance(output, dict) and "tool_call_id" in output:

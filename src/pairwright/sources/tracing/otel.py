@@ -24,11 +24,11 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded, split_at_first_answer
-from pairwright.sources.shapes.any_messages import answers, conversation, decoded, instructions_in, is_torn
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, is_torn
 from pairwright.sources.shapes.genai_attributes import (
     messages_of_events,
-    numbered_messages,
     openinference_messages,
+    read_numbered_messages,
     tools_of_attributes,
 )
 from pairwright.sources.shapes.traces import ModelCall, Score, ToolRun, Trace, outermost_of, task_in
@@ -83,12 +83,12 @@ def _trace(spans: list[Span]) -> Trace:
             events.append(_tool_run(span))
     roots = [span for span in spans if span.parent not in by_id]
     attributes = [place.attributes for place in [*roots, *spans]]
-    task = task_in(*attributes, *(decoded(place.get("metadata")) for place in attributes))
+    task = task_in(*attributes, *(decode_json_text(place.get("metadata")) for place in attributes))
     info: Json = {"name": roots[0].name} if roots else {}
     for key in ("session.id", "gen_ai.conversation.id", "gen_ai.agent.name", "agent.name"):
-        found = next((place[key] for place in attributes if isinstance(place.get(key), str)), None)
-        if found is not None:
-            info[key] = found
+        name = next((place[key] for place in attributes if isinstance(place.get(key), str)), None)
+        if name is not None:
+            info[key] = name
     failed = next((span for span in spans if span.failure and span.id not in wanted and not _is_tool(span)), None)
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
@@ -125,16 +125,16 @@ def _is_agent(span: Span) -> bool:
 def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
     """The call of a span; more than one where the model gave alternative answers."""
     notes: Json = {}
-    given, flat_input = _input(span)
+    inputs, flat_input = _input(span)
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
             raise BadRecord(f"span {span.id!r}: input.value is JSON text that ends too soon, cut by its exporter")
-        given = conversation(parent.attributes["input.value"], "input.value", role="user")
+        inputs = conversation(parent.attributes["input.value"], "input.value", role="user")
         notes["prompt_from"] = "the agent's span: the calls' own input was cut by its exporter"
     alternatives, flat_output = _outputs(span)
-    if not alternatives and not given and isinstance(span.attributes.get("pydantic_ai.all_messages"), str | list):
+    if not alternatives and not inputs and isinstance(span.attributes.get("pydantic_ai.all_messages"), str | list):
         messages = conversation(span.attributes["pydantic_ai.all_messages"], "pydantic_ai.all_messages", role="user")
-        given, rest = split_at_first_answer(messages)
+        inputs, rest = split_at_first_answer(messages)
         alternatives = [rest]
     tools, num_cut = tools_of_attributes(span.attributes)
     if not tools and not num_cut and parent is not None:
@@ -150,7 +150,7 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
             usage[name] = count
     call = ModelCall(
         id=span.id,
-        input=given,
+        input=inputs,
         output=alternatives[0] if alternatives else [],
         tools=tools,
         parent=span.parent,
@@ -168,18 +168,18 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
 def _input(span: Span) -> tuple[list[Message], bool]:
     """What the model was given, and whether only `input.value` told."""
     attributes = span.attributes
-    system = decoded(attributes.get("gen_ai.system_instructions"))
+    system = decode_json_text(attributes.get("gen_ai.system_instructions"))
     if isinstance(system, list) and system and all(isinstance(p, dict) and "role" not in p for p in system):
         system = [{"role": "system", "parts": system}]
     messages = conversation(system, "gen_ai.system_instructions", role="system")
     if "gen_ai.input.messages" in attributes:
-        found = conversation(attributes["gen_ai.input.messages"], "gen_ai.input.messages", role="user")
-        return messages + found, False
-    for reader, prefix in ((numbered_messages, "gen_ai.prompt"), (openinference_messages, "llm.input_messages")):
-        if found := reader(attributes, prefix):
-            return messages + found, False
-    if found := messages_of_events(_all_events(span), answers_wanted=False):
-        return messages + found, False
+        prompt = conversation(attributes["gen_ai.input.messages"], "gen_ai.input.messages", role="user")
+        return messages + prompt, False
+    for reader, prefix in ((read_numbered_messages, "gen_ai.prompt"), (openinference_messages, "llm.input_messages")):
+        if prompt := reader(attributes, prefix):
+            return messages + prompt, False
+    if prompt := messages_of_events(_all_events(span), answers_wanted=False):
+        return messages + prompt, False
     value = _any(attributes, "input.value", "traceloop.entity.input", "gen_ai.prompt")
     messages += instructions_in(attributes.get("output.value")) + instructions_in(value)
     return messages + conversation(value, "input.value", role="user"), True
@@ -189,14 +189,14 @@ def _outputs(span: Span) -> tuple[list[list[Message]], bool]:
     """The alternative answers of the model, and whether only `output.value` told."""
     attributes = span.attributes
     if "gen_ai.output.messages" in attributes:
-        found = conversation(attributes["gen_ai.output.messages"], "gen_ai.output.messages", role="assistant")
-        return _alternatives(found), False
-    if found := numbered_messages(attributes, "gen_ai.completion"):
-        return _alternatives(found), False
-    if found := openinference_messages(attributes, "llm.output_messages"):
-        return [found], False
-    if found := messages_of_events(_all_events(span), answers_wanted=True):
-        return _alternatives(found), False
+        messages = conversation(attributes["gen_ai.output.messages"], "gen_ai.output.messages", role="assistant")
+        return _alternatives(messages), False
+    if messages := read_numbered_messages(attributes, "gen_ai.completion"):
+        return _alternatives(messages), False
+    if messages := openinference_messages(attributes, "llm.output_messages"):
+        return [messages], False
+    if messages := messages_of_events(_all_events(span), answers_wanted=True):
+        return _alternatives(messages), False
     value = _any(attributes, "output.value", "traceloop.entity.output", "gen_ai.completion")
     return answers(value, "output.value"), True
 
@@ -209,7 +209,7 @@ def _alternatives(messages: list[Message]) -> list[list[Message]]:
 
 def _all_events(span: Span) -> list[Event]:
     """Span events and log records; pydantic-ai's older spans keep the same events as a JSON list in an attribute."""
-    listed = decoded(span.attributes.get("events"))
+    listed = decode_json_text(span.attributes.get("events"))
     inside = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     return span.events + [(item["event.name"], item) for item in inside if isinstance(item.get("event.name"), str)]
 
@@ -238,12 +238,12 @@ def _any(attributes: Json, *keys: str) -> Any:
 
 def _evaluator_scores(spans: list[Span]) -> list[Score]:
     """What spans of kind EVALUATOR gave the trace: the score in their output."""
-    found: list[Score] = []
+    scores: list[Score] = []
     for span in spans:
-        result = decoded(span.attributes.get("output.value")) if _kind(span) == "EVALUATOR" else None
+        result = decode_json_text(span.attributes.get("output.value")) if _kind(span) == "EVALUATOR" else None
         if isinstance(result, dict) and ("score" in result or "label" in result):
-            found.append(Score(span.name or "score", result.get("score", result.get("label"))))
-    return found
+            scores.append(Score(span.name or "score", result.get("score", result.get("label"))))
+    return scores
 
 
 FORMAT = Format(

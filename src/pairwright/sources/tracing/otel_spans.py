@@ -64,8 +64,8 @@ def traces_in(value: Any) -> list[list[Span]]:
     notes: dict[str, list[Any]] = {}
     raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
     traces: dict[str, list[Span]] = {}
-    for number, given in enumerate(raw):
-        span = _span(given, number, logs, notes)
+    for number, raw_span in enumerate(raw):
+        span = _span(raw_span, number, logs, notes)
         traces.setdefault(span.trace, []).append(span)
     return [_in_time(spans) for spans in traces.values()]
 
@@ -116,9 +116,9 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     context = _dict(value.get("context"))
     span_id = _first(value.get("spanId"), context.get("span_id"), value.get("context.span_id")) or f"#{number}"
     events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
-    for name, given in events:
+    for name, attributes_of_event in events:
         if name == "gen_ai.client.inference.operation.details":
-            attributes = {**given, **attributes}
+            attributes = {**attributes_of_event, **attributes}
     return Span(
         id=span_id,
         trace=_first(value.get("traceId"), context.get("trace_id"), value.get("context.trace_id")) or "",
@@ -137,35 +137,35 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
     code = status.get("code", status.get("status_code"))
     if code not in ("STATUS_CODE_ERROR", "ERROR", 2, "2"):
         return None
-    raised = next((given for name, given in events if name == "exception"), {})
-    told = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
+    raised = next((event for name, event in events if name == "exception"), {})
+    message = _first(status.get("message"), status.get("description"), raised.get("exception.message")) or ""
     kind = _first(raised.get("exception.type"), attributes.get("exception.type"), attributes.get("error.type")) or ""
-    return Failure(failure_kind(f"{kind} {told}", "exception"), told or kind)
+    return Failure(failure_kind(f"{kind} {message}", "exception"), message or kind)
 
 
 def _scores(
     value: Json, attributes: Json, events: list[Event], span_id: str, notes: dict[str, list[Any]]
 ) -> list[Score]:
     """Evaluations: events of the GenAI conventions, Phoenix annotations, `eval.<name>.score` attributes."""
-    found: list[Score] = []
-    for name, given in events:
+    scores: list[Score] = []
+    for name, event in events:
         if name == "gen_ai.evaluation.result":
-            label = given.get("gen_ai.evaluation.name")
-            points = given.get("gen_ai.evaluation.score.value", given.get("gen_ai.evaluation.score.label"))
-            found.append(Score(label if isinstance(label, str) else "score", points, span_id))
+            label = event.get("gen_ai.evaluation.name")
+            points = event.get("gen_ai.evaluation.score.value", event.get("gen_ai.evaluation.score.label"))
+            scores.append(Score(label if isinstance(label, str) else "score", points, span_id))
     listed = _list(value.get("annotations")) + _list(value.get("span_annotations")) + notes.get(span_id, [])
     for note in listed:
         if isinstance(note, dict):
             result = _dict(note.get("result")) or note
             points = result.get("score") if result.get("score") is not None else result.get("label")
-            found.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
+            scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
     for key, item in attributes.items():
         head, _, rest = key.partition(".")
         if head in ("eval", "annotation") and rest.endswith(".score"):
-            found.append(Score(rest.removesuffix(".score"), item, span_id))
+            scores.append(Score(rest.removesuffix(".score"), item, span_id))
         elif key == "reward":
-            found.append(Score("reward", item, span_id))
-    return found
+            scores.append(Score("reward", item, span_id))
+    return scores
 
 
 def _event(value: Any) -> Event:

@@ -24,7 +24,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Options, Origin, Rejected, build
-from pairwright.sources.shapes.any_messages import marked_error, tool_content
+from pairwright.sources.shapes.any_messages import error_of_mark, tool_content
 from pairwright.sources.shapes.tool_errors import error_sites, tool_names
 from pairwright.sources.shapes.traces import (
     Failure,
@@ -66,13 +66,15 @@ class _Seen(msgspec.Struct):
 
     @classmethod
     def in_trace(cls, trace: Trace, chains: list[_Chain]) -> "_Seen":
-        shown = {message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"}
+        answered_ids = {
+            message.tool_call_id for chain in chains for message in chain.messages if message.role == "tool"
+        }
         seen = cls(index_scores(trace.scores), {}, {})
         for run in trace.events:
             if isinstance(run, ToolRun) and run.failure is not None:
                 seen.failures[run.call_id or run.id] = run.failure
                 unseen = seen.unseen.setdefault(run.parent, [])
-                if run.call_id not in shown and run.id not in shown and len(unseen) < _MAX_UNSEEN:
+                if run.call_id not in answered_ids and run.id not in answered_ids and len(unseen) < _MAX_UNSEEN:
                     unseen.append({"tool": run.name, "kind": run.failure.kind, "text": run.failure.text})
         return seen
 
@@ -125,7 +127,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             continue
         digests = _digests(event.input)
         repeats: _Chain | None = None
-        chain, known = _continued(digests, ends)
+        chain, known = _find_chain(digests, ends)
         if chain is None and event.flat:
             chain = openings.get((event.parent, digests[-1]))
             if chain is not None and not chain.runs and chain.calls[-1].output:
@@ -153,7 +155,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
     return chains
 
 
-def _continued(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chain | None, int]:
+def _find_chain(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chain | None, int]:
     """The chain whose conversation is the longest beginning of an input, and how many messages that is."""
     for length in range(len(digests) - 1, 0, -1):
         waiting = ends.get(digests[length])
@@ -238,7 +240,9 @@ def _experience(
     if more:
         info["more_scores"] = more
     unseen = [
-        told for parent in dict.fromkeys(call.parent for call in chain.calls) for told in seen.unseen.get(parent, [])
+        failure
+        for parent in dict.fromkeys(call.parent for call in chain.calls)
+        for failure in seen.unseen.get(parent, [])
     ]
     if unseen:
         info["tool_failures"] = unseen
@@ -270,7 +274,7 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
 
     def kind_of(position: int, message: Message) -> str | None:
         failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
-        return failure.kind if failure is not None else marked_error(position, message)
+        return failure.kind if failure is not None else error_of_mark(position, message)
 
     sites = error_sites(chain.messages, tools, kind_of)
     available = tool_names(tools)
