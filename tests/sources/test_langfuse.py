@@ -150,7 +150,7 @@ def test_what_we_read_agrees_with_the_golden_reading_of_each_observation(traces:
             expected = golden_messages(golden[observation["id"]][side]) if observation["id"] in golden else None
             if expected is None:
                 continue
-            given, _ = langfuse._without_tool_schemas(langfuse.decoded(observation[side]))
+            given, _ = langfuse._without_tool_schemas(langfuse.decode_json_text(observation[side]))
             messages = conversation(given, side, role=role)
             assert len(messages) == len(expected)
             for message, theirs in zip(messages, expected, strict=True):

@@ -27,7 +27,7 @@ def load() -> Any:
 
 def runs() -> list[dict[str, Any]]:
     """The same trace as a list of whole runs, in any order."""
-    return langsmith._merged(list(langsmith._runs(load(), 0)))[::-1]
+    return langsmith._merge_patches(list(langsmith._runs(load(), 0)))[::-1]
 
 
 def test_batches_are_joined_to_a_trace_with_its_calls_results_feedback_and_errors() -> None:

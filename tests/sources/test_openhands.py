@@ -235,7 +235,7 @@ def test_the_token_ids_of_a_log_are_kept_or_dropped_with_a_reason() -> None:
     ],
 )
 def test_failures_are_told_from_the_words_of_a_result(said: str, kind: str | None) -> None:
-    assert openhands_rows.said_error_kind(said) == kind
+    assert openhands_rows.error_kind_of_text(said) == kind
 
 
 def test_other_chats_are_not_taken_for_openhands() -> None:
