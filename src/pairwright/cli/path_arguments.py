@@ -1,4 +1,4 @@
-"""Places on the command line: arguments that take addresses, and the refusal of addresses by all others."""
+"""Paths on the command line: how help names those that may be addresses, and the refusal of addresses by all others."""
 
 import re
 from collections.abc import Callable

@@ -1,12 +1,14 @@
-"""Which key of NAT's finetuning configuration is which of ours. `*` stands for the component that `finetuning` names.
+"""Foreign names of options: tables of NAT's finetuning keys, and the translation of a `pairs` section (`own_names`).
 
-Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows this table.
+Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows the tables.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from pairwright.errors import ConfigError
+
+# Keys of NAT's finetuning configuration. `*` stands for the component that `finetuning` names.
 
 COMPONENTS = {
     "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),
@@ -143,7 +145,7 @@ OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into 
 """The same for keys of a section that no reason names."""
 
 
-# The `pairs` section of a configuration, in our names or in those of NAT's trajectory builder and NeMo Gym's script.
+# The `pairs` section in the names of NAT's trajectory builder and NeMo Gym's script.
 
 _RENAMED = {
     "min_score_diff": "min_gap",

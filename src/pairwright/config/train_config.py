@@ -84,11 +84,15 @@ class PreferenceTerms(Named):
     """kto: weight of rejected sides."""
 
 
-class PreferenceConfig(PreferenceTerms):
-    """The preference channel."""
+class PreferenceLossName(Named):
+    """Which preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
     """Preference loss, by its name in docs/losses.md."""
+
+
+class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
+    """The preference channel."""
 
 
 class PolicyTerms(Named):
@@ -112,11 +116,15 @@ class PolicyTerms(Named):
     """Estimator of that divergence."""
 
 
-class PolicyConfig(PolicyTerms):
-    """The policy channel."""
+class AdvantageName(Named):
+    """Which advantage."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How rewards of a group become advantages."""
+
+
+class PolicyConfig(PolicyTerms, AdvantageName):
+    """The policy channel."""
 
 
 class DistillTerms(Named):

@@ -1,4 +1,4 @@
-"""`pairwright collect CONFIG -o RUN`."""
+"""`pairwright collect CONFIG -o RUN` runs a workflow; `pairwright record --upstream URL -o DIR` records an endpoint."""
 
 import contextlib
 from pathlib import Path
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pairwright.collect import Collected
 
 _MOST_ERRORS = 5
+
+# `pairwright collect`.
 
 
 def collect_runs(
@@ -85,7 +87,7 @@ def _figures(collection: "Collected") -> dict[str, Any]:
     }
 
 
-# `pairwright record --upstream URL -o DIR`.
+# `pairwright record`.
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

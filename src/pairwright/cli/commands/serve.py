@@ -1,4 +1,4 @@
-"""`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`."""
+"""`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`, `serve model DIR`."""
 
 import os
 from enum import StrEnum
@@ -24,6 +24,8 @@ DatabaseUrl = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="Its name.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# `pairwright serve jobs`, `targets` and `token`: the service of fine-tuning jobs.
 
 
 def serve_jobs(
@@ -177,7 +179,7 @@ def _open_database(data: Path, database: str | None) -> "Database":
     return Database(Settings(data=data.resolve(), database_url=database).url)
 
 
-# `pairwright serve model CHECKPOINT`.
+# `pairwright serve model`: one model behind OpenAI's API.
 
 
 class ServeEngine(StrEnum):
@@ -239,7 +241,7 @@ def _token(variable: str | None) -> str | None:
     return token
 
 
-# `pairwright serve jobs|targets|token|model`.
+# The group of these commands.
 
 app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=True)
 app.command("jobs")(serve_jobs)
