@@ -120,7 +120,7 @@ def field_of(key: str) -> FieldInfo:
 
 
 def explain_unknown(key: str) -> str:
-    """What is wrong with a key that has no section, and which keys may be meant.
+    """Say that a key without a section is unknown, and suggest keys.
 
     >>> explain_unknown("dpo.loss")
     "unknown key 'dpo.loss'; did you mean 'train.dpo.loss'?"

@@ -261,11 +261,11 @@ class _Conversion:
         if value is None:
             return
         try:
-            meant = own_names({key[-1]: value})
+            settings = own_names({key[-1]: value})
         except ConfigError as error:
             self.leave(key, str(error))
             return
-        for own, ours in meant.items():
+        for own, ours in settings.items():
             self.place(f"pairs.{own}", ours, key)
 
     def _secret(self, pattern: str, key: Key, value: Any) -> None:

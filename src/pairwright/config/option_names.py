@@ -186,16 +186,16 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
-        for key, meant in _meant(name, value).items():
-            if key in own and own[key] != meant:
+        for key, setting in _translate(name, value).items():
+            if key in own and own[key] != setting:
                 raise ConfigError(
-                    f"pairs.{name}: says {key} is {meant!r}, but {origins[key]} says {own[key]!r}: drop one"
+                    f"pairs.{name}: says {key} is {setting!r}, but {origins[key]} says {own[key]!r}: drop one"
                 )
-            own[key], origins[key] = meant, name
+            own[key], origins[key] = setting, name
     return own
 
 
-def _meant(name: str, value: Any) -> dict[str, Any]:
+def _translate(name: str, value: Any) -> dict[str, Any]:
     if name == "curriculum_learning":
         return _curriculum(value)
     if name in _SWITCHES:

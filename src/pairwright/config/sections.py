@@ -25,7 +25,7 @@ class EngineConfig(Section):
     name: Literal["embedded", "ray"] = "embedded"
     """embedded: processes of this machine. ray: tasks of a Ray cluster; needs the extra `ray`."""
     address: str | None = None
-    """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started here for the command."""
+    """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started for the command."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """How many work at once; by default one a core (training: one a GPU, or one a node)."""
     max_retries: Annotated[int, Field(ge=0)] = 3

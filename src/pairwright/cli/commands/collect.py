@@ -99,7 +99,7 @@ def record(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8002,
     batch: Annotated[str, typer.Option(help="Name of this recording in the ids of its experiences.")] = "record",
     timeout: Annotated[
-        float, typer.Option(help="Seconds without a byte after which the upstream is given up.")
+        float, typer.Option(help="Seconds without data after which a request to the upstream fails.")
     ] = 600.0,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Listen on an address that other machines reach; there are no keys.")

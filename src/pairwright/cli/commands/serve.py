@@ -36,7 +36,7 @@ def serve_jobs(
     max_running: Annotated[int, typer.Option(min=0, help="Jobs that run at a time.")] = 1,
     max_deployments: Annotated[int, typer.Option(min=0, help="Models that are served at a time.")] = 8,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 2048,
-    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that gives no sign for so long.")] = 60.0,
+    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that is silent for this long.")] = 60.0,
     stop_seconds: Annotated[float, typer.Option(min=0, help="What a worker gets to save a checkpoint.")] = 30.0,
 ) -> None:
     """Serve fine-tuning jobs over HTTP, in the protocol of NeMo Customizer."""
