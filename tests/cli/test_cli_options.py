@@ -7,6 +7,7 @@ import pytest
 import typer
 from typer.main import get_command
 
+from pairwright import ConfigError, load_config
 from pairwright.cli.main import app
 from pairwright.cli.overrides import set_flags, with_options
 from pairwright.config.config_file import field_of
@@ -19,7 +20,18 @@ def options_of(*path):
     return {param.config_key: param for param in command.params if hasattr(param, "config_key")}
 
 
-@pytest.mark.parametrize("path", [("pairs", "build"), ("tokens", "build"), ("train",), ("evaluate", "compare")])
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("import",),
+        ("teach",),
+        ("pairs", "build"),
+        ("tokens", "build"),
+        ("train",),
+        ("jobs", "submit"),
+        ("evaluate", "compare"),
+    ],
+)
 def test_an_option_has_the_help_of_its_key(path):
     options = options_of(*path)
     assert options
@@ -30,10 +42,11 @@ def test_an_option_has_the_help_of_its_key(path):
 def test_every_key_of_a_section_is_an_option_of_its_command():
     from pairwright.config import PairsConfig, TokensConfig
 
-    assert set(options_of("pairs", "build")) == {f"pairs.{name}" for name in PairsConfig.model_fields} | {"seed"}
-    assert set(options_of("tokens", "build")) == {f"tokens.{name}" for name in TokensConfig.model_fields} - {
-        "tokens.tokenizer"
-    }
+    engine = {"engine.name", "engine.address"}
+    pairs = {f"pairs.{name}" for name in PairsConfig.model_fields}
+    tokens = {f"tokens.{name}" for name in TokensConfig.model_fields}
+    assert set(options_of("pairs", "build")) == pairs | {"seed"} | engine
+    assert set(options_of("tokens", "build")) == (tokens - {"tokens.tokenizer"}) | engine
 
 
 def flags_of(words, *keys):
@@ -66,3 +79,33 @@ def test_the_classes_of_the_configuration_are_not_loaded_before_a_command_needs_
     code = "import sys; from typer.main import get_command; from pairwright.cli import app; get_command(app); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_engine_options_replace_the_short_form_and_the_address_of_another_engine(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("engine: ray")
+    engine = load_config(file, flags={"engine.workers": ("--workers", 2)}).engine
+    assert (engine.name, engine.workers) == ("ray", 2)
+    file.write_text("engine: {name: ray, address: auto}")
+    assert load_config(file, flags={"engine.name": ("--engine", "ray")}).engine.address == "auto"
+    assert load_config(file, flags={"engine.name": ("--engine", "embedded")}).engine.address is None
+    with pytest.raises(ConfigError, match=r"^--address: only the engine ray has one$"):
+        load_config(flags={"engine.address": ("--address", "auto")})
+
+
+def test_options_of_functions_are_those_of_the_configuration():
+    """Losses, comparison and collator inherit their options: there is no second declaration to compare."""
+    from pairwright.config.sections import CompareTerms, EvaluateConfig, SequenceTerms, TokensConfig
+    from pairwright.evaluate import CompareOptions
+    from pairwright.tokens import CombineOptions
+
+    for options, section, terms in (
+        (CompareOptions, EvaluateConfig, CompareTerms),
+        (CombineOptions, TokensConfig, SequenceTerms),
+    ):
+        assert issubclass(options, terms)
+        assert issubclass(section, terms)
+    with pytest.raises(ConfigError, match=r"^confidence: got 2, expected below 1$"):
+        CompareOptions(confidence=2)
+    with pytest.raises(ConfigError, match=r"^unknown key 'max_len'; did you mean 'max_length.\?$"):
+        CombineOptions(max_len=2)

@@ -1,4 +1,4 @@
-"""Groups of commands: one with a command that is meant when none is named, and one in the order of the flow.
+"""How help looks: groups with a default command, commands in the order of the flow, and plain names of types.
 
 `tokens DIR` is `tokens build DIR`, `evaluate A B` is `evaluate compare A B`; the help of such a group is that of its
 default command, with the other commands below.
@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperGroup
+
+# Groups of commands.
 
 
 class GroupWithDefault(TyperGroup):
@@ -70,7 +72,7 @@ class _Page(TyperGroup):
         return self.usage
 
 
-# Types as help names them: `<text>`, `<int>`, `<path>`, the choices of a word, and nothing for a switch.
+# Names of types: `<text>`, `<int>`, `<path>`, the choices of a word, and nothing for a switch.
 
 _PLAIN = {"<str>": "<text>", "<int range>": "<int>", "<float range>": "<float>"}
 _Format = Callable[[Any, Any], None]

@@ -37,7 +37,7 @@ from pairwright.cli.overrides import ConfigCommand, with_options
 from pairwright.cli.path_arguments import refuse_addresses
 from pairwright.errors import PairwrightError
 
-# Which extra brings a package that is not installed, as the installed pairwright itself says.
+# Missing packages: which extra installs one, by the metadata of pairwright itself.
 
 _REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
 _NOT_FOR_USERS = ("all", "dev")
@@ -62,7 +62,7 @@ def extras_with(package: str) -> list[str]:
     ]
 
 
-# The `pairwright` command: its groups, and the one place where errors become exit codes.
+# The commands, in the order of the flow.
 
 _DATA, _TRAINING, _PROOF, _PROJECT = "Data", "Training", "Proof and deployment", "Project"
 

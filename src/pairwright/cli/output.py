@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, everything else on stderr, JSON on request."""
+"""What commands print: results on stdout (a table or JSON), everything else on stderr, and progress while they run."""
 
 import sys
 import time
@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from pairwright.collect import Status
 
 
+# Results and messages.
+
+
 def print_json(value: Any) -> None:
-    """A result as one JSON document. Non-finite numbers are written as jsontext writes them."""
+    """A result as one JSON document. Non-finite numbers are written as `records.json_text` writes them."""
     sys.stdout.write(to_json(value) + "\n")
 
 
@@ -94,7 +97,7 @@ class Progress:
             self._bar.stop()
 
 
-# A collection while it goes on: a live table in a terminal, a plain line every ten seconds in a pipe.
+# Progress of a collection: a live table in a terminal, a plain line every ten seconds in a pipe.
 
 _LINE_SECONDS = 10.0
 

@@ -1,8 +1,10 @@
-"""`KEY=VALUE`: single keys of the configuration on the command line, as words of their own or after `--set`.
+"""Keys of the configuration on the command line: as `KEY=VALUE` words, and as options that are derived from keys.
 
-    pairwright run config.yaml train.epochs=2 -o runs/short
+    pairwright run config.yaml train.epochs=2 -o runs/short        a word, or after --set
+    pairwright train --config config.yaml --epochs 2 -o runs/short     an option, see `with_options`
 
-Keys are absolute. A word is an override, a path, or an error: one that could be both is refused, never guessed.
+Keys are absolute. A word is an override, a path, or an error: one that could be both is refused, never guessed. An
+option has the type, choices, default and help of its key, and overrides the file and the words.
 """
 
 import glob
@@ -32,6 +34,8 @@ from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:
     from pairwright.config import Config
+
+# KEY=VALUE words.
 
 _KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
 _OVERRIDE = re.compile(rf"({_KEY})=.*", re.S)
@@ -81,7 +85,7 @@ def load_settings(
 ) -> "Config":
     """The configuration of a command that works without one: without a file the environment sets no keys.
 
-    flags: what the command's own options set, see `cli.options.set_flags`."""
+    flags: what the command's derived options set, see `set_flags`."""
     from pairwright.config import load_config
     from pairwright.config.config_file import ENVIRONMENT_PREFIX
 
@@ -156,14 +160,14 @@ def _is_like_key(text: str, *, is_exact: bool) -> bool:
     return text in iterate_keys() if is_exact else is_top_key(text) or "did you mean" in explain_unknown(text)
 
 
-# Command-line options that are derived from the configuration: name, type, choices, default and help of a key.
+# Options that are derived from keys.
 
 _META = "pairwright.flags"
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a key is written on the command line, where that is not told by its name and type."""
+    """How a key is written on the command line, where its name and type do not decide it."""
 
     flag: str | None = None
     metavar: str | None = None
@@ -194,7 +198,7 @@ _SPELLINGS = {
 
 
 def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = ()) -> type[ConfigCommand]:
-    """The class of a command that has an option for each key.
+    """A command class that has an option for each key.
 
     keys: keys of the configuration, such as `train.epochs`; a section stands for all its keys that are no sections.
     after: the parameter of the command below which help lists the options.
@@ -208,7 +212,7 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
             super().__init__(*args, **settings)
 
         @property
-        def params(self) -> list[Any]:
+        def params(self) -> list[Any]:  # derived when first read: `pairwright --help` loads no configuration
             if self._all is None:
                 names = [param.name for param in self._declared]
                 position = names.index(after) + 1
@@ -223,7 +227,7 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             rest = super().parse_args(ctx, args)
             flags = {}
-            for param in self.params:
+            for param in self.params:  # derived options are no arguments of the command's function
                 key = getattr(param, "config_key", None)
                 if key is None:
                     continue
@@ -245,6 +249,7 @@ def set_flags(ctx: typer.Context) -> dict[str, tuple[str, Any]]:
 
 
 def _expand(keys: tuple[str, ...]) -> Iterator[str]:
+    """Keys, with those of a section in its place."""
     from pairwright.config.config_file import field_of, section_of
 
     for key in keys:

@@ -1,4 +1,4 @@
-"""Places on the command line: arguments that take addresses, and the refusal of addresses by all others."""
+"""Paths on the command line: how help names those that may be addresses, and the refusal of addresses by all others."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/].*", re.S)  # what pathlib 
 
 
 def refuse_addresses(command: Any, name: str = "pairwright") -> None:
-    """Let every command say so where one of its local paths is given an address."""
+    """Let every command refuse an address where it takes a local path."""
     if isinstance(command, TyperGroup):
         for word, child in command.commands.items():
             refuse_addresses(child, f"{name} {word}")

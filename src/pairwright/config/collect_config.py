@@ -1,4 +1,4 @@
-"""`collect`: tasks, the workflow that is run over them, and how what it does is scored."""
+"""`policy`, `collect` and `teach`: the model that answers, the tasks it is run on, how runs are scored, teachers."""
 
 from typing import Annotated, Any, Literal
 
@@ -67,7 +67,7 @@ class PolicyConfig(Section):
     """Local model: threads of torch; null: what torch chooses."""
 
 
-# `collect`: tasks, the workflow that is run over them, and how what it does is scored.
+# `collect` and `teach`: tasks, the workflow that is run on them, its scorer, and the teachers of a table.
 
 
 class ScorerConfig(Section):

@@ -1,11 +1,14 @@
-"""The configuration tree filled from a YAML file, the environment and the command line, in that order.
+"""The configuration of a run: `Config`, its dotted keys, its errors, and how it is loaded.
 
     seed: 0
     sources: {paths: ["${TRACES}/*.jsonl"], format: auto}
 
-`${VAR}` in the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
-`sources.format=nat` on the command line override single keys. An unknown key is an error that suggests the nearest one.
-What came from the environment is never shown: `show` prints the reference, and errors do not repeat the value.
+`load_config` reads a YAML file, then the environment, then the command line; each overrides the one before. `${VAR}` in
+the file is replaced by the variable's value; `PAIRWRIGHT_SOURCES__FORMAT=nat` in the environment and
+`sources.format=nat` on the command line set single keys. An unknown key is an error that suggests the nearest one.
+Values from the environment are never printed: `config show` prints the reference, and errors do not repeat the value.
+
+In Python, `adjust_config` lays options over a configuration, and `Options` is a section that is created by itself.
 """
 
 import difflib
@@ -31,7 +34,7 @@ from pairwright.config.train_config import TrainConfig
 from pairwright.errors import ConfigError
 from pairwright.paths import is_address, place
 
-# The whole configuration of a run: one section a stage, in the order of the flow.
+# The model tree: one section a stage, in the order of the flow.
 
 
 class Config(Section):
@@ -73,7 +76,7 @@ class Config(Section):
         )
 
 
-# Dotted keys of the configuration: which exist, and what to write instead of one that does not.
+# Dotted keys: which exist, their fields, and what to write instead of one that does not exist.
 
 
 def is_top_key(key: str) -> bool:
@@ -117,7 +120,7 @@ def field_of(key: str) -> FieldInfo:
 
 
 def explain_unknown(key: str) -> str:
-    """What is wrong with a key that has no section, and which keys may be meant.
+    """Say that a key without a section is unknown, and suggest keys.
 
     >>> explain_unknown("dpo.loss")
     "unknown key 'dpo.loss'; did you mean 'train.dpo.loss'?"
@@ -139,7 +142,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-# Errors of pydantic as lines that name the key, or the command-line option that set it.
+# Errors: validation problems as lines that name the key, or the command-line option that set it.
 
 _WORDS = {
     "Input should be": "expected",
@@ -239,7 +242,7 @@ def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
     return [] if model is None else list(model.model_fields)
 
 
-# The configuration tree filled from a YAML file, the environment and the command line, in that order.
+# Loading: file, environment, overrides and command-line options as one tree, which is then validated.
 
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
 _PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
@@ -259,7 +262,7 @@ def load_config(
         path: A YAML file; None for the defaults.
         overrides: Keys and their values as YAML text, e.g. [("train.epochs", "2")].
         environment: Variables to read instead of those of this process; PAIRWRIGHT_TRAIN__EPOCHS is train.epochs.
-        flags: What options of the command line set, as key: (option, value). They count first; errors name the option.
+        flags: What command-line options set, as key: (option, value). They override the rest; errors name the option.
 
     >>> import pairwright as pw
     >>> pw.load_config(overrides=[("train.epochs", "2")], environment={}).train.epochs
@@ -279,8 +282,8 @@ def printable_config(
     overrides: Sequence[tuple[str, str]] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The resolved configuration for people to read: values from the environment stand as `${VAR}`, and addresses
-    without the credentials that may be in them."""
+    """The resolved configuration as it may be printed: `${VAR}` for values from the environment, and addresses without
+    the credentials that may be in them."""
     environment = os.environ if environment is None else environment
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
     tree: dict[str, Any] = _with_references(resolved, merge_tree(path, overrides=overrides, environment=environment))
@@ -409,7 +412,7 @@ def _problem(error: Exception) -> str:
     return str(error.problem or error) if isinstance(error, MarkedYAMLError) else str(error).split("\n")[0]
 
 
-# Options given in Python, laid over a configuration and checked like those of a file.
+# Options from Python, laid over a configuration and validated like those of a file.
 
 
 def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **values: Any) -> Config:

@@ -1,10 +1,11 @@
-"""A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and what of it has no counterpart.
+"""A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and which of its keys have no counterpart.
 
-Every key of theirs either stands in ours, changes nothing, or is named with the reason; a named section stands for all
-below it. A default of theirs that is not ours is written out. `${VAR}` stays a reference. Secrets are never copied.
+`read_nat` reads the file as NAT does, `from_nat` converts its tree. Every key of theirs either stands in ours, changes
+nothing, or is named with the reason; a named section stands for all below it. A default of theirs that is not ours is
+written out. `${VAR}` stays a reference. Secrets are never copied.
 
->>> found = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
->>> found.tree["collect"]["num_runs"], [(left.key, left.reason) for left in found.unmapped]
+>>> conversion = from_nat({"trainers": {"t": {"_type": "nemo_customizer_trainer", "num_runs": 3, "speed": 9}}})
+>>> conversion.tree["collect"]["num_runs"], [(entry.key, entry.reason) for entry in conversion.unmapped]
 (3, [('trainers.t.speed', 'no counterpart')])
 """
 
@@ -41,7 +42,7 @@ from pairwright.config.option_names import (
 )
 from pairwright.errors import ConfigError
 
-# Which components of a NAT file are meant: builder, trainer and adapter of `finetuning`, and the model behind them.
+# Components: the builder, trainer and adapter that `finetuning` names, and the model that is trained.
 
 
 def with_text_keys(tree: Mapping[Any, Any]) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def find_llm(tree: Mapping[str, Any]) -> str | None:
     return matches[0] if len(matches) == 1 else None
 
 
-# A finetuning configuration of NeMo Agent Toolkit (NAT) as one of ours, and what of it has no counterpart.
+# Conversion: each key is placed in our tree, has no effect, or is listed with the reason.
 
 Key = tuple[str, ...]
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:?-[^}]*)?\}")
@@ -113,7 +114,7 @@ class Converted:
 
 
 def from_nat(theirs: Mapping[Any, Any]) -> Converted:
-    """Our configuration for a NAT file as `nat_file.read_nat` reads it. ConfigError where it is none for finetuning."""
+    """Our configuration for a NAT file as `read_nat` reads it. ConfigError where it is none for finetuning."""
     if not any(section in theirs for section in ("finetuning", *COMPONENTS)):
         raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
     tree = with_text_keys(theirs)
@@ -260,11 +261,11 @@ class _Conversion:
         if value is None:
             return
         try:
-            meant = own_names({key[-1]: value})
+            settings = own_names({key[-1]: value})
         except ConfigError as error:
             self.leave(key, str(error))
             return
-        for own, ours in meant.items():
+        for own, ours in settings.items():
             self.place(f"pairs.{own}", ours, key)
 
     def _secret(self, pattern: str, key: Key, value: Any) -> None:
@@ -362,7 +363,7 @@ def _at(tree: Any, path: Key) -> Any:
     return tree
 
 
-# A configuration file of NeMo Agent Toolkit (NAT) as one tree of plain values, read as NAT reads it.
+# Reading: a file as a tree of plain values, laid over the file that its `base` names.
 
 
 def read_nat(path: Path) -> dict[str, Any]:

@@ -1,12 +1,14 @@
-"""Which key of NAT's finetuning configuration is which of ours. `*` stands for the component that `finetuning` names.
+"""Foreign names of options: tables of NAT's finetuning keys, and the translation of a `pairs` section (`own_names`).
 
-Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows this table.
+Names and defaults are those of nvidia-nat 1.9 with nvidia-nat-nemo-customizer 1.9; docs/from-nat.md shows the tables.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from pairwright.errors import ConfigError
+
+# Keys of NAT's finetuning configuration. `*` stands for the component that `finetuning` names.
 
 COMPONENTS = {
     "trajectory_builders": ("trajectory_builder", ("dpo_traj_builder",)),
@@ -143,7 +145,7 @@ OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into 
 """The same for keys of a section that no reason names."""
 
 
-# The `pairs` section of a configuration, in our names or in those of NAT's trajectory builder and NeMo Gym's script.
+# The `pairs` section in the names of NAT's trajectory builder and NeMo Gym's script.
 
 _RENAMED = {
     "min_score_diff": "min_gap",
@@ -184,16 +186,16 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
-        for key, meant in _meant(name, value).items():
-            if key in own and own[key] != meant:
+        for key, setting in _translate(name, value).items():
+            if key in own and own[key] != setting:
                 raise ConfigError(
-                    f"pairs.{name}: says {key} is {meant!r}, but {origins[key]} says {own[key]!r}: drop one"
+                    f"pairs.{name}: says {key} is {setting!r}, but {origins[key]} says {own[key]!r}: drop one"
                 )
-            own[key], origins[key] = meant, name
+            own[key], origins[key] = setting, name
     return own
 
 
-def _meant(name: str, value: Any) -> dict[str, Any]:
+def _translate(name: str, value: Any) -> dict[str, Any]:
     if name == "curriculum_learning":
         return _curriculum(value)
     if name in _SWITCHES:

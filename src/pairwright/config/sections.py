@@ -1,4 +1,9 @@
-"""What every part of the configuration is: frozen, and without a key that it does not know."""
+"""`Section`, the base of every part of the configuration, and the sections of the stages that need little.
+
+`engine`, `loop`, `sources`, `tokens` and `evaluate` are here; `policy`, `collect`, `teach`, `pairs`, `train` and
+`backend` have files of their own. A section is the only declaration of its options: type, default, bounds and
+description. Classes named `*Terms` hold what functions of a later package take as options, too.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -20,7 +25,7 @@ class EngineConfig(Section):
     name: Literal["embedded", "ray"] = "embedded"
     """embedded: processes of this machine. ray: tasks of a Ray cluster; needs the extra `ray`."""
     address: str | None = None
-    """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started here for the command."""
+    """ray: the cluster, as `auto`, `HOST:PORT` or `ray://HOST:PORT`; by default one is started for the command."""
     workers: Annotated[int, Field(ge=1)] | None = None
     """How many work at once; by default one a core (training: one a GPU, or one a node)."""
     max_retries: Annotated[int, Field(ge=0)] = 3
@@ -74,7 +79,7 @@ class SourcesConfig(Section):
     """Keep bad records aside and go on, or end with exit code 1 when there are any."""
 
 
-# `tokens`: how messages become sequences. The only declaration of these options: the tokens stage, training, the flow
+# `tokens`: how messages become sequences.
 
 
 class SequenceTerms(Section):

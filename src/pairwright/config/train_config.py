@@ -25,7 +25,7 @@ def _also(*names: str, **options: Any) -> Any:
 
 
 class Named(Section):
-    """A section whose fields may also be given by their other names."""
+    """A section whose fields also have foreign names."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -84,11 +84,15 @@ class PreferenceTerms(Named):
     """kto: weight of rejected sides."""
 
 
-class PreferenceConfig(PreferenceTerms):
-    """The preference channel."""
+class PreferenceLossName(Named):
+    """Which preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
     """Preference loss, by its name in docs/losses.md."""
+
+
+class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
+    """The preference channel."""
 
 
 class PolicyTerms(Named):
@@ -112,11 +116,15 @@ class PolicyTerms(Named):
     """Estimator of that divergence."""
 
 
-class PolicyConfig(PolicyTerms):
-    """The policy channel."""
+class AdvantageName(Named):
+    """Which advantage."""
 
     advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
     """How rewards of a group become advantages."""
+
+
+class PolicyConfig(PolicyTerms, AdvantageName):
+    """The policy channel."""
 
 
 class DistillTerms(Named):
@@ -237,19 +245,19 @@ class TrainConfig(Named):
     reference: str = "initial"
     """initial: the weights before training. none. Or a model's folder."""
     val_check_interval: Annotated[float, Field(gt=0)] | None = _also("val_check_interval", "val_period", default=None)
-    """Validate every so many updates; below 1, every such share of an epoch; null validates at the end of each."""
+    """Updates between validations; below 1 a share of an epoch; null validates at the end of each epoch."""
     log_every_n_steps: Positive = 1
-    """Write metrics every so many updates."""
+    """Updates between lines of metrics."""
     save_every: Positive | None = _also("save_every", "save_period", default=None)
-    """Save a checkpoint every so many updates; null saves at each validation and at the end of each epoch."""
+    """Updates between checkpoints; null saves at each validation and at the end of each epoch."""
     keep_top_k: Positive = 1
     """Checkpoints to keep by metric, beside the newest."""
     metric: str = _also("metric", "metric_name", default="eval_loss")
     """What decides which checkpoint is best; smaller is better for names that end in loss, else larger."""
     early_stopping_patience: Positive | None = None
-    """Stop when so many validations in a row bring no better metric."""
+    """Validations without a better metric after which training stops."""
     dump_batches: Annotated[int, Field(ge=0)] = 0
-    """Write the exact batches of the first so many updates, for replay."""
+    """Number of updates, from the first, whose exact batches are written for replay."""
     report_to: tuple[str, ...] = ()
     """tensorboard, wandb, mlflow, trackio; metrics.jsonl is always written."""
 

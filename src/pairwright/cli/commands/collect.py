@@ -1,4 +1,4 @@
-"""`pairwright collect CONFIG -o RUN`."""
+"""`pairwright collect CONFIG -o RUN` runs a workflow; `pairwright record --upstream URL -o DIR` records an endpoint."""
 
 import contextlib
 from pathlib import Path
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pairwright.collect import Collected
 
 _MOST_ERRORS = 5
+
+# `pairwright collect`.
 
 
 def collect_runs(
@@ -85,7 +87,7 @@ def _figures(collection: "Collected") -> dict[str, Any]:
     }
 
 
-# `pairwright record --upstream URL -o DIR`.
+# `pairwright record`.
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -97,7 +99,7 @@ def record(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8002,
     batch: Annotated[str, typer.Option(help="Name of this recording in the ids of its experiences.")] = "record",
     timeout: Annotated[
-        float, typer.Option(help="Seconds without a byte after which the upstream is given up.")
+        float, typer.Option(help="Seconds without data after which a request to the upstream fails.")
     ] = 600.0,
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Listen on an address that other machines reach; there are no keys.")

@@ -113,7 +113,7 @@ def export(
     output: Annotated[
         str, typer.Option("-o", "--output", metavar=PLACE, help="File to write, also s3://...; for hf a folder.")
     ],
-    to: Annotated[Target | None, typer.Option(help="Format; by default told by the file's ending.")] = None,
+    to: Annotated[Target | None, typer.Option(help="Format; by default by the file's extension.")] = None,
     where: Where = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`pairwright report RUN`: one page that shows every stage of a run."""
+"""`pairwright report RUN`: a run on one page; `pairwright explain --run RUN`: where every generated token went."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 from pairwright.cli.output import Progress, print_json, print_table, say
+
+# `pairwright report`.
 
 
 def report(
@@ -31,7 +33,7 @@ def report(
     )
 
 
-# `pairwright explain --run RUN`.
+# `pairwright explain`.
 
 
 def explain_run(

@@ -1,4 +1,4 @@
-"""`pairwright run CONFIG.yaml`: the whole flow."""
+"""`pairwright run CONFIG.yaml`: the whole flow; `pairwright demo`: the same on an embedded example."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -8,6 +8,8 @@ import typer
 
 from pairwright.cli.output import print_json, print_table, say
 from pairwright.cli.overrides import Overrides, parse_overrides
+
+# `pairwright run`.
 
 
 def run_flow(
@@ -110,7 +112,7 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
     return rows
 
 
-# `pairwright demo`: the whole flow on an embedded example.
+# `pairwright demo`.
 
 
 def run_demo(

@@ -1,4 +1,4 @@
-"""`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`."""
+"""`pairwright serve jobs`, `serve targets add|list|remove`, `serve token create|list|revoke`, `serve model DIR`."""
 
 import os
 from enum import StrEnum
@@ -25,6 +25,8 @@ DatabaseUrl = Annotated[
 Name = Annotated[str, typer.Argument(help="Its name.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+# `pairwright serve jobs`, `targets` and `token`: the service of fine-tuning jobs.
+
 
 def serve_jobs(
     data: Data,
@@ -34,7 +36,7 @@ def serve_jobs(
     max_running: Annotated[int, typer.Option(min=0, help="Jobs that run at a time.")] = 1,
     max_deployments: Annotated[int, typer.Option(min=0, help="Models that are served at a time.")] = 8,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 2048,
-    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that gives no sign for so long.")] = 60.0,
+    stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that is silent for this long.")] = 60.0,
     stop_seconds: Annotated[float, typer.Option(min=0, help="What a worker gets to save a checkpoint.")] = 30.0,
 ) -> None:
     """Serve fine-tuning jobs over HTTP, in the protocol of NeMo Customizer."""
@@ -177,7 +179,7 @@ def _open_database(data: Path, database: str | None) -> "Database":
     return Database(Settings(data=data.resolve(), database_url=database).url)
 
 
-# `pairwright serve model CHECKPOINT`.
+# `pairwright serve model`: one model behind OpenAI's API.
 
 
 class ServeEngine(StrEnum):
@@ -239,7 +241,7 @@ def _token(variable: str | None) -> str | None:
     return token
 
 
-# `pairwright serve jobs|targets|token|model`.
+# The group of these commands.
 
 app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=True)
 app.command("jobs")(serve_jobs)
