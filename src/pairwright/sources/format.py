@@ -62,10 +62,11 @@ Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
 
 
 class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
-    """The cells of a row, named as the table's columns (store/columns.py); columns that are not here are null.
+    """The cells of a row, named as the table's columns (store/columns.py).
 
     For lines of large files: building and checking a record would take most of the time of their import. The reader
-    answers for it that the cells are those of the record that `read` gives.
+    answers for it that the cells are those of the record that `read` gives. The importer adds `step`, which is 0, and
+    the source; all other columns are null.
     """
 
     uid: str
@@ -73,7 +74,6 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     batch: str
     task: str
     run: int
-    step: int = 0
     kind: str
     reward: float | None  # finite
     model_version: str | None
@@ -84,8 +84,6 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     num_completion_characters: int
     num_tool_calls: int
     num_errors: int
-    source_format: str
-    source: str
     source_line: int
     prompt: bytes | None
     tools: bytes | None

@@ -8,7 +8,6 @@ import mmap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,9 @@ def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experi
 
 # One piece of an import: a file, or a range of its lines, read into a hidden part beside what could not be used.
 
-ROWS_PER_BATCH = 256
+ROWS_PER_BATCH, READY_ROWS_PER_BATCH = 256, 1024
+BYTES_PER_BATCH = 4 * 2**20
+_BYTES_OF_RECORD = BYTES_PER_BATCH // ROWS_PER_BATCH
 _PREFERENCE = Kind.PREFERENCE
 _NUM_NAMED = 100  # records whose numbers are named where none has the reward that was asked for
 _COUNTED = {
@@ -182,9 +183,16 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
 
 
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
-    rows = _rows(task, result, write_rejected)
-    while some := list(islice(rows, ROWS_PER_BATCH)):
-        yield _counted(_batch(some, result), task, result)
+    batch: list[Experience | ReadyRow] = []
+    num_bytes = 0
+    for row in _rows(task, result, write_rejected):
+        batch.append(row)
+        num_bytes += len(row.completion) if type(row) is ReadyRow else _BYTES_OF_RECORD
+        if num_bytes >= BYTES_PER_BATCH or len(batch) == READY_ROWS_PER_BATCH:
+            yield _counted(_batch(batch, task, result), task, result)
+            batch, num_bytes = [], 0
+    if batch:
+        yield _counted(_batch(batch, task, result), task, result)
 
 
 def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience | ReadyRow]:
@@ -205,24 +213,30 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
             yield from _kept(units, task, result, write_rejected)
 
 
-def _batch(rows: list[Experience | ReadyRow], result: ImportResult) -> pa.RecordBatch:
+def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Rows as one record batch, in their order."""
-    ready = [row for row in rows if isinstance(row, ReadyRow)]
+    ready = [row for row in rows if type(row) is ReadyRow]
+    records = [row for row in rows if type(row) is Experience]
     if not ready:
-        return _record_batch([row for row in rows if isinstance(row, Experience)], result)
-    result.counts["unscored"] += sum(row.reward is None for row in ready)
-    columns = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, ready), strict=True), strict=True))
-    arrays = [
-        column_array(columns[field.name], field.type) if field.name in columns else pa.nulls(len(ready), field.type)
-        for field in SCHEMA
-    ]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-    if len(ready) == len(rows):
+        return _record_batch(records, result)
+    batch = _ready_batch(ready, task)
+    result.counts["unscored"] += batch.column("reward").null_count
+    if not records:
         return batch
-    others = _record_batch([row for row in rows if isinstance(row, Experience)], result)
-    is_ready = np.array([isinstance(row, ReadyRow) for row in rows])
+    is_ready = np.array([type(row) is ReadyRow for row in rows])
     positions = np.where(is_ready, np.cumsum(is_ready), len(ready) + np.cumsum(~is_ready)) - 1
-    return pa.Table.from_batches([batch, others]).take(pa.array(positions)).combine_chunks().to_batches()[0]
+    both = pa.Table.from_batches([batch, _record_batch(records, result)])
+    return both.take(column_array(positions.tolist(), pa.int64())).combine_chunks().to_batches()[0]
+
+
+def _ready_batch(rows: list[ReadyRow], task: ImportTask) -> pa.RecordBatch:
+    cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
+    same = {"step": 0, "source_format": task.layout.format, "source": str(task.path)}
+    arrays = [
+        column_array(cells[name], kind) if name in cells else pa.repeat(pa.scalar(same.get(name), kind), len(rows))
+        for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
 def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:

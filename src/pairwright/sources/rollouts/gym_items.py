@@ -7,13 +7,12 @@ is not listed here raises ValidationError, and the line is left to the general c
 ignores are listed as Any, so that they are still decoded: invalid JSON or UTF-8 anywhere in a line is noticed.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
-from pairwright.records.canonical import canonical_arguments
+from pairwright.records.json_text import decode
 from pairwright.sources.shapes.tool_errors import text_error_kind
 
 
@@ -62,27 +61,47 @@ class _ResultItem(Struct, gc=False, forbid_unknown_fields=True, tag_field="type"
 Item = _AssistantItem | _ReasoningItem | _CallItem | _ResultItem
 
 
-class Response(Struct, gc=False):
+class Response(Struct, gc=False, forbid_unknown_fields=True):
     output: list[Item]
     model: str | None = None
     tools: Any = None
     instructions: Any = None
     incomplete_details: Any = None
+    # The rest of the Responses API, which the reader ignores.
+    id: Any = None
+    object: Any = None
+    created_at: Any = None
+    completed_at: Any = None
+    status: Any = None
+    error: Any = None
+    metadata: Any = None
+    parallel_tool_calls: Any = None
+    temperature: Any = None
+    tool_choice: Any = None
+    top_p: Any = None
+    background: Any = None
+    conversation: Any = None
+    max_output_tokens: Any = None
+    max_tool_calls: Any = None
+    previous_response_id: Any = None
+    prompt: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    reasoning: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    text: Any = None
+    top_logprobs: Any = None
+    truncation: Any = None
+    usage: Any = None
+    user: Any = None
+    billing: Any = None
+    store: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
 
 
-# The rest of the Responses API, which the reader ignores.
-_IGNORED = """id object created_at completed_at status error metadata parallel_tool_calls temperature tool_choice top_p
-    background conversation max_output_tokens max_tool_calls previous_response_id prompt prompt_cache_key
-    prompt_cache_retention reasoning safety_identifier service_tier text top_logprobs truncation usage user billing store
-    frequency_penalty presence_penalty"""
-_WholeResponse = msgspec.defstruct(
-    "_WholeResponse",
-    [(name, Any, None) for name in _IGNORED.split()],
-    bases=(Response,),
-    gc=False,
-    forbid_unknown_fields=True,
-)
-decode_response: Callable[[bytes | msgspec.Raw], Response] = msgspec.json.Decoder(_WholeResponse).decode
+decode_response = msgspec.json.Decoder(Response).decode
 
 
 class _Call(Struct, gc=False, omit_defaults=True):
@@ -127,7 +146,7 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
                 return None
             number = call_numbers.setdefault(call_id, len(call_numbers))
             calls.append(_Call(name, arguments, call_id))
-            canonical_calls.append((number, name, canonical_arguments(arguments)))
+            canonical_calls.append((number, name, decode(arguments)))  # raises for torn JSON
             num_characters += len(arguments)
             num_calls += 1
             continue

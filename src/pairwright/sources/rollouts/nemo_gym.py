@@ -39,7 +39,7 @@ from pairwright.sources.fields import (
     small_fields,
 )
 from pairwright.sources.format import Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
-from pairwright.sources.rollouts.gym_items import decode_response, read_completion
+from pairwright.sources.rollouts.gym_items import Response, decode_response, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
 from pairwright.sources.shapes.responses import messages_from_items
@@ -251,6 +251,7 @@ class _Tools(Struct, gc=False):
 class _Task(Struct, gc=False):
     """What the rollouts of a task share: the cells and hashes of their `responses_create_params`."""
 
+    params: bytes
     messages: tuple[Message, ...]
     tools: _Tools
     has_instructions: bool
@@ -260,6 +261,20 @@ class _Task(Struct, gc=False):
     prompt_hash: str
     prompt: bytes | None
     metadata: Any
+    ids_key: tuple[str, bytes, Any] = ("", b"", None)  # of what `ids` were made
+    ids: tuple[str, str] = ("", "")
+
+
+class _Row(Struct, gc=False, forbid_unknown_fields=True):
+    responses_create_params: Raw
+    response: Response
+    reward: Any = None
+    agent_ref: Raw = _NULL
+    task_index: Any = msgspec.field(default=None, name="_ng_task_index")
+    rollout_index: Any = msgspec.field(default=None, name="_ng_rollout_index")
+
+
+_decode_bare_row = msgspec.json.Decoder(_Row).decode
 
 
 def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
@@ -271,15 +286,14 @@ def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
 
 
 def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
-    fields = _decode_raw(line)
-    params, response = bytes(fields[PARAMS]), decode_response(fields["response"])
-    task = _shared_by_task(params)
+    row, more = _decode_row(line)
+    response, task = row.response, _task_of(bytes(row.responses_create_params))
     completion = read_completion(response.output, task.tools.names)
     if completion is None or response.incomplete_details:
         return None
     if (response.tools and not task.tools.schemas) or (response.instructions and not task.has_instructions):
         return None
-    reward = _decode(fields.get("reward", _NULL))
+    reward = row.reward
     if type(reward) is not float:
         if isinstance(reward, dict):
             return None
@@ -287,17 +301,15 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     if reward is not None and not math.isfinite(reward):
         return None
     info = task.info
-    if not fields.keys() <= _READ:
-        more = {key: _decode(value) for key, value in fields.items() if key not in _READ}
+    if more:
         info = {**small_fields(more, _NO_FIELDS), **info}
         check_json(info, "info")
-    if not fields.keys().isdisjoint(_NOT_USUAL):
-        return None
-    number = identifier(_decode(fields.get("_ng_task_index", _NULL)))
-    run = index(_decode(fields.get("_ng_rollout_index", _NULL)))
-    run = origin.ordinal if run is None else run
-    batch, agent = _batch(origin.file), bytes(fields.get("agent_ref", _NULL))
-    task_id, tid = _task_ids(batch, agent, _hash_of_task(params) if number is None else number, number is None)
+    run = row.rollout_index
+    if type(run) is not int or not 0 <= run < 2**63:
+        run = index(run)
+        run = origin.ordinal if run is None else run
+    batch = _batch(origin.file)
+    task_id, tid = _task_ids(task, (batch, bytes(row.agent_ref), row.task_index))
     text = encode(completion.turns)
     suffix = content_hash(task.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
     return ReadyRow(
@@ -316,8 +328,6 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_completion_characters=completion.num_characters,
         num_tool_calls=completion.num_calls,
         num_errors=len(task.errors),
-        source_format=NAME,
-        source=origin.file,
         source_line=origin.ordinal + 1,
         prompt=task.prompt,
         tools=task.tools.text,
@@ -327,8 +337,45 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     )
 
 
+def _decode_row(line: bytes) -> tuple[_Row, Json]:
+    """A row, and its fields that not every rollout has."""
+    global _is_bare
+    if _is_bare:
+        try:
+            return _decode_bare_row(line), {}
+        except msgspec.ValidationError:
+            pass
+    fields = _decode_raw(line)
+    more = {key: _decode(value) for key, value in fields.items() if key not in _READ}
+    _is_bare = not more
+    if not fields.keys().isdisjoint(_NOT_USUAL):
+        raise BadRecord("fields for the general code")
+    return _Row(
+        fields[PARAMS],
+        decode_response(fields["response"]),
+        _decode(fields.get("reward", _NULL)),
+        fields.get("agent_ref", _NULL),
+        _decode(fields.get("_ng_task_index", _NULL)),
+        _decode(fields.get("_ng_rollout_index", _NULL)),
+    ), more
+
+
+_is_bare = True  # whether the last row had no more fields: which way to decode the next one is tried first
+
+
+def _task_of(params: bytes) -> _Task:
+    """Mostly that of the line before, which is told without hashing the text."""
+    global _last_task
+    if _last_task is None or _last_task.params != params:
+        _last_task = _read_task(params)
+    return _last_task
+
+
+_last_task: _Task | None = None
+
+
 @lru_cache(maxsize=_NUM_SHARED)
-def _shared_by_task(text: bytes) -> _Task:
+def _read_task(text: bytes) -> _Task:
     fields = _decode_raw(text)
     tools = _read_tools(bytes(fields.pop("tools", _NULL)))
     params = {key: _decode(value) for key, value in fields.items()}
@@ -339,6 +386,7 @@ def _shared_by_task(text: bytes) -> _Task:
     info = {"metadata": metadata} if metadata else {}
     check_json(info, "info")
     return _Task(
+        params=text,
         messages=messages,
         tools=tools,
         has_instructions=bool(params.get("instructions")),
@@ -361,18 +409,16 @@ def _read_tools(text: bytes) -> _Tools:
     return _Tools(schemas, names, encode(schemas) if schemas else None, Raw(packed(schemas)))
 
 
-@lru_cache(maxsize=_NUM_SHARED)
-def _hash_of_task(params: bytes) -> str:
-    task = _shared_by_task(params)
-    return task_hash(task.messages, task.tools.schemas, task.metadata)
-
-
-@lru_cache(maxsize=_NUM_SHARED, typed=True)
-def _task_ids(batch: str, agent: bytes, number: int | str, is_hash: bool) -> tuple[str, str]:
-    """The `task` and `tid` of a row; `number` is the task's index in its agent's dataset, or a hash of the prompt."""
-    name = _agent_name({"agent_ref": _decode(agent)})
-    task = str(number) if is_hash else json_text([name, number])
-    return task, encode((batch, task)).decode()
+def _task_ids(task: _Task, key: tuple[str, bytes, Any]) -> tuple[str, str]:
+    """The `task` and `tid` of a row from batch, agent and task index, kept for the rollouts that follow."""
+    if task.ids_key != key or type(task.ids_key[2]) is not type(key[2]):
+        batch, agent, number = key[0], _agent_name({"agent_ref": _decode(key[1])}), identifier(key[2])
+        if number is None:
+            task_id = task_hash(task.messages, task.tools.schemas, task.metadata)
+        else:
+            task_id = json_text([agent, number])
+        task.ids_key, task.ids = key, (task_id, encode((batch, task_id)).decode())
+    return task.ids
 
 
 FORMAT = Format(
