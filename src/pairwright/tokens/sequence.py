@@ -110,15 +110,15 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def num_trained(self) -> int:
         return int(self.mask.sum())
 
-    def take(self, kept: Array) -> "Sequence":
+    def take(self, positions: Array) -> "Sequence":
         """The tokens at these positions; what is left out is counted as truncated."""
         return Sequence(
-            ids=self.ids[kept],
-            mask=self.mask[kept],
-            message_index=self.message_index[kept],
-            paint=self.paint[kept],
-            logprobs=None if self.logprobs is None else self.logprobs[kept],
-            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(kept)),
+            ids=self.ids[positions],
+            mask=self.mask[positions],
+            message_index=self.message_index[positions],
+            paint=self.paint[positions],
+            logprobs=None if self.logprobs is None else self.logprobs[positions],
+            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
         )
 
 
@@ -153,11 +153,11 @@ def truncate(
         stop = max_length
         while stop > 0 and sequence.mask[stop - 1] and stop < length and _same_turn(sequence, stop):
             stop -= 1
-        kept = np.arange(stop)
+        positions = np.arange(stop)
     else:
         start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
-        kept = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
-    cut = sequence.take(kept)
+        positions = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
+    cut = sequence.take(positions)
     if not cut.mask.any():
         raise Refusal("too_long", f"{length} tokens; no trained turn fits into {max_length}")
     return cut

@@ -26,10 +26,10 @@ from pairwright.tokens.teacher_sequences import Distillation
 IGNORE_INDEX = -100
 
 
-def padded(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
+def pad_rows(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
     """Rows of different length as one array, filled on the right.
 
-    >>> padded([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
+    >>> pad_rows([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
     array([[1, 2, 3],
            [4, 0, 0]])
     """
@@ -41,10 +41,10 @@ def padded(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1,
     return result
 
 
-def attention(lengths: Items[int], width: int) -> Array:
+def make_attention_mask(lengths: Items[int], width: int) -> Array:
     """1 for each token of a row, 0 after it.
 
-    >>> attention([3, 1], 3)
+    >>> make_attention_mask([3, 1], 3)
     array([[1, 1, 1],
            [1, 0, 0]])
     """
@@ -425,7 +425,7 @@ def collate_policy(
         raise RecordError("rewards", len(rewards), f"one for each of {len(sequences)} sequences")
     ids, attention_mask, mask = _pad_sequences(sequences, pad_id, multiple_of)
     known = [row.logprobs for row in sequences if row.logprobs is not None]
-    logprobs = padded(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
+    logprobs = pad_rows(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
     return PolicyBatch(
         input_ids=ids,
         attention_mask=attention_mask,
@@ -457,17 +457,17 @@ def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int
     return DistillBatch(
         student_ids=student,
         student_attention_mask=student_attention,
-        sdpo_mask=padded([item.student_mask for item in items], 0, dtype="bool", length=student.shape[1]),
+        sdpo_mask=pad_rows([item.student_mask for item in items], 0, dtype="bool", length=student.shape[1]),
         teacher_ids=teacher,
         teacher_attention_mask=teacher_attention,
-        student_index=padded([item.student_index for item in items], 0, dtype="int64"),
-        teacher_index=padded([item.teacher_index for item in items], 0, dtype="int64"),
-        index_valid=attention(counts, max(counts)).astype(bool),
+        student_index=pad_rows([item.student_index for item in items], 0, dtype="int64"),
+        teacher_index=pad_rows([item.teacher_index for item in items], 0, dtype="int64"),
+        index_valid=make_attention_mask(counts, max(counts)).astype(bool),
     )
 
 
 def _pad_sequences(sequences: Items[Sequence], pad_id: int, multiple_of: int) -> tuple[Array, Array, Array]:
     """(ids, attention mask, mask of what was generated), each (B, T)."""
-    ids = padded([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
-    mask = padded([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
-    return ids, attention([len(row) for row in sequences], ids.shape[1]), mask
+    ids = pad_rows([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
+    mask = pad_rows([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
+    return ids, make_attention_mask([len(row) for row in sequences], ids.shape[1]), mask
