@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from bench.trace_files import WORDS
 from pairwright import Table
-from pairwright.pairs.candidates.pair_ids import hex_digits, seeded
+from pairwright.pairs.candidates.pair_ids import hex_digits, seeded_draws
 from pairwright.store.columns import SCHEMA
 
 PER_TASK = 8
@@ -75,5 +75,5 @@ def _joined(*parts: Any) -> pa.Array:
 
 def _hashes(kind: int, numbers: Any) -> pa.Array:
     words = np.stack([numbers, np.full_like(numbers, kind)], axis=1).astype(np.uint64)
-    mixed = np.stack([seeded(kind, words), seeded(kind + 9, words)], axis=1)
+    mixed = np.stack([seeded_draws(kind, words), seeded_draws(kind + 9, words)], axis=1)
     return pl.Series(hex_digits(mixed)).to_arrow().cast(pa.string())

@@ -94,8 +94,9 @@ __all__ = [
 
 def make_callable(module: str, function: Callable[..., Any]) -> None:
     """Let a package be called: `pairwright.train` is a package with submodules, and `pairwright.train(...)` trains."""
-    kind = type("CallableModule", (ModuleType,), {"__call__": staticmethod(function)})
-    sys.modules[module].__class__ = kind
+    package = sys.modules[module]
+    package.__class__ = type("CallableModule", (ModuleType,), {"__call__": staticmethod(function)})
+    package.__doc__ = f"{function.__doc__}\n\nThe package: {package.__doc__}"  # help(pairwright.train) answers, too
 
 
 def __getattr__(name: str) -> Any:

@@ -98,7 +98,7 @@ def test_rows_that_go_to_buckets_are_read_a_few_at_a_time(tmp_path, monkeypatch)
     monkeypatch.setattr(rows, "_BATCH_BYTES", 1)
     monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 7)
     sizes = []
-    finished = rows._finished
+    finished = rows._fix_rare_rows
     monkeypatch.setattr(rows, "_finished", lambda some: sizes.append(some.height) or finished(some))
     build_pairs([table, other], tmp_path / "parted")
     assert max(sizes) == 7
@@ -117,7 +117,7 @@ def test_only_the_chosen_rows_bring_their_prompts(tmp_path):
     )
     some = texts.PairTexts(3, 1, None)
     some.add(drafts, np.arange(3))
-    ((number, found),) = texts.fetched(table, some.columns, some.take_wanted())
+    ((number, found),) = texts.fetch_texts_of(table, some.columns, some.take_wanted())
     assert number == 0
     assert found["row"].to_pylist() == [0, 1, 2]
     assert [prompt is None for prompt in found["prompt"].to_pylist()] == [False, False, True]
@@ -157,7 +157,7 @@ def test_buckets_are_ranges_of_prompt_hashes():
 
 def test_a_table_that_changes_meanwhile_is_an_error_not_other_pairs(tmp_path, monkeypatch):
     table = made(tmp_path / "experience", many_groups(4))
-    finished = build._finished
+    finished = build._write_partitions
 
     def delete_first(*arguments):
         table.delete(pl.col("run") == 0)

@@ -376,7 +376,7 @@ def test_only_the_split_that_was_asked_for_is_written(tmp_path, target):
 
 
 def test_the_package_lists_the_exporters():
-    from pairwright import pairs as package
+    from pairwright import export as package
 
     assert package.EXPORTERS is EXPORTERS
 

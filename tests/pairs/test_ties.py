@@ -13,7 +13,7 @@ from test_strategies import group_of
 from pairwright import EID, Experience, Message
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.pairs.candidates.gaps import TIE_FLOOR, decimal_gap, is_tied, tied_rewards
+from pairwright.pairs.candidates.gaps import TIE_FLOOR, decimal_gap, is_tied, is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import Threshold
 from pairwright.pairs.pair_stats import lint_pairs
@@ -130,7 +130,7 @@ def test_both_ways_to_decide_a_tie_agree_with_the_definition(one, other, toleran
     expected = abs(one - other) <= tolerance * max(abs(one), abs(other), TIE_FLOOR)
     frame = pl.DataFrame({"chosen_reward": [one], "rejected_reward": [other]})
     assert bool(is_tied(np.array([one]), np.array([other]), tolerance)[0]) is expected
-    assert frame.select(tied_rewards(tolerance)).item() is expected
+    assert frame.select(is_tied_expression(tolerance)).item() is expected
 
 
 noisy = st.tuples(st.integers(-6, 6), st.sampled_from([0.0, 2e-16, 1e-12, 0.003, 0.02])).map(

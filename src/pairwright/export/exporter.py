@@ -146,9 +146,9 @@ def split_batches(
         yield from pair_batches(pairs, columns, dictionaries=dictionaries)
         return
     for batch in pair_batches(pairs, None if columns is None else [*columns, "split"], dictionaries=dictionaries):
-        kept = batch.filter(pc.equal(batch.column("split"), split))
-        if kept.num_rows:
-            yield kept if columns is None else kept.select(columns)
+        rows = batch.filter(pc.equal(batch.column("split"), split))
+        if rows.num_rows:
+            yield rows if columns is None else rows.select(columns)
 
 
 def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:

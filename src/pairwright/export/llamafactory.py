@@ -42,43 +42,43 @@ def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
     is_model = [message.role == "assistant" for message in turns]
     if is_model != [number % 2 == 1 for number in range(len(turns))] or len(turns) % 2 == 0:
         raise Unfit("turns_do_not_alternate")
-    made = {
+    row_fields = {
         "system": system,
         "tools": row.tools or "",
         "conversations": [_turn(message) for message in turns],
         "chosen": _turn(chosen),
         "rejected": _turn(rejected),
     }
-    return [encode(made) + b"\n"]
+    return [encode(row_fields) + b"\n"]
 
 
 def parts_lines(row: PairRow, context: Context) -> list[bytes]:
     """LLaMA-Factory v1: both conversations whole, with loss weights."""
     check_is_chat(row)
     prompt, chosen, rejected = (content.messages for content in row.contents)
-    made: Json = {"tools": row.tools or ""}
+    row_fields: Json = {"tools": row.tools or ""}
     for name, side in (("chosen_messages", chosen), ("rejected_messages", rejected)):
         if not any(message.is_generated for message in side):
             raise Unfit("a_side_has_no_assistant_message")
         if not side[0].is_generated:
             context.note("a_side_begins_in_the_environment")
         _check_results([*prompt, *side])
-        made[name] = [_parts(message, 0.0) for message in prompt]
-        made[name] += [_parts(message, 1.0 if message.is_generated else 0.0) for message in side]
+        row_fields[name] = [_parts(message, 0.0) for message in prompt]
+        row_fields[name] += [_parts(message, 1.0 if message.is_generated else 0.0) for message in side]
     note_left_out(context, (*prompt, *chosen, *rejected), reasoning=False)
     _note_names(context, (*prompt, *chosen, *rejected))
-    return [encode(made) + b"\n"]
+    return [encode(row_fields) + b"\n"]
 
 
 def _turn(message: Message) -> Json:
     if message.role not in _SPEAKERS:
         raise Unfit("turns_do_not_alternate")
-    said = text_of(message)
+    text = text_of(message)
     if not message.tool_calls:
-        if not said and message.role == "assistant":
+        if not text and message.role == "assistant":
             raise Unfit("a_turn_has_no_text")
-        return {"from": _SPEAKERS[message.role], "value": said}
-    if said:
+        return {"from": _SPEAKERS[message.role], "value": text}
+    if text:
         raise Unfit("text_beside_tool_calls")
     calls = [_call(call) for call in message.tool_calls]
     return {"from": "function_call", "value": encode(calls[0] if len(calls) == 1 else calls).decode()}
@@ -88,8 +88,8 @@ def _parts(message: Message, loss_weight: float) -> Json:
     parts: list[Json] = []
     if message.reasoning:
         parts.append({"type": "reasoning", "value": message.reasoning})
-    if (said := text_of(message)) or not (message.tool_calls or parts):
-        parts.append({"type": "text", "value": said})
+    if (text := text_of(message)) or not (message.tool_calls or parts):
+        parts.append({"type": "text", "value": text})
     parts += [{"type": "tool_call", "value": encode(_call(call)).decode()} for call in message.tool_calls]
     return {"role": message.role, "content": parts, "loss_weight": loss_weight}
 

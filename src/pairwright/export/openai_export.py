@@ -27,17 +27,17 @@ def preference_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def _message(message: Message) -> Json:
-    made = chat_message(message, reasoning_key=None)
-    if message.tool_calls and not made["content"]:
-        made["content"] = None
-    return made
+    chat = chat_message(message, reasoning_key=None)
+    if message.tool_calls and not chat["content"]:
+        chat["content"] = None
+    return chat
 
 
 def _side(message: Message) -> Json:
-    made = _message(message)
-    if not message.tool_calls and not made["content"]:
+    chat = _message(message)
+    if not message.tool_calls and not chat["content"]:
         raise Unfit("a_side_has_no_text")
-    return made
+    return chat
 
 
 def _calls_in_parallel(messages: Iterable[Message]) -> bool:

@@ -24,9 +24,9 @@ from pairwright.records.json_text import encode
 
 def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
     """Trinity's plaintext. Cut at the divergence (cut.py). Refused: a prompt of several turns, tools, tool calls."""
-    given, chosen, rejected = cut_at_divergence(row, context)
-    note_left_out(context, (*given, chosen, rejected), reasoning=True)
-    system, prompt = system_and_prompt_text(given, row.tools)
+    messages, chosen, rejected = cut_at_divergence(row, context)
+    note_left_out(context, (*messages, chosen, rejected), reasoning=True)
+    system, prompt = system_and_prompt_text(messages, row.tools)
     texts = {"prompt": prompt, "chosen": side_text(chosen), "rejected": side_text(rejected)}
     if system is not None:
         context.note("system_beside_prompt")

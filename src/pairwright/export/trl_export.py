@@ -32,7 +32,7 @@ def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
     """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
     if _is_standard(row, context):
         return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
-    chats = _checked(row, context)
+    chats = _check_chats(row, context)
     return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b%b}\n' % (*chats, _tools(row, context), _scores(row))]
 
 
@@ -54,7 +54,7 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
     if _is_standard(row, context):
         tools, (start, *answers) = b"", map(encode, _texts(row, context))
     else:
-        tools, (start, *answers) = _tools(row, context), _checked(row, context)
+        tools, (start, *answers) = _tools(row, context), _check_chats(row, context)
     return [
         b'{"prompt":%b,"completion":%b,"label":%b%b}\n' % (start, answer, label, tools)
         for answer, label in zip(answers, (b"true", b"false"), strict=True)
@@ -82,7 +82,7 @@ def _texts(row: PairRow, context: Context) -> list[str]:
     return ["".join(map(text_of, messages)) for messages in contents]
 
 
-def _checked(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
+def _check_chats(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
     chats = chats_of(row, context)
     if row.prompt.messages[-1].role in ("system", "developer"):
         raise Unfit("prompt_ends_with_system_message")

@@ -24,8 +24,7 @@ from pairwright.pairs.build_plan import Plan, plan_pairs
 from pairwright.pairs.candidates.candidates import count_reasons
 from pairwright.pairs.funnel import FILE_NAME, Funnel, Reason
 from pairwright.pairs.options import PairOptions
-from pairwright.pairs.outcomes import FILE_NAME as LINEAGE
-from pairwright.pairs.outcomes import outcomes, table_references, write_outcomes
+from pairwright.pairs.outcomes import LINEAGE_FILE, outcomes, table_references, write_outcomes
 from pairwright.pairs.pair_table import write_pairs
 from pairwright.pairs.partition_state import pair_examples
 from pairwright.pairs.selection import REASONS, length_effect, shares
@@ -56,8 +55,8 @@ def build_pairs(
         num_kept = int((plan.selection.reasons == 0).sum())
         memory = options.memory_megabytes if engine is None else min(PIECE_MEGABYTES, options.memory_megabytes)
         slices = num_slices(plan.tables, 2 * num_kept, memory_megabytes=memory)
-        texts, funnel = PairTexts(num_kept, slices, folder), _opened(plan)
-        write_outcomes(output, _finished(plan, texts, funnel))
+        texts, funnel = PairTexts(num_kept, slices, folder), _open_funnel(plan)
+        write_outcomes(output, _write_partitions(plan, texts, funnel))
         if engine is None or slices == 1:
             rows = texts.rows(plan.tables)
         else:
@@ -71,11 +70,11 @@ def build_pairs(
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
-    write_json(output / LINEAGE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
+    write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)
     return summary
 
 
-def _opened(plan: Plan) -> Funnel:
+def _open_funnel(plan: Plan) -> Funnel:
     """The funnel of a plan, with the stage of the experiences before the others, still to be counted."""
     funnel = Funnel()
     funnel.stage("experiences", 0).num_out = 0
@@ -85,7 +84,7 @@ def _opened(plan: Plan) -> Funnel:
     return funnel
 
 
-def _finished(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
+def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
     """The outcomes of each partition; the drafts that are kept go to `texts`, and everything else is counted."""
     selection, first, place = plan.selection, 0, 0
     for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
@@ -100,11 +99,13 @@ def _finished(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataF
         )
         for (why,), some in dropped.group_by("why"):
             funnel.stages[-1].drop(Reason(why), some.height, pair_examples(some))
-        kept = drafts.filter(pl.Series(reasons == 0)) if dropped.height else drafts
-        places = np.arange(place, place + kept.height)
-        texts.add(_decided(kept, plan, places), places if selection.places is None else selection.places[places])
-        yield outcomes(experiences, kept, dropped)
-        first, place = first + size, place + kept.height
+        remaining = drafts.filter(pl.Series(reasons == 0)) if dropped.height else drafts
+        places = np.arange(place, place + remaining.height)
+        texts.add(
+            _add_decisions(remaining, plan, places), places if selection.places is None else selection.places[places]
+        )
+        yield outcomes(experiences, remaining, dropped)
+        first, place = first + size, place + remaining.height
 
 
 def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
@@ -112,15 +113,15 @@ def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     if plan.strategy not in IN_GROUPS or not plan.crowded.height:
         return experiences
     crowded = plan.crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))
-    found = experiences.join(crowded, on="mark", how="left", maintain_order="left")
-    return found.with_columns(reason=pl.coalesce("other", "reason")).drop("other")
+    joined = experiences.join(crowded, on="mark", how="left", maintain_order="left")
+    return joined.with_columns(reason=pl.coalesce("other", "reason")).drop("other")
 
 
-def _decided(kept: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> pl.DataFrame:
+def _add_decisions(drafts: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> pl.DataFrame:
     """Drafts with everything that was decided about them."""
     selection = plan.selection
     stages = None if selection.stages is None else selection.stages[places]
-    return kept.with_columns(
+    return drafts.with_columns(
         pl.lit(plan.strategy).alias("strategy"),
         pl.Series("weight", selection.weights[places], pl.Float64),
         selection.splits.gather(places).alias("split"),

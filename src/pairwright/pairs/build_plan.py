@@ -8,11 +8,11 @@ import numpy as np
 import polars as pl
 
 from pairwright.engines import Engine
-from pairwright.pairs.candidates.gaps import Floats, Scale, added
+from pairwright.pairs.candidates.gaps import Floats, Scale, add_scales
 from pairwright.pairs.funnel import Funnel
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition
-from pairwright.pairs.selection import Selection, narrow_columns, selected
+from pairwright.pairs.selection import Selection, narrow_columns, select_drafts
 from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets
 from pairwright.pairs.strategies.strategies import with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
@@ -82,7 +82,7 @@ class _Gathered:
     def _count(self, plan: PartitionPlan, narrow: pl.DataFrame, num_drafts: int) -> None:
         self.sizes.append(num_drafts)
         self.funnel.add(plan.funnel)
-        self.scales = added(self.scales, plan.scales)
+        self.scales = add_scales(self.scales, plan.scales)
         self.clues = self.clues.merged(plan.clues)
         self.narrow.append(narrow)
         self.steps.append(plan.steps)
@@ -103,14 +103,16 @@ def plan_pairs(
     votes: Votes | None = None
     if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
         spread = SpreadRows(tables, options, folder, engine, progress)
-        resolved = _resolved(spread.rewards(options), options)
+        options_with_thresholds = _resolve_thresholds(spread.rewards(options), options)
         gathered = _Gathered(Spill(folder, "plans", kind=pl.DataFrame), Spill(folder, "experiences", kind=pl.DataFrame))
-        for found in spread.plans(resolved):
-            gathered.adopt(found)
+        for planned in spread.plans(options_with_thresholds):
+            gathered.adopt(planned)
     else:
-        gathered, resolved, votes = _planned_here(tables, everything, options, folder)
+        gathered, options_with_thresholds, votes = _plan_in_process(tables, everything, options, folder)
     steps = pl.concat(gathered.steps)
-    selection = selected(pl.concat(gathered.narrow), pl.concat(gathered.tasks), resolved, everything)
+    selection = select_drafts(
+        pl.concat(gathered.narrow), pl.concat(gathered.tasks), options_with_thresholds, everything
+    )
     return Plan(
         tables=everything, options=options, strategy=options.strategy if votes is None else "votes",
         drafts=gathered.drafts, experiences=gathered.experiences, sizes=gathered.sizes, funnel=gathered.funnel,
@@ -119,7 +121,7 @@ def plan_pairs(
     )  # fmt: skip
 
 
-def _planned_here(
+def _plan_in_process(
     tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place | None
 ) -> tuple[_Gathered, PairOptions, Votes | None]:
     number = 1 if folder is None else num_buckets(tables, options)
@@ -131,7 +133,7 @@ def _planned_here(
         votes = read_votes(Path(options.votes), only["uid"])
         if votes.ratings is not None:
             rows, votes = [with_ratings(only, votes.ratings)], None
-    resolved = _resolved((candidate_rewards(some, options) for some in rows), options)
+    resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
     gathered = _Gathered(
         Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame)
@@ -141,7 +143,7 @@ def _planned_here(
     return gathered, resolved, votes
 
 
-def _resolved(candidates: Iterable[Floats], options: PairOptions) -> PairOptions:
+def _resolve_thresholds(candidates: Iterable[Floats], options: PairOptions) -> PairOptions:
     """Options with the thresholds as rewards; the rewards of candidates are asked for where that needs them."""
     if options.strategy != "stratified":
         return options

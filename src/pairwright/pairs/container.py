@@ -16,8 +16,7 @@ from pairwright.errors import ConfigError, TableError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.options import pair_options
-from pairwright.pairs.outcomes import FILE_NAME as LINEAGE
-from pairwright.pairs.outcomes import source_tables, table_references
+from pairwright.pairs.outcomes import LINEAGE_FILE, source_tables, table_references
 from pairwright.pairs.pair_stats import Finding, lint_pairs, pair_statistics
 from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA, count_pairs, pair_batches, pairs_of_batch, write_pairs
 from pairwright.paths import Place, place, write_json
@@ -131,7 +130,7 @@ class Pairs(RowAccess[Pair]):
         folder = place(output)
         write_pairs(folder, self.scan())
         references = table_references(source_tables(self.path), folder)
-        write_json(folder / LINEAGE, {"tables": references})
+        write_json(folder / LINEAGE_FILE, {"tables": references})
         return Pairs(folder)
 
     def on_disk(self) -> Place:

@@ -82,9 +82,9 @@ class Stage:
 
     def drop(self, reason: Reason, count: int, examples: Iterable[str] = ()) -> None:
         """Count what was dropped, if anything; the smallest few ids are kept as examples."""
-        found = self.reasons.setdefault(reason, Drop())
-        found.count += count
-        found.examples = sorted([*found.examples, *examples])[:NUM_EXAMPLES]
+        drop = self.reasons.setdefault(reason, Drop())
+        drop.count += count
+        drop.examples = sorted([*drop.examples, *examples])[:NUM_EXAMPLES]
 
     def add(self, other: "Stage") -> None:
         """Count what another partition counted in the same stage."""
@@ -145,14 +145,14 @@ def read_funnel(folder: Place) -> dict[str, Any]:
     """The funnel of a pairs folder."""
     path = folder / FILE_NAME
     try:
-        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        funnel: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         raise TableError(
             f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
         ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise TableError(f"{path}: cannot be read: {error}") from error
-    return found
+    return funnel
 
 
 def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:

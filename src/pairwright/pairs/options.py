@@ -40,12 +40,12 @@ class PairOptions(PairsConfig):
 
     def as_json(self) -> dict[str, Any]:
         """The options as funnel.json has them; paths by name, since where they lie is no part of the result."""
-        shown = dict(self)
-        shown |= {name: str(shown[name]) for name in ("high", "low")}
-        shown["teachers"] = [place(path).name for path in self.teachers]
-        shown["votes"] = None if self.votes is None else Path(self.votes).name
-        shown["memory_megabytes"] = shown.pop("memory_megabytes")  # after the seed
-        return shown
+        values = dict(self)
+        values |= {name: str(values[name]) for name in ("high", "low")}
+        values["teachers"] = [place(path).name for path in self.teachers]
+        values["votes"] = None if self.votes is None else Path(self.votes).name
+        values["memory_megabytes"] = values.pop("memory_megabytes")  # after the seed
+        return values
 
 
 def pair_options(config: Config) -> PairOptions:

@@ -62,13 +62,13 @@ def explain(folder: Place, identity: str) -> dict[str, Any]:
     pairs = scan_parquet(folder / PAIRS_NAME).select(
         "id", "split", "gap", "chosen_reward", "rejected_reward", "chosen_uid", "rejected_uid", "strategy", "weight"
     )
-    found = rows.filter(pl.col("uid").str.contains(identity, literal=True)).head(6).collect()
-    exact = found.filter(pl.col("uid") == identity)
-    found = exact.head(1) if exact.height else found
-    if found.height > 1:
-        raise PairwrightError(f"{identity!r} is part of several ids: {', '.join(found['uid'].head(5))}")
-    if found.height:
-        (row,) = found.to_dicts()
+    matches = rows.filter(pl.col("uid").str.contains(identity, literal=True)).head(6).collect()
+    exact = matches.filter(pl.col("uid") == identity)
+    matches = exact.head(1) if exact.height else matches
+    if matches.height > 1:
+        raise PairwrightError(f"{identity!r} is part of several ids: {', '.join(matches['uid'].head(5))}")
+    if matches.height:
+        (row,) = matches.to_dicts()
         own = (pl.col("chosen_uid") == row["uid"]) | (pl.col("rejected_uid") == row["uid"])
         return {"experience": row["uid"], **row, "pairs": pairs.filter(own).head(20).collect().to_dicts()}
     matching = pairs.filter(pl.col("id").str.starts_with(identity)).head(2).collect()

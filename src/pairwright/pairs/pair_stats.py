@@ -50,7 +50,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
     per_task = frame.group_by("tid").len()["len"]
     rewards = [frame[f"{side}_reward"].to_numpy() for side in ("chosen", "rejected")]
     sides = [frame.filter(pl.col("split") == split) for split in ("train", "validation")]
-    found: dict[str, Any] = {
+    statistics: dict[str, Any] = {
         "pairs": num_pairs,
         "tasks": frame["tid"].n_unique() if num_pairs else 0,
         "prompts": frame["prompt_hash"].n_unique() if num_pairs else 0,
@@ -80,37 +80,37 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "prompts_in_both_splits": _overlap(sides, "prompt_hash"),
         "tasks_in_both_splits": _overlap(sides, "tid"),
     }
-    found["strategy"] = dict(frame.group_by("strategy").len().sort("strategy").iter_rows())
-    found["gap_histogram"] = _histogram(frame["gap"].to_numpy())
+    statistics["strategy"] = dict(frame.group_by("strategy").len().sort("strategy").iter_rows())
+    statistics["gap_histogram"] = _histogram(frame["gap"].to_numpy())
     if (folder / FUNNEL_NAME).exists():
-        found["reward_scale"] = read_funnel(folder).get("reward_scale", {})
-    return found
+        statistics["reward_scale"] = read_funnel(folder).get("reward_scale", {})
+    return statistics
 
 
 def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
     """What is wrong with a pairs table; empty where nothing is."""
-    found = pair_statistics(folder)
-    num = max(1, found["pairs"])
+    stats = pair_statistics(folder)
+    num = max(1, stats["pairs"])
     checks = [
-        ("no-pairs", found["pairs"] == 0, "there are no pairs"),
-        ("not-rising", found["not_rising"], f"{found['not_rising']:,} pairs whose chosen reward is not the higher one"),
-        ("tied", found["tied"], f"{found['tied']:,} pairs whose rewards are equal but for float noise"),
-        ("empty", found["empty_sides"], f"{found['empty_sides']:,} sides are empty"),
-        ("duplicates", found["duplicates"], f"{found['duplicates']:,} pairs are there more than once"),
-        ("contradictions", found["contradictions"], f"{found['contradictions']:,} pairs contradict another one"),
-        ("white-space", found["differ_in_white_space_only"],
-         f"{found['differ_in_white_space_only']:,} pairs whose sides differ in white space only"),
-        ("across-groups", found["across_groups"], f"{found['across_groups']:,} pairs compare different prompts"),
-        ("split-prompts", found["prompts_in_both_splits"],
-         f"{found['prompts_in_both_splits']:,} prompts in both splits"),
-        ("split-tasks", found["tasks_in_both_splits"], f"{found['tasks_in_both_splits']:,} tasks in both splits"),
-        ("length", abs(found["length_effect"]) > max_length_effect and found["pairs"] > 1,
-         f"length effect size {found['length_effect']:.2f}, bound {max_length_effect:g}: build with --length-balance"),
-        ("near-duplicates", found["near_duplicates"] / num > max_near,
-         f"{found['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
-        ("one-task", found["tasks"] > 1 and found["pairs"] >= 20 and found["pairs_per_task_max"] * 2 > found["pairs"],
-         f"one task has {found['pairs_per_task_max']} of {found['pairs']} pairs: build with --max-pairs-per-task"),
-        ("scales", _scales_differ(found.get("reward_scale", {})), "sources have rewards on different scales"),
+        ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
+        ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
+        ("tied", stats["tied"], f"{stats['tied']:,} pairs whose rewards are equal but for float noise"),
+        ("empty", stats["empty_sides"], f"{stats['empty_sides']:,} sides are empty"),
+        ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs are there more than once"),
+        ("contradictions", stats["contradictions"], f"{stats['contradictions']:,} pairs contradict another one"),
+        ("white-space", stats["differ_in_white_space_only"],
+         f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only"),
+        ("across-groups", stats["across_groups"], f"{stats['across_groups']:,} pairs compare different prompts"),
+        ("split-prompts", stats["prompts_in_both_splits"],
+         f"{stats['prompts_in_both_splits']:,} prompts in both splits"),
+        ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
+        ("length", abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
+         f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with --length-balance"),
+        ("near-duplicates", stats["near_duplicates"] / num > max_near,
+         f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
+        ("one-task", stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
+         f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task"),
+        ("scales", _scales_differ(stats.get("reward_scale", {})), "sources have rewards on different scales"),
     ]  # fmt: skip
     return [Finding(name, message) for name, holds, message in checks if holds]
 

@@ -72,7 +72,7 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
     pending: list[pa.RecordBatch] = []
     filling = Filling()
     for batch in batches:
-        rows = _encoded(batch, schema)
+        rows = _cast_batch(batch, schema)
         for start, stop, ends in filling.cut(_sizes(rows)):
             pending += [rows.slice(start, stop - start)] if stop > start else []
             if ends:
@@ -82,7 +82,7 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
         yield _group(pending, schema)
 
 
-def _encoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The batch with the types of the schema: text becomes dictionary arrays where the schema has them."""
     columns = []
     for field in schema:
@@ -226,7 +226,7 @@ def pair_batches(
 
     With `dictionaries`, content comes as dictionary arrays: each text of a row group once, and which row has which.
     """
-    with _opened(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
+    with _open_file(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
         names = PAIR_SCHEMA.names if columns is None else list(columns)
         schema = pa.schema([PAIR_SCHEMA.field(name) for name in names], metadata=PAIR_SCHEMA.metadata)
         for number in range(file.num_row_groups):
@@ -239,15 +239,15 @@ def pair_batches(
 
 def has_tools(folder: Place) -> bool:
     """Whether any pair may have tools; certainly where one does. Nothing but the foot of the file is read."""
-    with _opened(folder) as file:
+    with _open_file(folder) as file:
         column = file.schema_arrow.names.index("tools")
         groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-        found = ((group.num_rows, group.column(column).statistics) for group in groups)
-        return any(known is None or not known.has_null_count or known.null_count < rows for rows, known in found)
+        statistics = ((group.num_rows, group.column(column).statistics) for group in groups)
+        return any(known is None or not known.has_null_count or known.null_count < rows for rows, known in statistics)
 
 
 def count_pairs(folder: Place) -> int:
-    with _opened(folder) as file:
+    with _open_file(folder) as file:
         return int(file.metadata.num_rows)
 
 
@@ -332,7 +332,7 @@ def _json_or_null(value: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def _opened(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
     """The Parquet file of a pairs table, given as its folder or as the file itself."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     if not path.exists():

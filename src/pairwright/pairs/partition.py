@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Flags, candidates_of, group_keys, grouped, with_reasons
-from pairwright.pairs.candidates.gaps import Floats, Scale, is_tied, reward_gaps, scales_of, tied_rewards
+from pairwright.pairs.candidates.candidates import Flags, assign_groups, candidates_of, group_keys, with_reasons
+from pairwright.pairs.candidates.gaps import Floats, Scale, is_tied, is_tied_expression, reward_gaps, scales_of
 from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import Work
@@ -27,9 +27,9 @@ from pairwright.store.table import Table
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
 
 
-def filtered(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     """The drafts that contradict nothing, once each, and not more of a group than are wanted; their order stays."""
-    drafts = work.drop(drafts, Reason.CONTRADICTION, _contradicted(drafts, work))
+    drafts = work.drop(drafts, Reason.CONTRADICTION, _has_contradiction(drafts, work))
     if work.options.dedupe:
         drafts = work.drop(drafts, Reason.DUPLICATE, _beyond(drafts, by="key", most=1))
     if work.options.max_pairs_per_group is not None:
@@ -38,15 +38,15 @@ def filtered(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     return drafts
 
 
-def _contradicted(drafts: pl.DataFrame, work: Work) -> Flags:
+def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
     """Where the opposite was seen at the same prompt, or where it was seen as often or more."""
     policy = work.options.contradictions
     if policy == "keep" or not drafts.height:
         return np.zeros(drafts.height, np.bool_)
-    seen = _seen_in_groups(drafts, work) if work.candidates is not None else _seen_in_drafts(drafts)
-    if not seen.height:
+    preferences = _count_in_groups(drafts, work) if work.candidates is not None else _count_in_drafts(drafts)
+    if not preferences.height:
         return np.zeros(drafts.height, np.bool_)
-    counts = drafts.select(HASHES).join(seen, on=HASHES, how="left", maintain_order="left")
+    counts = drafts.select(HASHES).join(preferences, on=HASHES, how="left", maintain_order="left")
     against = counts["against"].fill_null(0)
     bad = against > 0 if policy == "drop" else (against > 0) & (against >= counts["for"].fill_null(1))
     return bad.to_numpy()
@@ -61,14 +61,14 @@ def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
     return (rank >= most).to_numpy()
 
 
-def _seen_in_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
+def _count_in_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
     """How often each preference is among the drafts, and how often its opposite."""
     counts = drafts.group_by(HASHES).agg(pl.len().alias("for"))
     opposite = counts.rename({"chosen_hash": "rejected_hash", "rejected_hash": "chosen_hash", "for": "against"})
     return counts.join(opposite, on=HASHES, how="left")
 
 
-def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     """The same among all comparisons that the groups of a prompt allow, whether or not a draft was made of them.
 
     Only a prompt at which one completion has several rewards can contradict itself; the others are left out here.
@@ -89,7 +89,7 @@ def _seen_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"])
     both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # what was collected has no source
     times = pl.col("num_chosen") * pl.col("num_rejected")
-    both = both.filter(~tied_rewards(work.options.tie_tolerance))
+    both = both.filter(~is_tied_expression(work.options.tie_tolerance))
     return both.group_by(HASHES).agg(
         pl.when(pl.col("chosen_reward") > pl.col("rejected_reward")).then(times).sum().alias("for"),
         pl.when(pl.col("chosen_reward") < pl.col("rejected_reward")).then(times).sum().alias("against"),
@@ -127,7 +127,7 @@ def plan_partition(
     """Plan the rows of a partition; thresholds in the options are rewards, not quantiles."""
     work = Work(tables, options, with_reasons(rows, options))
     drafts = STRATEGIES[options.strategy](work) if votes is None else plan_votes(work, votes)
-    drafts = filtered(drafts, work)
+    drafts = filter_drafts(drafts, work)
     comparable = work.rows.filter(pl.col("reason").is_in(_COMPARABLE, nulls_equal=True))
     groups = comparable.group_by(group_keys(options)).len()
     tasks = work.rows.filter(pl.col("reason").is_null()).select("tid", "reward")
@@ -148,7 +148,7 @@ def plan_partition(
 def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
     """The rewards of the rows that are candidates, for quantiles of them."""
     rows = with_reasons(rows, options)
-    candidates = candidates_of(rows) if options.across_groups else grouped(rows, options)[1]
+    candidates = candidates_of(rows) if options.across_groups else assign_groups(rows, options)[1]
     return candidates.rewards
 
 

@@ -21,7 +21,7 @@ import xxhash
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs.candidates.candidates import Flags, Indices
 from pairwright.pairs.candidates.gaps import Floats
-from pairwright.pairs.candidates.pair_ids import seeded, splits, words_of
+from pairwright.pairs.candidates.pair_ids import seeded_draws, splits, words_of
 from pairwright.pairs.candidates.trajectories import conversations
 from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel
 from pairwright.pairs.options import PairOptions
@@ -143,10 +143,10 @@ def shares(options: PairOptions) -> list[Decimal]:
     >>> shares(PairOptions(curriculum="easy-first", curriculum_start=0.3, curriculum_increment=0.4))
     [Decimal('0.3'), Decimal('0.7'), Decimal('1')]
     """
-    found = [Decimal(repr(options.curriculum_start))]
-    while found[-1] < 1:
-        found.append(min(Decimal(1), found[-1] + Decimal(repr(options.curriculum_increment))))
-    return found
+    steps = [Decimal(repr(options.curriculum_start))]
+    while steps[-1] < 1:
+        steps.append(min(Decimal(1), steps[-1] + Decimal(repr(options.curriculum_increment))))
+    return steps
 
 
 # Near-duplicates, on request: pairs whose text is nearly that of another, found by MinHash.
@@ -259,14 +259,16 @@ def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         columns += [pl.col("chosen_at").alias("near_chosen_at"), pl.col("rejected_at").alias("near_rejected_at")]
     if options.max_pairs_per_task is not None or options.max_pairs is not None:
         words = words_of(drafts["key"])
-        columns += [pl.Series("draw", seeded(options.seed, words))]
+        columns += [pl.Series("draw", seeded_draws(options.seed, words))]
         columns += [pl.Series("key_one", words[:, 0].copy()), pl.Series("key_other", words[:, 1].copy())]
     return drafts.select(columns)
 
 
-def selected(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions, tables: Sequence[Table]) -> Selection:
+def select_drafts(
+    narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions, tables: Sequence[Table]
+) -> Selection:
     """Decide about all drafts, given by their narrow columns; `tasks` are the rewards of candidates by task."""
-    ranks = _ranked(narrow, tasks, options)
+    ranks = _rank_tasks(narrow, tasks, options)
     reasons = np.zeros(narrow.height, np.uint8)
     left = np.arange(narrow.height)
     for number, reason in enumerate(REASONS, 1):
@@ -274,16 +276,16 @@ def selected(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions, ta
         if bad is not None:
             reasons[left[bad]] = number
             left = left[~bad]
-    kept = narrow if len(left) == narrow.height else narrow[left]
+    remaining = narrow if len(left) == narrow.height else narrow[left]
     in_order = None
     if ranks is not None and options.curriculum != "none":
         in_order = np.empty(len(left), np.int64)
         in_order[np.argsort(ranks.of_drafts[left], kind="stable")] = np.arange(len(left))
-    differences = kept["difference"].to_numpy()
+    differences = remaining["difference"].to_numpy()
     return Selection(
         reasons=reasons,
-        weights=_weights(kept, differences, options),
-        splits=splits(kept, validation=options.validation, seed=options.seed),
+        weights=_weights(remaining, differences, options),
+        splits=splits(remaining, validation=options.validation, seed=options.seed),
         stages=None if ranks is None or options.curriculum_start is None else stages(ranks.of_drafts[left], options),
         places=in_order,
         differences=differences,
@@ -324,12 +326,12 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     return bad
 
 
-def _ranked(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions) -> _Ranks | None:
+def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions) -> _Ranks | None:
     if not options.has_curriculum or not narrow.height:
         return None
     ranks = task_ranks(tasks, options)
-    found = narrow.select("tid").join(ranks, on="tid", how="left", maintain_order="left")["rank"]
-    return _Ranks(found.fill_null(0).cast(pl.Int64).to_numpy(), ranks.height)
+    rank_column = narrow.select("tid").join(ranks, on="tid", how="left", maintain_order="left")["rank"]
+    return _Ranks(rank_column.fill_null(0).cast(pl.Int64).to_numpy(), ranks.height)
 
 
 def _weights(kept: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:

@@ -156,7 +156,7 @@ def read_aside(files: Sequence[Aside], number: int) -> pa.Table | None:
     wanted = [(aside.path, [place for place, own in enumerate(aside.numbers) if own == number]) for aside in files]
     wanted = [(path, places) for path, places in wanted if places]
     waits = any(is_address(path) for path, _ in wanted)
-    batches = [batch for found in at_once(_batches, wanted, waits=waits) for batch in found]
+    batches = [batch for results in at_once(_batches, wanted, waits=waits) for batch in results]
     return pa.Table.from_batches(batches) if batches else None
 
 
@@ -204,8 +204,8 @@ class Buckets:
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
         for bucket in range(self._number):
-            found = self._spill.read(bucket) if self._number > 1 else None
-            yield from parted(self._only if found is None else found, self._options)
+            spilled = self._spill.read(bucket) if self._number > 1 else None
+            yield from split_rows(self._only if spilled is None else spilled, self._options)
 
 
 def bucket_of(number: int) -> pl.Expr:
@@ -219,7 +219,7 @@ def is_parted(options: PairOptions) -> bool:
     return options.strategy in IN_GROUPS and not options.across_groups and options.votes is None
 
 
-def parted(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
+def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
     """Rows in pieces whose pairs fit in memory, at the prompts in `_bounds`."""
     bounds = [None, *_bounds(rows, options), None]
     for first, last in pairwise(bounds):

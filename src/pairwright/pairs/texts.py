@@ -57,21 +57,23 @@ def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def rewritten(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
     """Trajectories that are cut, and given preferences: messages are read and written again."""
     names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
     rows = texts.select(names).take(places).to_pylist()
     columns: list[list[str | None]] = [[] for _ in _MADE]
-    for (cut, given, *at), one, two in zip(drafts.select(REWRITTEN).iter_rows(), *np.split(which, 2), strict=True):
-        if cut is None and given is None:
-            values = _compared(rows[one], rows[two], *at)
+    for (cut, is_imported, *at), one, two in zip(
+        drafts.select(REWRITTEN).iter_rows(), *np.split(which, 2), strict=True
+    ):
+        if cut is None and is_imported is None:
+            values = _cut_at_action(rows[one], rows[two], *at)
         else:
-            values = _made(rows[one], rows[two], cut)
+            values = _cut_at_message(rows[one], rows[two], cut)
         for column, value in zip(columns, values, strict=True):
             column.append(value)
-    made = {name: pa.array(values, _LONG) for name, values in zip(_MADE, columns, strict=True)}
-    return made | {name: made[name].cast(pa.string()) for name in ("id", "prompt_hash")}
+    arrays = {name: pa.array(values, _LONG) for name, values in zip(_MADE, columns, strict=True)}
+    return arrays | {name: arrays[name].cast(pa.string()) for name in ("id", "prompt_hash")}
 
 
 def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tuple[Message, ...]]:
@@ -83,7 +85,7 @@ def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tu
     return (completion_of_text(value, prompt_is_text=size == 0) for value, size in zip(texts, sizes, strict=True))
 
 
-def _made(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
+def _cut_at_message(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
     prompt = messages_of(row["prompt"] or "[]")
     if cut is None:
         prompt_is_text = not prompt or prompt[0].role == TEXT
@@ -98,7 +100,7 @@ def _made(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tup
     return key, digest, texts[0], row["tools"], *texts[1:]
 
 
-def _compared(
+def _cut_at_action(
     row: dict[str, Any], opposite: dict[str, Any], chosen_at: int | None, rejected_at: int | None
 ) -> tuple[str | None, ...]:
     """One action against one action: the prompt is the state of a message that is cut out, the rejected one first."""
@@ -160,20 +162,20 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
     known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
     chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)
-    for side, found in (("chosen", chosen), ("rejected", rejected)):
+    for side, rows_of_side in (("chosen", chosen), ("rejected", rejected)):
         expected = drafts["row_uid" if drafts["row_uid"].null_count() == 0 else f"{side}_uid"]
-        if not uids.gather(found).equals(expected):
+        if not uids.gather(rows_of_side).equals(expected):
             raise TableError("the experience table has changed while pairs were built: build them again")
     for start, stop in _pieces(drafts, shared, chosen, rejected, filling):
         some, one, other = drafts.slice(start, stop - start), chosen[start:stop], rejected[start:stop]
         if copies:
-            made = {name: shared[name].of(one) for name in ("prompt", "tools")}
-            made |= {"chosen": shared["completion"].of(one), "rejected": shared["completion"].of(other)}
-            made |= _identities(some, texts, one, other)
+            arrays = {name: shared[name].of(one) for name in ("prompt", "tools")}
+            arrays |= {"chosen": shared["completion"].of(one), "rejected": shared["completion"].of(other)}
+            arrays |= _identities(some, texts, one, other)
         else:
-            made = rewritten(some, texts, one, other)
-        made |= _token_facts(some, texts, one, other)
-        columns = [made[name] if name in made else some[name].to_arrow() for name in PAIR_SCHEMA.names]
+            arrays = rewrite_texts(some, texts, one, other)
+        arrays |= _token_facts(some, texts, one, other)
+        columns = [arrays[name] if name in arrays else some[name].to_arrow() for name in PAIR_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
 
 
@@ -215,22 +217,22 @@ def _pieces(
 
 
 def _shared(texts: pl.Series) -> _Shared:
-    codes, firsts = _encoded(texts)
+    codes, firsts = _number_texts(texts)
     lengths = texts.str.len_bytes().gather(firsts).fill_null(0).cast(pl.Int64).to_numpy()
     return _Shared(texts, codes, firsts, np.append(lengths, 0))
 
 
-def _encoded(texts: pl.Series) -> tuple[Indices, Indices]:
+def _number_texts(texts: pl.Series) -> tuple[Indices, Indices]:
     """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
     if texts.null_count() == len(texts):
         return np.full(len(texts), -1), np.zeros(0, np.int64)
     _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
     again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
     if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
-        found = pl.DataFrame({"text": texts}).with_row_index("row").group_by("text", maintain_order=True).agg("row")
-        firsts = found["row"].list.first().to_numpy()
+        groups = pl.DataFrame({"text": texts}).with_row_index("row").group_by("text", maintain_order=True).agg("row")
+        firsts = groups["row"].list.first().to_numpy()
         codes = np.empty(len(texts), np.int64)
-        codes[found["row"].list.explode().to_numpy()] = np.repeat(np.arange(found.height), found["row"].list.len())
+        codes[groups["row"].list.explode().to_numpy()] = np.repeat(np.arange(groups.height), groups["row"].list.len())
     return np.where(texts.is_null().to_numpy(), -1, codes), firsts
 
 
@@ -306,7 +308,9 @@ class PairTexts:
         for number, table in enumerate(tables):
             ends = np.array([number, number + 1]) << (PLACE_BITS + WANTED_BITS)
             first, last = np.searchsorted(wanted, ends).tolist()
-            for some, texts in fetched(table, self.columns, wanted[first:last] - ends[0], first=number << PLACE_BITS):
+            for some, texts in fetch_texts_of(
+                table, self.columns, wanted[first:last] - ends[0], first=number << PLACE_BITS
+            ):
                 self._texts.add(some, texts)
         del wanted
         filling = Filling()
@@ -318,7 +322,9 @@ class PairTexts:
                 yield from slice_rows(drafts, texts_of_slice, filling)
 
 
-def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
+def fetch_texts_of(
+    table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0
+) -> Iterator[tuple[int, pa.Table]]:
     """Read a table up to the last text that is needed; each comes for the slices that need it.
 
     `wanted` are places in the table with what `WANTED_BITS` says of them, `first` is the number of the first row.
@@ -326,8 +332,8 @@ def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int
     pieces: list[pa.Table] = []
     slices: list[Indices] = []
     num_bytes = 0
-    for found, own in _found(table, columns, wanted, first):
-        pieces, slices, num_bytes = [*pieces, found], [*slices, own], num_bytes + found.nbytes
+    for rows, own in _read_wanted(table, columns, wanted, first):
+        pieces, slices, num_bytes = [*pieces, rows], [*slices, own], num_bytes + rows.nbytes
         if num_bytes >= _PIECE_BYTES:
             yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
             pieces, slices, num_bytes = [], [], 0
@@ -335,7 +341,9 @@ def fetched(table: Table, columns: Sequence[str], wanted: Indices, *, first: int
         yield from _by_slice(pa.concat_tables(pieces), np.concatenate(slices))
 
 
-def _found(table: Table, columns: Sequence[str], wanted: Indices, first: int) -> Iterator[tuple[pa.Table, Indices]]:
+def _read_wanted(
+    table: Table, columns: Sequence[str], wanted: Indices, first: int
+) -> Iterator[tuple[pa.Table, Indices]]:
     """The wanted rows of a table, batch by batch, and the slices that need them."""
     places = wanted >> WANTED_BITS
     start = done = 0
@@ -343,10 +351,10 @@ def _found(table: Table, columns: Sequence[str], wanted: Indices, first: int) ->
         stop = start + batch.num_rows
         end = int(np.searchsorted(places, stop))
         if end > done:
-            taken = _taken(batch, places[done:end] - start, wanted[done:end] & 1)
-            found = pa.Table.from_batches([with_messages(taken)])
-            found = found.append_column("row", int64_array(first + places[done:end]))
-            yield found, (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
+            taken = _take_rows(batch, places[done:end] - start, wanted[done:end] & 1)
+            rows = pa.Table.from_batches([with_messages(taken)])
+            rows = rows.append_column("row", int64_array(first + places[done:end]))
+            yield rows, (wanted[done:end] & 2**WANTED_BITS - 1) >> 1
         start, done = stop, end
         if done == len(wanted):
             return
@@ -361,7 +369,7 @@ def _by_slice(rows: pa.Table, slices: Indices) -> Iterator[tuple[int, pa.Table]]
         yield number, rows.take(int64_array(own)) if len(own) < len(slices) else rows
 
 
-def _taken(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordBatch:
+def _take_rows(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordBatch:
     """Some rows of a batch; of those that are not wanted as a whole, the prompt is left out."""
     if len(places) == batch.num_rows and whole.all() and (np.diff(places) > 0).all():
         return batch
@@ -374,10 +382,10 @@ def _taken(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordB
 def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
     """In how many slices the texts of so many rows of the tables are written."""
     size = total = 0
-    for found in footers_of([part for table in tables for part in table.parts()]):
-        columns = [found.schema.names.index(name) for name in (*_CONTENT, *SIDES)]
-        groups = [found.row_group(number) for number in range(found.num_row_groups)]
+    for footer in footers_of([part for table in tables for part in table.parts()]):
+        columns = [footer.schema.names.index(name) for name in (*_CONTENT, *SIDES)]
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
-        total += found.num_rows
+        total += footer.num_rows
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))

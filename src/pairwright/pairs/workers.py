@@ -33,12 +33,12 @@ from pairwright.pairs.spill import (
     Spill,
     bucket_of,
     num_buckets,
-    parted,
     plain_memory,
     read_aside,
+    split_rows,
     write_aside,
 )
-from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetched, slice_rows
+from pairwright.pairs.texts import WANTED_BITS, PairTexts, fetch_texts_of, slice_rows
 from pairwright.paths import Place
 from pairwright.store.table import Table
 
@@ -75,14 +75,14 @@ class BucketPlan:
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
     """All parts of tables, in their order."""
-    found = []
+    segments = []
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
         for name in table.segments():
             segment = Segment(table.path, name, first, table.part(name).count())
-            found.append(segment)
+            segments.append(segment)
             first += segment.num_rows
-    return found
+    return segments
 
 
 class SpreadRows:
@@ -95,8 +95,8 @@ class SpreadRows:
         self._number = min(MAX_BUCKETS, max(num_buckets(tables, options), _BUCKETS_PER_WORKER * engine.num_workers))
         part = partial(part_rows, number=self._number, folder=folder, where=options.where, with_runs=options.within_run)
         segments = segments_of(tables)
-        files = _shown(engine.map(part, segments), len(segments), progress)
-        self._buckets = _by_number(found for found in files if found is not None)
+        files = _report_progress(engine.map(part, segments), len(segments), progress)
+        self._buckets = _by_number(file for file in files if file is not None)
 
     def rewards(self, options: PairOptions) -> Iterator[Floats]:
         """The rewards of candidates, bucket by bucket."""
@@ -105,8 +105,8 @@ class SpreadRows:
     def plans(self, options: PairOptions) -> Iterator[BucketPlan]:
         """The plans of all partitions, in order."""
         plan = partial(plan_bucket, options=options, folder=self._folder)
-        found = self._engine.map(plan, self._buckets)
-        for plans in _shown(found, len(self._buckets), self._progress):
+        results = self._engine.map(plan, self._buckets)
+        for plans in _report_progress(results, len(self._buckets), self._progress):
             yield from plans
 
 
@@ -122,10 +122,10 @@ def spread_rows(
         if last > first:
             tasks.append((segment, wanted[first:last] - ends[0]))
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
-    files = list(_shown(engine.map(fetch, tasks), len(tasks), progress))
+    files = list(_report_progress(engine.map(fetch, tasks), len(tasks), progress))
     texts.drafts.close()
     slices = _by_number(files)
-    for batches in _shown(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
+    for batches in _report_progress(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
         yield from batches
 
 
@@ -151,11 +151,11 @@ def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:
 
 def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[BucketPlan]:
     """The plans of a bucket, whose rows are in these files."""
-    found = []
+    plans = []
     with plain_memory():
         for rows in _partitions(task, options):
             plan = plan_partition(rows, options)
-            found.append(
+            plans.append(
                 BucketPlan(
                     plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
                     narrow=narrow_columns(plan.drafts, options),
@@ -164,16 +164,16 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
                     experiences=_put(folder, plan.experiences),
                 )
             )
-    return found
+    return plans
 
 
 def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Place) -> Aside:
     """The texts of a segment that pairs need, by the slices that need them."""
     segment, wanted = task
     with plain_memory():
-        found = write_aside(folder, "texts", fetched(segment.table(), columns, wanted, first=segment.first))
-    assert found is not None, "some text was wanted"
-    return found
+        spilled = write_aside(folder, "texts", fetch_texts_of(segment.table(), columns, wanted, first=segment.first))
+    assert spilled is not None, "some text was wanted"
+    return spilled
 
 
 def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
@@ -189,16 +189,16 @@ def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
 
 def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
     bucket, files = task
-    return parted(pl.DataFrame(read_aside(files, bucket)), options)
+    return split_rows(pl.DataFrame(read_aside(files, bucket)), options)
 
 
 def _by_number(files: Iterable[Aside]) -> list[Numbered]:
     """What the files have, by number: each with the files that have some of it."""
-    found: dict[int, list[Aside]] = {}
+    by_number: dict[int, list[Aside]] = {}
     for aside in files:
         for number in set(aside.numbers):
-            found.setdefault(number, []).append(aside)
-    return sorted(found.items())
+            by_number.setdefault(number, []).append(aside)
+    return sorted(by_number.items())
 
 
 def _put(folder: Place, rows: pl.DataFrame) -> Place:
@@ -210,7 +210,7 @@ def _put(folder: Place, rows: pl.DataFrame) -> Place:
     return folder / f"{name}.0.arrow"
 
 
-def _shown(found: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
-    for done, result in enumerate(found, 1):
+def _report_progress(results: Iterable[R], total: int, progress: Progress) -> Iterator[R]:
+    for done, result in enumerate(results, 1):
         progress(done, total)
         yield result

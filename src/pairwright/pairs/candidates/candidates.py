@@ -112,12 +112,12 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
     """Count the rows that have a reason, with example ids that do not depend on the order of reading."""
     dropped = rows.filter(pl.col("reason").is_not_null())
-    found = dropped.group_by("reason").agg(pl.len(), pl.col("uid").bottom_k(NUM_EXAMPLES)).sort("reason")
-    for reason, count, examples in found.iter_rows():
+    counts = dropped.group_by("reason").agg(pl.len(), pl.col("uid").bottom_k(NUM_EXAMPLES)).sort("reason")
+    for reason, count, examples in counts.iter_rows():
         stage.drop(Reason(reason), count, examples)
 
 
-def grouped(
+def assign_groups(
     rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] | None = None
 ) -> tuple[pl.DataFrame, Candidates]:
     """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
@@ -128,16 +128,16 @@ def grouped(
     keys = group_keys(options) if keys is None else keys
     free = pl.col("reason").is_null()
     order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
-    found = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
-    starts = _starts(found, keys)
+    free_rows = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
+    starts = _starts(free_rows, keys)
     sizes = np.repeat(np.diff(starts), np.diff(starts))
-    repeated = ~_is_new(found, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
+    repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
     names = [(Reason.SINGLE, sizes == 1), (Reason.TOO_FEW, sizes < options.min_candidates)]
     names += [(Reason.REPEATED_CANDIDATE, repeated)]
     reason = pl.coalesce([pl.when(pl.lit(pl.Series(bad))).then(pl.lit(name.value)) for name, bad in names])
-    found = found.with_columns(reason=reason) if found.height else found
-    frame = found.filter(free).drop("reason")
-    return pl.concat([found, rows.filter(~free)]), _candidates(frame, keys)
+    free_rows = free_rows.with_columns(reason=reason) if free_rows.height else free_rows
+    frame = free_rows.filter(free).drop("reason")
+    return pl.concat([free_rows, rows.filter(~free)]), _candidates(frame, keys)
 
 
 def candidates_of(rows: pl.DataFrame) -> Candidates:
@@ -196,7 +196,7 @@ def read_rows(
         raise PairwrightError("no experience table was named")
     return pl.concat(
         [
-            _finished(_of_columns(table.lazy(), number << PLACE_BITS, where, with_runs).collect())
+            _fix_rare_rows(_of_columns(table.lazy(), number << PLACE_BITS, where, with_runs).collect())
             for number, table in enumerate(tables, first)
         ]
     )
@@ -211,7 +211,7 @@ def row_batches(
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
         for rows in _read_together(table.scan(columns=columns)):
-            yield _finished(_of_columns(rows.lazy(), first, where, with_runs).collect())
+            yield _fix_rare_rows(_of_columns(rows.lazy(), first, where, with_runs).collect())
             first += rows.height
 
 
@@ -232,7 +232,7 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
 def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
     """The columns of narrow rows, and none of them."""
     empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
-    return _finished(_of_columns(empty, 0, where, with_runs).collect())
+    return _fix_rare_rows(_of_columns(empty, 0, where, with_runs).collect())
 
 
 def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
@@ -265,7 +265,7 @@ def _is_fine() -> pl.Expr:
     return once & info.str.contains(f'"{_MASKED}":false', literal=True) & ~info.str.contains(_FAILED, literal=True)
 
 
-def _finished(rows: pl.DataFrame) -> pl.DataFrame:
+def _fix_rare_rows(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows whose prompt is plain text, and those that may have failed, seen to one by one: few are."""
     odd = rows["failure"].drop_nulls()
     failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)

@@ -66,7 +66,7 @@ def is_tied(
     return tied
 
 
-def tied_rewards(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
+def is_tied_expression(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
     """`is_tied` of two columns, as an expression."""
     size = pl.max_horizontal(pl.col(one).abs(), pl.col(other).abs(), pl.lit(TIE_FLOOR))
     tied: pl.Expr = (pl.col(one) - pl.col(other)).abs() <= tolerance * size
@@ -113,14 +113,14 @@ class Scale:
 def scales_of(rows: pl.DataFrame) -> dict[str, Scale]:
     """The scale of each source format that has rewards."""
     scored = rows.select("source_format", "reward").drop_nulls("reward")
-    found = {}
+    scales = {}
     for (name,), some in scored.group_by("source_format"):
         rewards = some["reward"].to_numpy()
-        found[str(name)] = Scale(len(rewards), exact_sum(rewards), float(rewards.min()), float(rewards.max()))
-    return found
+        scales[str(name)] = Scale(len(rewards), exact_sum(rewards), float(rewards.min()), float(rewards.max()))
+    return scales
 
 
-def added(one: dict[str, Scale], other: dict[str, Scale]) -> dict[str, Scale]:
+def add_scales(one: dict[str, Scale], other: dict[str, Scale]) -> dict[str, Scale]:
     """Both together, by name."""
     both = {name: one[name] + other[name] for name in one.keys() & other.keys()}
     return dict(sorted({**one, **other, **both}.items()))

@@ -1,9 +1,8 @@
-"""Ids of pairs, and seeded draws, from hashes that are there already: no text is read, and no row is looped over.
+"""Ids of pairs, and seeded draws, from hashes that are there already: no text is read again.
 
-A prompt and a completion have 128-bit content hashes (records/canonical.py), written as 32 hex digits. A pair's id
-mixes the three of its prompt, chosen and rejected side, in that order, into 128 bits more. The mixing is
-multiplication by odd constants and shifts on 64-bit words, the same on every machine and in every release: ids and
-draws are written down.
+A prompt and a completion have 128-bit content hashes (records/canonical.py), written as 32 hex digits. A pair's id is
+the XXH3 hash (128 bits) of the three of its prompt, chosen and rejected side, in that order; a draw is that of the seed
+and the hashes. Both are the same on every machine and in every release: ids and draws are written down.
 """
 
 from collections.abc import Sequence
@@ -12,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+from xxhash import xxh3_128_digest
 
 from pairwright.records.experience import EID
 
 Words = npt.NDArray[np.uint64]
-_FACTORS = tuple(np.uint64(factor) for factor in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
-_START = np.uint64(0x27D4EB2F165667C5), np.uint64(0x85EBCA77C2B2AE63)
 HEX_DIGITS = 32
 # two digits, read as one 16-bit number, for each byte; and the byte for each such number
 _DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint16)
@@ -27,7 +25,7 @@ _BYTES[_DIGITS] = np.arange(256)
 
 def pair_keys(prompts: Words, chosen: Words, rejected: Words) -> Words:
     """The ids of pairs, from the hashes of their parts."""
-    return _mixed([prompts, chosen, rejected])
+    return _hash_rows([prompts, chosen, rejected])
 
 
 def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
@@ -40,9 +38,9 @@ def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
     return str(hex_digits(pair_keys(parts[:1], parts[1:2], parts[2:]))[0])
 
 
-def seeded(seed: int, *hashes: Words) -> Words:
+def seeded_draws(seed: int, *hashes: Words) -> Words:
     """64 bits for each row of these columns of hashes: a shuffle that the seed decides, and nothing else."""
-    return _mixed([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
+    return _hash_rows([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
 
 
 def words_of(hashes: pl.Series) -> Words:
@@ -66,21 +64,12 @@ def hex_digits(words: Words) -> pl.Series:
     return pl.Series(pa.Array.from_buffers(pa.large_string(), len(words), buffers)).cast(pl.String)
 
 
-def _mixed(columns: Sequence[Words]) -> Words:
-    one = np.full(len(columns[0]), _START[0])
-    other = np.full(len(columns[0]), _START[1])
-    for column in columns:
-        for word in (column[:, 0], column[:, 1]):
-            one = _turned((one ^ word) * _FACTORS[0], 32)
-            other = _turned((other + one) * _FACTORS[1], 29)
-            one += other
-    one = _turned(_turned((one ^ other) * _FACTORS[1], 31) * _FACTORS[2], 32)
-    other = _turned(_turned((other + one) * _FACTORS[2], 29) * _FACTORS[0], 32)
-    return np.stack([one, other], axis=1)
-
-
-def _turned(words: Words, shift: int) -> Words:
-    return words ^ (words >> np.uint64(shift))
+def _hash_rows(columns: Sequence[Words]) -> Words:
+    """Hash each row of the columns, which have two words a row, into two words."""
+    rows = np.concatenate(columns, axis=1).astype(">u8")  # the bytes that the hex digits of the hashes stand for
+    size, content = rows.itemsize * rows.shape[1], memoryview(rows.tobytes())
+    digests = b"".join([xxh3_128_digest(content[start : start + size]) for start in range(0, len(content), size)])
+    return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 # The train and validation splits: by groups that share nothing. No prompt, and no task, stands on both sides.
@@ -92,7 +81,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
         return pl.Series("split", ["train"] * drafts.height, pl.String)
     sets = _sets(drafts)
     names = sets.unique().sort()
-    hashes = seeded(seed, words_of(names))
+    hashes = seeded_draws(seed, words_of(names))
     held = hashes.astype(np.float64) < validation * 2.0**64
     if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
         held[np.argmin(hashes)] = True

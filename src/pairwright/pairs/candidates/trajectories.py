@@ -44,13 +44,13 @@ class Chain:
 
 def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
     """The chains of the experiences with these ids."""
-    found: dict[str, Chain] = {}
+    chains: dict[str, Chain] = {}
     tools_seen: dict[str | None, str] = {}
     for uid, prompt, tools, completion in conversations(tables, uids):
         if tools not in tools_seen:
             tools_seen[tools] = content_hash(msgspec.json.decode(tools) if tools else [])
-        found[uid] = _chain(prompt, completion, tools_seen[tools].encode())
-    return found
+        chains[uid] = _chain(prompt, completion, tools_seen[tools].encode())
+    return chains
 
 
 def conversations(

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Candidates, grouped
+from pairwright.pairs.candidates.candidates import Candidates, assign_groups
 from pairwright.pairs.candidates.gaps import TIE_FLOOR, is_tied, reward_gaps
 from pairwright.pairs.candidates.trajectories import Chain, read_chains
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import Work
-from pairwright.pairs.strategies.pairing import count_group_pairs, count_groups, finished, group_pairs, no_drafts
+from pairwright.pairs.strategies.pairing import add_keys, count_group_pairs, count_groups, group_pairs, no_drafts
 from pairwright.records.json_text import to_json
 
 _KEYS = ("tid", "step")
@@ -43,7 +43,7 @@ class Parting:
 
 def plan_divergence(work: Work) -> pl.DataFrame:
     """Drafts of all tasks."""
-    work.rows, candidates = grouped(work.rows, work.options, keys=_KEYS)
+    work.rows, candidates = assign_groups(work.rows, work.options, keys=_KEYS)
     chains = read_chains(work.tables, candidates.frame["uid"])
     runs = [chains[uid] for uid in candidates.frame["uid"]]
     # Two runs are the same where whole conversations are, not where their completions happen to be.
@@ -51,7 +51,7 @@ def plan_divergence(work: Work) -> pl.DataFrame:
     candidates = Candidates(candidates.frame.with_columns(whole), candidates.starts)
     partings = _tree(candidates, runs, work) if work.options.tree else _pairwise(candidates, runs, work)
     drafts = _drafts(candidates, runs, partings, work.options)
-    return _judged(drafts, partings, runs, work)
+    return _drop_incomparable(drafts, partings, runs, work)
 
 
 def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
@@ -133,7 +133,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
     for side, chains in sides.items():
         columns[f"{side}_hash"] = [run.rest_hash(cut) for run, cut in zip(chains, cuts, strict=True)]
         columns[f"num_{side}_characters"] = [sum(run.characters[cut:]) for run, cut in zip(chains, cuts, strict=True)]
-    return finished(pl.DataFrame(columns))
+    return add_keys(pl.DataFrame(columns))
 
 
 def _info(parting: Parting, runs: list[Chain], options: PairOptions) -> str:
@@ -150,7 +150,7 @@ def _is_choice(parting: Parting, runs: list[Chain]) -> bool:
     return all(parting.cut < len(run.made) and run.made[parting.cut] for run in sides)
 
 
-def _judged(drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], work: Work) -> pl.DataFrame:
+def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], work: Work) -> pl.DataFrame:
     """Drafts without those that compare no choice of the model, or nothing."""
     if not drafts.height:
         return drafts

@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from pairwright.pairs.candidates.gaps import decimal_gap, tied_rewards
+from pairwright.pairs.candidates.gaps import decimal_gap, is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import Work
-from pairwright.pairs.strategies.pairing import finished, no_drafts
+from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message, completion_of_text
 from pairwright.store.block import SideMeta, side_of_meta
@@ -35,14 +35,14 @@ def plan_given(work: Work) -> pl.DataFrame:
                 sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=num_messages == 0))
     if not rows.height:
         return no_drafts()
-    found = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
-    drafts = finished(
+    facts = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
+    drafts = add_keys(
         rows.select(
             "tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid", chosen_row="row",
             rejected_row="row",
-        ).hstack(found)
+        ).hstack(facts)
     )  # fmt: skip
-    return _judged(drafts, work)
+    return _drop_incomparable(drafts, work)
 
 
 def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
@@ -62,25 +62,25 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
         or not all(math.isfinite(reward) for reward in rewards if reward is not None)
     ):
         rewards = 1.0, 0.0
-    found: dict[str, Any] = {"gap": decimal_gap(rewards[0] or 0.0, rewards[1] or 0.0)}
+    facts: dict[str, Any] = {"gap": decimal_gap(rewards[0] or 0.0, rewards[1] or 0.0)}
     for name, side, text, reward in zip(
         ("chosen", "rejected"), (chosen, rejected), (chosen_text, rejected_text), rewards, strict=True
     ):
         messages = side_messages(text, prompt_is_text=prompt_is_text)
-        found[f"{name}_hash"] = content_hash(canonical_messages(messages))
-        found[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
-        found[f"{name}_reward"] = float(reward or 0.0)
+        facts[f"{name}_hash"] = content_hash(canonical_messages(messages))
+        facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
+        facts[f"{name}_reward"] = float(reward or 0.0)
         empty = not any(message.text.strip() or message.tool_calls for message in messages)
-        found[f"num_{name}_characters"] = -1 if empty else num_characters(messages)
-    return found
+        facts[f"num_{name}_characters"] = -1 if empty else num_characters(messages)
+    return facts
 
 
-def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     options: PairOptions = work.options
     checks = [
         (Reason.EMPTY, (pl.col("num_chosen_characters") < 0) | (pl.col("num_rejected_characters") < 0)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, tied_rewards(options.tie_tolerance)),
+        (Reason.TIED, is_tied_expression(options.tie_tolerance)),
         (Reason.OPPOSITE, pl.col("gap") < 0),
         (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > (math.inf if options.max_gap is None else options.max_gap)),

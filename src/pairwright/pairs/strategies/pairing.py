@@ -62,7 +62,7 @@ def group_pairs(
         large = sizes > _SMALL
         budget[large] = 0
         for group in np.flatnonzero(large).tolist():
-            walk = _walked(candidates, hashes, group, (int(num_high[group]), int(num_low[group])), options)
+            walk = _walk_down(candidates, hashes, group, (int(num_high[group]), int(num_low[group])), options)
             walked += [pair for pair, _ in zip(walk, range(largest), strict=False)]
     chosen, rejected = _positions(candidates.starts, budget, num_high, num_low)
     if walked:
@@ -78,7 +78,7 @@ def group_pairs(
     return pairs if largest is None else _largest(candidates, pairs, largest)
 
 
-def _walked(
+def _walk_down(
     candidates: Candidates, hashes: Words, group: int, most: tuple[int, int], options: PairOptions
 ) -> Iterator[tuple[int, int]]:
     """Pairs of one group with a gap of at most `max_gap`, from the largest down, no more of them made than are read.
@@ -123,16 +123,16 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
         if size <= _SMALL:
             high, low = np.triu_indices(size, 1)
             for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
-                counts = _counted(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
+                counts = _count_pairs(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
                 tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
             continue
         for first in firsts.tolist():
-            counts = _counted_in_large(rewards[first : first + size], options)
+            counts = _count_in_large_group(rewards[first : first + size], options)
             tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
     return tied, below, above
 
 
-def _counted(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, int, int]:
+def _count_pairs(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, int, int]:
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(higher, lower, near=near)
     tied = is_tied(higher, lower, options.tie_tolerance)
@@ -141,7 +141,7 @@ def _counted(higher: Floats, lower: Floats, options: PairOptions) -> tuple[int, 
     return int(tied.sum()), below, above
 
 
-def _counted_in_large(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
+def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
     """The same for one large group, sorted from the highest reward down, in n·log n by distinct rewards."""
     values, counts = np.unique(rewards, return_counts=True)
     totals = np.concatenate([[0], np.cumsum(counts)])
@@ -288,9 +288,9 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
         checks.append((Reason.ABOVE_GAP, np.ones(len(sizes), np.bool_)))
     left = ~gave
     for reason, holds in checks:
-        found = left & holds
-        stage.drop(reason, int(found.sum()), candidates.first_uids(found))
-        left &= ~found
+        matching = left & holds
+        stage.drop(reason, int(matching.sum()), candidates.first_uids(matching))
+        left &= ~matching
     stage.drop(Reason.NOT_PICKED, int(left.sum()), candidates.first_uids(left))
     stage.close(int(gave.sum()))
     return gave
@@ -386,13 +386,13 @@ def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
     return _complete(pl.DataFrame(columns))
 
 
-def finished(frame: pl.DataFrame) -> pl.DataFrame:
+def add_keys(frame: pl.DataFrame) -> pl.DataFrame:
     """Drafts of any strategy with their key and every column; their order stays."""
     keys = hex_digits(pair_keys(*(words_of(frame[name]) for name in HASHES)))
     return _complete(frame.with_columns(keys.alias("key")))
 
 
-def ordered(drafts: pl.DataFrame) -> pl.DataFrame:
+def sort_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
     """By prompt, task and step, then from the largest gap down."""
     return drafts.sort(ORDER, descending=_DESCENDING)
 

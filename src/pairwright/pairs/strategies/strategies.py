@@ -10,9 +10,9 @@ import numpy.typing as npt
 import polars as pl
 
 from pairwright.errors import ConfigError
-from pairwright.pairs.candidates.candidates import Candidates, Indices, candidates_of, grouped
-from pairwright.pairs.candidates.gaps import Floats, reward_gaps, tied_rewards
-from pairwright.pairs.candidates.pair_ids import Words, seeded, words_of
+from pairwright.pairs.candidates.candidates import Candidates, Indices, assign_groups, candidates_of
+from pairwright.pairs.candidates.gaps import Floats, is_tied_expression, reward_gaps
+from pairwright.pairs.candidates.pair_ids import Words, seeded_draws, words_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold
 from pairwright.pairs.partition_state import Work
@@ -36,7 +36,9 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Each high candidate with a few low ones of any prompt; bounds of the gap are not looked at here."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
-    order = seeded(options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash")))
+    order = seeded_draws(
+        options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
+    )
     highs, lows = (_by(order, np.flatnonzero(rows)) for rows in (rewards >= high, rewards <= low))
     num_each = min(options.max_per_chosen, len(lows))
     chosen = np.repeat(highs, num_each)
@@ -78,7 +80,7 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
     """A strategy that picks pairs of rows inside groups."""
 
     def plan(work: Work) -> pl.DataFrame:
-        work.rows, candidates = grouped(work.rows, work.options)
+        work.rows, candidates = assign_groups(work.rows, work.options)
         work.candidates = candidates
         pairs = pick(candidates, work.options)
         gave = count_groups(candidates, pairs, work.options, work.funnel)
@@ -111,7 +113,7 @@ def plan_stratified(work: Work) -> pl.DataFrame:
     drafts = drafts_of(candidates, dealt)
     gap, options = pl.col("gap"), work.options
     for reason, bad in (
-        (Reason.TIED, tied_rewards(options.tie_tolerance) | (gap <= 0)),
+        (Reason.TIED, is_tied_expression(options.tie_tolerance) | (gap <= 0)),
         (Reason.BELOW_GAP, gap < options.min_gap),
         (Reason.ABOVE_GAP, gap > (float("inf") if options.max_gap is None else options.max_gap)),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),

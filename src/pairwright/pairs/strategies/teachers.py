@@ -16,13 +16,13 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, read_rows, with_reasons
-from pairwright.pairs.candidates.gaps import tied_rewards
+from pairwright.pairs.candidates.gaps import is_tied_expression
 from pairwright.pairs.candidates.trajectories import messages_of, prompt_messages
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters
 from pairwright.pairs.partition_state import Work
-from pairwright.pairs.strategies.pairing import finished, no_drafts
+from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
@@ -63,11 +63,11 @@ def split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int =
 
 def _rows_of_several(tables: Sequence[Table], first: int) -> Indices:
     """The rows whose completion has more than one message; ascending."""
-    found = [np.zeros(0, np.int64)]
+    rows = [np.zeros(0, np.int64)]
     for number, table in enumerate(tables, first):
         counts = table.lazy().select("num_completion_messages").collect().to_series().fill_null(0).to_numpy()
-        found.append(np.flatnonzero(counts > 1) + (number << PLACE_BITS))
-    return np.concatenate(found)
+        rows.append(np.flatnonzero(counts > 1) + (number << PLACE_BITS))
+    return np.concatenate(rows)
 
 
 def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Iterator[pl.DataFrame]:
@@ -78,9 +78,9 @@ def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Ite
             own = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
             if len(own):
                 texts = batch.take(pa.array(own - start))
-                found = [row for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
+                decisions = [row for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
                          for row in _decisions(place, text)]  # fmt: skip
-                yield pl.DataFrame(found, schema=_SCHEMA, orient="row")
+                yield pl.DataFrame(decisions, schema=_SCHEMA, orient="row")
             start += batch.num_rows
 
 
@@ -125,7 +125,7 @@ def plan_teachers(work: Work) -> pl.DataFrame:
     work.funnel.stage("pairs", decisions.height)
     if not decisions.height:
         return no_drafts()
-    return _judged(_drafts(decisions.sort(_IN_ORDER), answers), options, work)
+    return _drop_incomparable(_drafts(decisions.sort(_IN_ORDER), answers), options, work)
 
 
 def _drop_decisions(decisions: pl.DataFrame, reason: Reason, bad: pl.Expr, work: Work) -> pl.DataFrame:
@@ -178,7 +178,7 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
         pl.col("num_votes") / pl.col("num_teachers"),
         pl.col("num_own").fill_null(0) / pl.col("num_teachers"),
     )
-    return finished(
+    return add_keys(
         joined.select(
             "tid", "task", "step", "prompt_hash",
             group=pl.struct("tid", "step", "prompt_hash").rle_id(),
@@ -200,7 +200,7 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])  # fmt: skip
 
 
-def _judged(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:
+def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:
     majority = pl.col("num_votes") * 2 > pl.col("num_teachers")
     enough = majority if options.min_teachers is None else pl.col("num_votes") >= options.min_teachers
     if options.min_teachers is None and options.teacher_choice == "best":
@@ -208,7 +208,7 @@ def _judged(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFr
     checks = [
         (Reason.AGREES, pl.col("chosen_hash") == pl.col("rejected_hash")),
         (Reason.TEACHERS_DISAGREE, ~enough),
-        (Reason.TIED, (pl.col("gap") <= 0) | tied_rewards(options.tie_tolerance)),
+        (Reason.TIED, (pl.col("gap") <= 0) | is_tied_expression(options.tie_tolerance)),
         (Reason.BELOW_GAP, pl.col("gap") < options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > (float("inf") if options.max_gap is None else options.max_gap)),
     ]

@@ -17,10 +17,10 @@ from pathlib import Path
 import polars as pl
 
 from pairwright.errors import SourceError
-from pairwright.pairs.candidates.gaps import tied_rewards
+from pairwright.pairs.candidates.gaps import is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.partition_state import Work
-from pairwright.pairs.strategies.pairing import finished, no_drafts
+from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 
 NO_HASH = "0" * 32
 
@@ -53,10 +53,10 @@ def read_votes(path: Path, known: pl.Series) -> Votes:
 
 def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
     """Rows with ratings in place of rewards; those without one are unscored."""
-    found = pl.DataFrame(
+    rated = pl.DataFrame(
         {"uid": list(ratings), "vote": list(ratings.values())}, schema={"uid": pl.String, "vote": pl.Float64}
     )
-    return rows.join(found, on="uid", how="left", maintain_order="left").with_columns(reward="vote").drop("vote")
+    return rows.join(rated, on="uid", how="left", maintain_order="left").with_columns(reward="vote").drop("vote")
 
 
 def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
@@ -69,7 +69,7 @@ def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
     work.funnel.stage("pairs", len(matches))
     if not matches:
         return no_drafts()
-    return _judged(_drafts(matches, votes, work), work)
+    return _drop_incomparable(_drafts(matches, votes, work), work)
 
 
 def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.DataFrame:
@@ -98,18 +98,18 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
         pl.struct(chosen["tid"], chosen["step"], chosen["prompt_hash"]).rank("dense").cast(pl.Int64).alias("group"),
     )
     unusable = chosen["reason"].is_not_null() | rejected["reason"].is_not_null()
-    return finished(drafts).with_columns(
+    return add_keys(drafts).with_columns(
         unusable.alias("unusable"), (chosen["prompt_hash"] != rejected["prompt_hash"]).alias("apart")
     )
 
 
-def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
+def _drop_incomparable(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     most = math.inf if work.options.max_gap is None else work.options.max_gap
     for reason, bad in (
         (Reason.UNUSABLE_VOTE, pl.col("unusable")),
         (Reason.DIFFERENT_PROMPTS, pl.col("apart")),
         (Reason.IDENTICAL, pl.col("chosen_hash") == pl.col("rejected_hash")),
-        (Reason.TIED, tied_rewards(work.options.tie_tolerance)),
+        (Reason.TIED, is_tied_expression(work.options.tie_tolerance)),
         (Reason.BELOW_GAP, pl.col("gap") < work.options.min_gap),
         (Reason.ABOVE_GAP, pl.col("gap") > most),
     ):
@@ -118,30 +118,30 @@ def _judged(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
 
 
 def _ratings(path: Path, reader: "csv.DictReader[str]", ids: set[str]) -> dict[str, float]:
-    found: dict[str, list[float]] = defaultdict(list)
+    by_uid: dict[str, list[float]] = defaultdict(list)
     for row in reader:
-        uid = _known(path, reader.line_num, row["uid"], ids)
+        uid = _check_known(path, reader.line_num, row["uid"], ids)
         try:
             rating = float(row["rating"])
         except (TypeError, ValueError):
             rating = math.nan
         if not math.isfinite(rating):
             raise SourceError(f"{path}:{reader.line_num}: rating: got {row['rating']!r}, expected a number")
-        found[uid].append(rating)
-    return {uid: math.fsum(ratings) / len(ratings) for uid, ratings in found.items()}
+        by_uid[uid].append(rating)
+    return {uid: math.fsum(ratings) / len(ratings) for uid, ratings in by_uid.items()}
 
 
 def _wins(path: Path, reader: "csv.DictReader[str]", ids: set[str]) -> Counter[tuple[str, str]]:
     wins: Counter[tuple[str, str]] = Counter()
     for row in reader:
-        chosen, rejected = (_known(path, reader.line_num, row[side], ids) for side in ("chosen", "rejected"))
+        chosen, rejected = (_check_known(path, reader.line_num, row[side], ids) for side in ("chosen", "rejected"))
         if chosen == rejected:
             raise SourceError(f"{path}:{reader.line_num}: {chosen} is voted on against itself")
         wins[chosen, rejected] += 1
     return wins
 
 
-def _known(path: Path, line: int, uid: str | None, ids: set[str]) -> str:
+def _check_known(path: Path, line: int, uid: str | None, ids: set[str]) -> str:
     if uid not in ids:
         raise SourceError(f"{path}:{line}: got id {uid!r}, expected the uid of an experience in the tables")
     return uid
