@@ -215,10 +215,8 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):
-            last_chunk, ctx.last_chunk = (
-                ctx.last_chunk,
-                None,
-            )  # overwritten below: a second backward pass computes it again
+            # Overwritten below, so it is used once: a second backward pass computes it again.
+            last_chunk, ctx.last_chunk = ctx.last_chunk, None
             if last_chunk is None:
                 logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
                 last_chunk = _log_softmax(logits_CV), slope_CV

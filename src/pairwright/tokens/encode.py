@@ -2,7 +2,7 @@
 
 Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
 model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
-Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: text.py.
+Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: plain_text.py.
 
 >>> from tokenizers import Tokenizer, models, pre_tokenizers
 >>> words = {"hi": 0, "hello": 1, "ok": 2}
@@ -158,16 +158,19 @@ def paint_tokens(
     size = len(encoded.ids)
     message_index = np.full(size, -1, dtype=np.int32)
     paint = np.zeros(size, dtype=np.int8)
-    generated = np.full(size, Paint.GENERATED, dtype=np.int8)
+    generated = np.full(size, Paint.GENERATED, dtype=np.int8)  # the paint that each token has if it is trained
     mask = np.zeros(size, dtype=bool)
     pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
     roles = [_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat]
+    # Tokens low..high overlap the characters of a piece. `reach` and `starts` never decrease, so both ends are found
+    # by bisection: the first token that reaches past the start, and the first one that starts at the end or later.
     lows = np.searchsorted(encoded.reach, np.array([piece.start for piece in pieces], np.int32), side="right")
     highs = np.searchsorted(encoded.starts, np.array([piece.end for piece in pieces], np.int32), side="left")
     for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
         message_index[low:high] = message  # a token with text of two pieces is the later one's
         paint[low:high] = roles[message]
         generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
+    # Regions come last: what they cover is the turn's, whichever piece wrote its text.
     for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
@@ -182,11 +185,12 @@ def find_spans(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list
 
     A control token that began before the region and only swallowed white space of it is not one of them.
     """
+    # (R, 2) character offsets of the regions; bisection as in `paint_tokens`.
     edges = np.array([(region.start, region.end) for region in regions], dtype=np.int32).reshape(-1, 2)
     lows = np.searchsorted(encoded.reach, edges[:, 0], side="right")
     highs = np.searchsorted(encoded.starts, edges[:, 1], side="left")
     size = len(encoded.ids)
-    first = np.minimum(lows, max(size - 1, 0))
+    first = np.minimum(lows, max(size - 1, 0))  # a valid index also for a region after the last token
     if size:
         lows = lows + ((lows < highs) & (encoded.starts[first] < edges[:, 0]) & encoded.is_control[first])
     return lows.tolist(), np.maximum(lows, highs).tolist()
@@ -202,13 +206,14 @@ def _check_tokens(tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered
             raise Refusal("no_stop", f"the stop {region.stop!r} is not a token of its own", message=region.message)
         if low == high:
             continue
-        outside = []
+        outside = []  # character ranges that tokens of the turn cover beyond its region
         if encoded.starts[low] < region.start:
             merged += 1
             outside.append((int(encoded.starts[low]), region.start))
         if encoded.ends[high - 1] > region.end:
             outside.append((region.end, int(encoded.ends[high - 1])))
         for below, above in outside:
+            # Pieces are sorted by start: only those between the two bisected positions can overlap the range.
             firsts = firsts or [piece.start for piece in rendered.pieces]
             for piece in rendered.pieces[max(bisect_left(firsts, below) - 1, 0) : bisect_left(firsts, above)]:
                 if piece.end > below and piece.start < piece.end and piece.message != region.message:

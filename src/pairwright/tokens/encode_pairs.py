@@ -165,7 +165,7 @@ def truncate_pair(
     longest = max(len(pair.chosen), len(pair.rejected))
     if longest <= max_length:
         return pair
-    room = max_length - (longest - pair.prompt_length)
+    room = max_length - (longest - pair.prompt_length)  # tokens of the prompt that fit before the longer completion
     if truncation == "drop" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
@@ -214,6 +214,7 @@ def _draft_pair(
     allow_dropped: bool,
     allow_images: bool,
 ) -> _Draft:
+    """Render and locate both sides of a pair. Sides with recorded ids, and raw text, are encoded at once."""
     if not allow_images:
         _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
@@ -284,6 +285,7 @@ def _text_side(
 
 def _split_parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
     """The prompt and the rest, each with the control tokens that are meant as text."""
+    # The first region starts where the prompt ends; positions in the rest count from there.
     text, cut = located.rendered.text, located.regions[0].start
     escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)

@@ -66,6 +66,7 @@ def locate_groups(
     except Refusal as refusal:
         if refusal.reason not in _PER_TURN:
             raise
+    # One render is not exact for all turns: take groups from the end, each as large as one render allows.
     groups: list[tuple[Chat, Located]] = []
     left = list(turns)
     while left:
@@ -96,6 +97,7 @@ def last_group(
             if isinstance(region, Unfit):
                 break
             regions.insert(0, region)
+        # Verification may fail for the earliest turns only: drop them one by one until the rest is exact.
         while regions:
             try:
                 return finder.verify_regions(regions, verify=verify)
@@ -103,6 +105,7 @@ def last_group(
                 regions = regions[1:]
     except TemplateError as error:
         raise Refusal("template_error", str(error), message=turns[-1]) from None
+    # Not even the last turn alone: join the rendered prompt and the rendered turn.
     return _locate_stitched(tokenizer, chat, tools, require_stop=require_stop)
 
 

@@ -30,6 +30,7 @@ def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, 
     """(arguments: object or text, empty content beside calls: None or "")."""
     key = ("forms", renderer.hash)
     if key not in tokenizer.learnt:
+        # Four renders of a small call; the first form that shows name and arguments as JSON wins.
         forms = list(itertools.product(("object", "text"), (None, "")))
         renders = [(form, _render_call(renderer, *form)) for form in forms]
         whole = [form for form, text in renders if text is not None and _is_whole(text)]
@@ -53,4 +54,5 @@ def _is_whole(rendered: Rendered) -> bool:
     """Are name and arguments in the text, the arguments as the JSON that they are?"""
     texts = [rendered.text[piece.start : piece.end] for piece in rendered.pieces if piece.field == CALL]
     has_both = any("zqf" in text for text in texts) and any("zqx" in text for text in texts)
+    # An escaped quote before the key: the template wrote a string that was JSON already as JSON once more.
     return has_both and '\\"zqa' not in rendered.text

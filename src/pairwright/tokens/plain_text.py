@@ -52,6 +52,7 @@ def encode_raw_text(
     if not len(spans[0].ids):
         detail = "no prompt, and no BOS token in its place: nothing stands before the first token"
         raise Refusal("not_generated", detail, message=first)
+    # Then each message by itself, continuing the ids before it.
     last, stop = len(messages) - 1, None
     for number in range(first, len(messages)):
         text, paint = messages[number].text, Paint.TEXT
@@ -90,6 +91,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
     """What inference is given: the special tokens before a text, then the text of all messages of the prompt."""
     texts = [message.text for message in messages]
     escaped: list[tuple[int, int]] = []
+    # ends[n]: where the text of message n ends in the joined prompt; a token belongs to the message it starts in.
     ends = np.cumsum([len(text) for text in texts], dtype=np.int32)
     for number, text in enumerate(texts):
         start = int(ends[number]) - len(text)
@@ -110,6 +112,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
 def _special_prefix(tokenizer: ChatTokenizer) -> Array:
     """The special tokens that the tokenizer puts before a text, such as BOS."""
     if "special_prefix" not in tokenizer.learnt:
+        # Special tokens before the first that is none.
         encoding = tokenizer.backend.encode("a", add_special_tokens=True)
         number = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
         tokenizer.learnt["special_prefix"] = np.array(encoding.ids[:number], dtype=np.int32)

@@ -65,7 +65,7 @@ def is_cut(experience: Experience) -> bool:
 
 def drop_stop(sequence: Sequence) -> Sequence:
     """A rendered sequence that ends where its last turn was cut: the template's stop token, and what follows it, go."""
-    trained = np.flatnonzero(sequence.mask)
+    trained = np.flatnonzero(sequence.mask)  # the last one is the stop of the last turn, if that has one
     if not len(trained) or sequence.paint[trained[-1]] != Paint.STOP:
         return sequence
     end, turn = int(trained[-1]), int(sequence.message_index[trained[-1]])
@@ -108,6 +108,7 @@ def build_sequence(
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer.is_control):
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
+    # The recorded arrays are of the response alone: spread them over the whole sequence.
     mask = np.zeros(len(ids), dtype=bool)
     mask[prompt_length:] = response_mask(len(ids) - prompt_length, action_mask)
     if not mask.any():
@@ -117,6 +118,7 @@ def build_sequence(
         logprobs = np.zeros(len(ids), dtype=np.float32)
         logprobs[prompt_length:] = response_logprobs
     message_index = np.full(len(ids), -1, dtype=np.int32)
+    # One masked span for each generated message: only then does each span have a message.
     spans = find_mask_spans(mask)
     generated = [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
     if len(generated) == len(spans):
@@ -135,6 +137,7 @@ def response_mask(length: int, action_mask: Array | None) -> Array:
 
 def find_mask_spans(mask: Array) -> Array:
     """The runs of trained tokens, as (start, stop)."""
+    # The mask with a 0 at both ends changes at every start and every stop, in turns.
     edges: Array = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return edges.reshape(-1, 2)
 
@@ -149,6 +152,7 @@ def _find_edited_turns(
         for number, message in enumerate(completion)
         if message.is_generated and isinstance(message.content, str) and message.content.strip()
     }
+    # With control tokens and without: text may have lost those that were sampled.
     differing = tuple(texts)
     for skip_control in (False, True) if texts else ():
         spelling = tokenizer.decode(generated, skip_control=skip_control)
@@ -194,6 +198,7 @@ def build_from_turns(
 ) -> Sequence:
     """A located conversation with the recorded ids in the place of its turns."""
     text = located.rendered.text
+    # Template text between turns is encoded, turns are copied; regions shrink where a stop was not sampled.
     parts, regions, position = _Parts(), [], 0
     for region in located.regions:
         between = text[position : region.start]
@@ -210,6 +215,7 @@ def build_from_turns(
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat)
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
+    # The mask by provenance has to be what was sampled, token by token.
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
@@ -257,6 +263,7 @@ class _Parts:
             raise Refusal("recorded_ids", detail, message=message)
         self.has_logprobs &= turn.logprobs is not None
         logprobs = np.array(turn.logprobs or [0.0] * len(turn.ids), dtype=np.float32)
+        # All ids of the turn get the offsets of its whole text.
         offsets = np.tile(np.array([[start, max(end, start + 1)]], dtype=np.int32), (len(turn.ids), 1))
         self._add(np.array(turn.ids, dtype=np.int32), offsets, logprobs, is_sampled=True)
 
@@ -267,7 +274,7 @@ class _Parts:
         self.logprobs.append(logprobs)
 
 
-# The recorded ids of the sides of a pair: each side is what its model was given and then sampled, id by id.
+# Sides of pairs with recorded ids: the prompt that the model had, then what it sampled, id by id.
 
 
 class EncodedSide(NamedTuple):
@@ -306,6 +313,7 @@ def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected:
     left, right = (side.sequence.ids[: side.start] for side in (chosen, rejected))
     if np.array_equal(left, right):
         return chosen.start
+    # The first position where the prompts differ is how much they share.
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     shared = int(differ[0]) if len(differ) else size

@@ -122,7 +122,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
 
-# Sequences that are too long: cut between turns, never through one, and counted.
+# Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.
 
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
@@ -150,7 +150,7 @@ def truncate(
     if truncation == "drop":
         raise Refusal("too_long", f"{length} tokens of at most {max_length}")
     if truncation == "keep_start":
-        stop = max_length
+        stop = max_length  # moved left until it is not inside a trained turn
         while stop > 0 and sequence.mask[stop - 1] and stop < length and _same_turn(sequence, stop):
             stop -= 1
         positions = np.arange(stop)
@@ -166,6 +166,7 @@ def truncate(
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
     """Where to cut the beginning off: the position, or the end of the trained turn that a cut there would run through.
     A turn right after the cut goes, too, unless something is kept before it: nothing would predict its first token."""
+    # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
     ):

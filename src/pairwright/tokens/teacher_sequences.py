@@ -118,6 +118,7 @@ def encode_distillations(
     hinted = {hint.target: hint for hint in hints}
     if not any(turn in hinted for turn in turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
+    # The teacher reads the same conversation with each hint at the end of the message before its turn.
     hinted_messages = list(messages)
     for hint in hints:
         hinted_messages[hint.target - 1] = add_hint(hinted_messages[hint.target - 1], hint.text)
@@ -199,6 +200,7 @@ def _build_item(
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
     turns = [region.message for region in located.regions]
+    # The teacher continues with the ids of the student: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
@@ -225,6 +227,7 @@ def truncate_distillation(
     if truncation == "drop":
         raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
     sides = item.student, item.teacher
+    # Positions that stay on each side, or None where nothing does.
     cut = _cut_start(sides, max_length, keep_first) if truncation == "keep_end" else _cut_end(sides, max_length)
     if cut is not None:
         student, teacher = (side.take(positions) for side, positions in zip(sides, cut, strict=True))
@@ -236,6 +239,7 @@ def truncate_distillation(
 
 def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
     """The positions that stay when the beginning is cut."""
+    # Before the first hint student and teacher are equal; a cut inside that part is the same position in both.
     size = min(map(len, sides))
     differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
     common = int(differ[0]) if len(differ) else size
@@ -251,6 +255,7 @@ def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
 
 def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
     """The first turn after whose end both sides fit."""
+    # Turns are found in both sides by their message, wherever they stand.
     for turn in np.unique(sides[0].message_index[sides[0].mask]):
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
@@ -260,7 +265,7 @@ def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | N
 
 def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
     """The positions that stay when the end is cut: up to the last turn that fits on both sides."""
-    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:
+    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:  # from the last turn back
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if max(ends) <= max_length:
             return [np.arange(end) for end in ends]
@@ -268,6 +273,7 @@ def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] |
 
 
 def _align(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
+    # Positions (K,) of the targets' trained tokens in both; equal in number, since the ids are copies.
     index = [
         np.flatnonzero(side.mask & np.isin(side.message_index, targets)).astype(np.int32) for side in (student, teacher)
     ]
