@@ -9,7 +9,7 @@ from generate.tiny_models import byte_tokenizer
 from pairwright.generate import GenerateError
 from pairwright.generate.requests import ChatEncoder
 from pairwright.records.messages import Message, ToolCall
-from pairwright.tokens.message_dialect import adapted_chat
+from pairwright.tokens.message_dialect import adapt_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
@@ -57,6 +57,6 @@ def test_the_engine_and_the_tokens_stage_make_the_same_prompt(family):
     ours, encoder = ChatTokenizer.from_folder(folder), ChatEncoder(AutoTokenizer.from_pretrained(folder))
     for messages, tools in ((CALLED[:2], []), (CALLED, TOOLS)):
         schemas = ours.schemas(tools)
-        text = ours.renderer(schemas).text(adapted_chat(ours, messages, schemas), schemas, prompt=True)
+        text = ours.renderer(schemas).text(adapt_chat(ours, messages, schemas), schemas, prompt=True)
         assert encoder.text(messages, tools) == text
         assert encoder.ids(messages, tools).tolist() == ours.encode(text)[0].tolist()

@@ -5,7 +5,7 @@ import pytest
 from token_families import SHARED, real_tokenizer, small_tokenizer
 
 from pairwright.records.messages import ErrorSite, Message, ToolCall
-from pairwright.tokens.hints import hints_for
+from pairwright.tokens.hints import find_hints
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.teacher_sequences import (
@@ -31,7 +31,7 @@ def failing(number: int, reasoning: str | None = None) -> tuple[Message, ...]:
 
 CHAT = (*failing(0, "why"), *failing(1, "how"))
 SITES = [ErrorSite(index=index, kind="not_found", text="no such word", tool="look") for index in (2, 6)]
-HINTS, _ = hints_for(CHAT, SITES)
+HINTS, _ = find_hints(CHAT, SITES)
 
 
 def told(tokenizer: ChatTokenizer, item: Distillation) -> list[str]:
@@ -72,9 +72,9 @@ def test_every_student_is_what_inference_saw_and_every_teacher_adds_its_hint() -
 
 
 def _prompt(tokenizer: ChatTokenizer, messages: tuple[Message, ...]) -> list:
-    from pairwright.tokens.message_dialect import adapted_chat
+    from pairwright.tokens.message_dialect import adapt_chat
 
-    return plain_chat(adapted_chat(tokenizer, messages, None))
+    return plain_chat(adapt_chat(tokenizer, messages, None))
 
 
 def test_recorded_ids_are_continued_on_a_template_that_rewrites_history() -> None:

@@ -16,7 +16,7 @@ from pairwright.tokens import Collator, CombineOptions, Trace
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.hints import hints_for
+from pairwright.tokens.hints import find_hints
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.stage.cache import list_refusals
@@ -95,7 +95,7 @@ def test_a_hinted_turn_that_is_not_whole_is_refused_and_so_is_a_hint_that_nobody
         (ANSWER, made(CHATML.replace("messages %}", "messages if m.role != 'tool' %}", 1))),
     ):
         chat = [ASKED, CALLED, RESULT, last]
-        hints, _ = hints_for(chat, [site])
+        hints, _ = find_hints(chat, [site])
         with pytest.raises(Refusal, match="dropped"):
             encode_distillations(tokenizer, chat, hints)
         assert encode_distillations(tokenizer, chat, hints, allow_dropped=True)

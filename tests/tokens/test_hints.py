@@ -17,7 +17,7 @@ from pairwright.config.train_config import DistillConfig
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import ERROR_KINDS, ErrorSite, Message, ToolCall
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
-from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_sites, hints_for
+from pairwright.tokens.hints import HINTS, HintCounts, Hinter, find_hints, find_sites
 from pairwright.tokens.recorded import RecordedTurn
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Sequence
@@ -36,7 +36,7 @@ SITE = ErrorSite(index=2, kind="not_found", text="no such word", tool="look")
 
 
 def test_the_kind_of_the_error_gives_the_hint() -> None:
-    hints, counts = hints_for(CHAT, [SITE])
+    hints, counts = find_hints(CHAT, [SITE])
     assert [(hint.target, hint.source) for hint in hints] == [(3, "kind")]
     assert hints[0].text.startswith("What look was asked for does not exist")
     assert counts == HintCounts(hinted=1)
@@ -44,17 +44,17 @@ def test_the_kind_of_the_error_gives_the_hint() -> None:
 
 def test_the_available_tools_are_told() -> None:
     site = ErrorSite(index=1, kind="unknown_tool", tool="look", available_tools=("find", "open"))
-    hints, _ = hints_for(CHAT, [site])
+    hints, _ = find_hints(CHAT, [site])
     assert hints[0].text == "There is no tool named look. The available tools are: find, open."
 
 
 def test_sites_without_hint_or_recovery_are_counted() -> None:
     silent = ErrorSite(index=2, kind="strange", text="")
     late = ErrorSite(index=5, kind="not_found")
-    hints, counts = hints_for(CHAT, [silent, late])
+    hints, counts = find_hints(CHAT, [silent, late])
     assert (hints, counts) == ([], HintCounts(without_hint=1, without_recovery=1))
     speechless = (*CHAT[:3], Message("assistant", " "))
-    assert hints_for(speechless, [SITE])[1] == HintCounts(without_recovery=1)
+    assert find_hints(speechless, [SITE])[1] == HintCounts(without_recovery=1)
 
 
 def test_the_environment_and_then_the_judge_are_asked(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_the_environment_and_then_the_judge_are_asked(tmp_path: Path) -> None:
         return "try a horse"
 
     unknown = ErrorSite(index=2, kind="strange", text=" it said no ")
-    assert hints_for(CHAT, [unknown], judge=judge)[0][0].text == "it said no"
+    assert find_hints(CHAT, [unknown], judge=judge)[0][0].text == "it said no"
     for _ in range(2):
-        (hint,), _ = hints_for(CHAT, [unknown], sources=("kind", "judge"), judge=judge, cache=tmp_path)
+        (hint,), _ = find_hints(CHAT, [unknown], sources=("kind", "judge"), judge=judge, cache=tmp_path)
         assert (hint.text, hint.source) == ("try a horse", "judge")
     assert len(asked) == 1
 
@@ -75,7 +75,7 @@ def test_the_environment_and_then_the_judge_are_asked(tmp_path: Path) -> None:
 def kinds_of_readers() -> set[str]:
     """The error kinds that the code of the readers writes: in tables of patterns, as results, and as arguments."""
     nodes: list[ast.AST] = []
-    for path in Path(pairwright.sources.__file__).parent.glob("*.py"):
+    for path in Path(pairwright.sources.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in (
                 "_FAILURES",
@@ -133,7 +133,7 @@ def test_what_a_result_says_has_its_kind_and_a_hint_that_adds_to_it(text: str, k
     chat = (*CHAT[:2], Message("tool", text, tool_call_id="call00000", name="look"), *CHAT[3:])
     sites = error_sites(list(chat), [], result_error_kind)
     assert [(site.index, site.kind) for site in sites] == [(2, kind)]
-    (hint,), counts = hints_for(chat, sites)
+    (hint,), counts = find_hints(chat, sites)
     assert (hint.source, counts) == ("kind", HintCounts(hinted=1))
     assert hint.text not in text
     assert "{" not in hint.text
@@ -141,25 +141,25 @@ def test_what_a_result_says_has_its_kind_and_a_hint_that_adds_to_it(text: str, k
 
 def test_a_hint_that_repeats_what_the_message_says_is_none() -> None:
     said = ErrorSite(index=2, kind="strange", text="No such \n word ")
-    assert hints_for(CHAT, [said]) == ([], HintCounts(without_hint=1))
-    assert hints_for(CHAT, [SITE], templates={"not_found": "{error}"}) == ([], HintCounts(without_hint=1))
-    (hint,), _ = hints_for(CHAT, [said], judge=lambda messages, site: "try a horse")
+    assert find_hints(CHAT, [said]) == ([], HintCounts(without_hint=1))
+    assert find_hints(CHAT, [SITE], templates={"not_found": "{error}"}) == ([], HintCounts(without_hint=1))
+    (hint,), _ = find_hints(CHAT, [said], judge=lambda messages, site: "try a horse")
     assert (hint.text, hint.source) == ("try a horse", "judge")
 
 
 def test_a_function_is_asked_first_and_the_sources_have_an_order() -> None:
-    (hint,), _ = hints_for(CHAT, [SITE], function=lambda messages, site: f"mind {site.kind}")
+    (hint,), _ = find_hints(CHAT, [SITE], function=lambda messages, site: f"mind {site.kind}")
     assert (hint.text, hint.source) == ("mind not_found", "function")
-    (hint,), _ = hints_for(CHAT, [SITE], function=lambda messages, site: None)
+    (hint,), _ = find_hints(CHAT, [SITE], function=lambda messages, site: None)
     assert hint.source == "kind"
-    (hint,), _ = hints_for(CHAT, [SITE], sources=("judge", "function"), function=lambda *_: "a", judge=lambda *_: "b")
+    (hint,), _ = find_hints(CHAT, [SITE], sources=("judge", "function"), function=lambda *_: "a", judge=lambda *_: "b")
     assert (hint.text, hint.source) == ("b", "judge")
 
 
 def test_tools_are_named_only_where_they_are_known() -> None:
-    (hint,), _ = hints_for(CHAT, [ErrorSite(index=1, kind="unknown_tool", tool="look")])
+    (hint,), _ = find_hints(CHAT, [ErrorSite(index=1, kind="unknown_tool", tool="look")])
     assert hint.text == "There is no tool named look."
-    (hint,), _ = hints_for(CHAT, [ErrorSite(index=2, kind="timeout")])
+    (hint,), _ = find_hints(CHAT, [ErrorSite(index=2, kind="timeout")])
     assert hint.text.startswith("The tool took too long.")
 
 
@@ -215,7 +215,7 @@ def test_sites_are_found_by_predicate() -> None:
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.calls and not family.per_turn])
 def test_the_teacher_continues_the_same_ids(name: str) -> None:
     tokenizer = small_tokenizer(name)
-    hints, _ = hints_for(CHAT, [SITE])
+    hints, _ = find_hints(CHAT, [SITE])
     item = encode_distillation(tokenizer, CHAT, hints)
     assert len(item.student_index) == len(item.teacher_index) > 0
     assert item.student.ids[item.student_index].tolist() == item.teacher.ids[item.teacher_index].tolist()
@@ -233,7 +233,7 @@ def test_recorded_ids_are_what_the_teacher_continues() -> None:
     tokenizer = small_tokenizer("chatml with calls")
     letters = tuple(int(tokenizer.encode(char)[0][0]) for char in "ok")
     recorded = {3: RecordedTurn((*letters, tokenizer.added["<|im_end|>"]))}
-    item = encode_distillation(tokenizer, CHAT, hints_for(CHAT, [SITE])[0], recorded=recorded)
+    item = encode_distillation(tokenizer, CHAT, find_hints(CHAT, [SITE])[0], recorded=recorded)
     assert item.teacher.ids[item.teacher_index].tolist() == [*letters, tokenizer.added["<|im_end|>"]]
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairwright.tokens.template.tracked_str import TEMPLATE, Owned, join, join_with, owned, replace, runs_of
+from pairwright.tokens.template.tracked_str import TEMPLATE, Owned, join, join_with, replace, runs_of, track
 
 TEXT = st.text(alphabet=" \t\nabABßé<>,x你😀", max_size=12)
 MIXED = st.lists(st.tuples(TEXT, st.integers(-1, 3)), min_size=1, max_size=4)
 
 
 def mixed(parts: list[tuple[str, int]]) -> str:
-    return join([*(owned(text, owner) if owner >= 0 else text for text, owner in parts), owned("", 0)])
+    return join([*(track(text, owner) if owner >= 0 else text for text, owner in parts), track("", 0)])
 
 
 def owners(text: str) -> list[int]:
@@ -91,18 +91,18 @@ def test_strip_and_split_keep_each_characters_owner(parts: list) -> None:
 
 
 def test_replacement_text_has_its_own_owner() -> None:
-    assert runs_of(replace("say X!", "X", owned("hi", 5))) == ((4, TEMPLATE), (2, 5), (1, TEMPLATE))
-    assert runs_of(owned("aXb", 3).replace("X", "--")) == ((1, 3), (2, TEMPLATE), (1, 3))
+    assert runs_of(replace("say X!", "X", track("hi", 5))) == ((4, TEMPLATE), (2, 5), (1, TEMPLATE))
+    assert runs_of(track("aXb", 3).replace("X", "--")) == ((1, 3), (2, TEMPLATE), (1, 3))
 
 
 def test_upper_case_that_grows_stays_with_its_owner() -> None:
-    text = "<" + owned("ß", 2) + ">"
+    text = "<" + track("ß", 2) + ">"
     assert text.upper() == "<SS>"
     assert runs_of(text.upper()) == ((1, TEMPLATE), (2, 2), (1, TEMPLATE))
 
 
 def test_empty_text_keeps_its_place() -> None:
-    text = "a" + owned("  ", 4).strip() + "b"
+    text = "a" + track("  ", 4).strip() + "b"
     assert text == "ab"
     assert (0, 4) in runs_of(text)
 

@@ -9,7 +9,7 @@ from token_cases import TOOLS, assistant, call, tool, user
 from token_families import small_tokenizer
 
 from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.stage.preview import html_page, legend, painted_text, token_texts
+from pairwright.tokens.stage.preview import html_page, legend, paint_text, token_texts
 
 CHAT = [user("hi <b>&"), assistant("", calls=[call()]), tool("sun 你好😀"), assistant("so <script>alert(1)</script> é")]
 
@@ -26,7 +26,7 @@ def test_token_texts_join_to_the_whole_text() -> None:
 def test_trained_tokens_are_underlined_and_no_others() -> None:
     tokenizer = small_tokenizer("chatml with calls")
     sequence = encode_chat(tokenizer, CHAT, TOOLS)
-    text = painted_text(tokenizer, sequence)
+    text = paint_text(tokenizer, sequence)
     underlined = "".join(text.plain[span.start : span.end] for span in text.spans if "underline" in str(span.style))
     assert underlined.replace("⏎", "") == tokenizer.decode(sequence.ids[sequence.mask])
     console = Console(record=True, width=200, force_terminal=True, file=io.StringIO())

@@ -79,7 +79,8 @@ class Pool:
         rest = iter(tasks)
         first = list(islice(rest, 2))
         if self.num_workers < 2 or len(first) < 2:
-            yield from (function(task) for task in chain(first, rest))
+            for task in chain(first, rest):
+                yield function(task)
             return
         work = _Work(function, self.num_workers, self.max_retries)
         try:

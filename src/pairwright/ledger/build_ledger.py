@@ -16,7 +16,7 @@ from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.run_status import FILE_NAME as STATUS
 from pairwright.ledger.run_status import read_status
-from pairwright.ledger.trained import FILE_NAME, HELD_OUT, TRAINED, digest_of, trained_turns
+from pairwright.ledger.trained import FILE_NAME, HELD_OUT, TRAINED, digest_of, split_turns
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.outcomes import source_tables
@@ -26,7 +26,7 @@ from pairwright.records.experience import Experience, Kind
 from pairwright.records.grouping import conversation_of
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
-from pairwright.tokens.recorded import response_mask, spans_of_mask
+from pairwright.tokens.recorded import find_mask_spans, response_mask
 from pairwright.tokens.stage.cache import read_sequences
 from pairwright.tokens.stage.stage import encode_source
 
@@ -80,7 +80,7 @@ def count_tokens(
             answer = answers.get((uid, side))
             if answer is None or answer.is_recorded:
                 continue
-            for turn in trained_turns(sequence.ids, sequence.mask, sequence.message_index):
+            for turn in split_turns(sequence.ids, sequence.mask, sequence.message_index):
                 if turn.turn in answer.turns:
                     answer.turns[turn.turn] = turn.tokens
 
@@ -109,7 +109,7 @@ def _answer(
     turns = [num_prompt + number for number, message in enumerate(messages) if message.is_generated] or [-1]
     if ids is None or mask is None:
         return Answer(row, is_scored, dict.fromkeys(turns))
-    spans = spans_of_mask(mask).tolist()
+    spans = find_mask_spans(mask).tolist()
     if len(spans) != len(turns):  # which span is whose is not known: all sampled tokens together
         return Answer(row, is_scored, {-1: int(mask.sum())}, {-1: digest_of(ids[mask])})
     named = list(zip(turns, spans, strict=True))
@@ -178,10 +178,13 @@ class TurnRow(NamedTuple):
 
 
 def account(
-    channel: str, answers: dict[Key, Answer], rows: Iterable[TurnRow], unheld: Callable[[Key, Answer, str | None], str]
+    channel: str,
+    answers: dict[Key, Answer],
+    rows: Iterable[TurnRow],
+    name_fate: Callable[[Key, Answer, str | None], str],
 ) -> Account:
-    """Give every turn its fate. `unheld(key, answer, refusal)` names the fate of turns that the channel does not hold;
-    `refusal` is why an item of the answer could not be encoded."""
+    """Give every turn its fate. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
+    hold; `refusal` is why an item of the answer could not be encoded."""
     best: dict[tuple[Key, int], TurnRow] = {}
     refused: dict[Key, str] = {}
     drawn = num_recorded = num_as_sampled = 0
@@ -216,7 +219,7 @@ def account(
             total.turns += 1
             total.tokens += tokens or 0
             if held is None:
-                enter(unheld(key, answer, refused.get(key)), tokens)
+                enter(name_fate(key, answer, refused.get(key)), tokens)
                 continue
             enter(held.fate, held.tokens)
             if tokens is not None and tokens > held.tokens:
@@ -286,43 +289,46 @@ def build_ledger(
         if encode and any(None in answer.turns.values() for answer in answers.values()):
             options = TokensConfig(**status.tokens, tokenizer=str(inputs["tokenizer"]))
             count_tokens(answers, tables, options, folder / "ledger", progress)
-        one = _paired(str(channel), own, answers, inputs["pairs"]) if is_paired else _runs(str(channel), own, answers)
+        if is_paired:
+            one = _account_for_pairs(str(channel), own, answers, inputs["pairs"])
+        else:
+            one = _account_for_runs(str(channel), own, answers)
         one.loss_tokens = status.trained_tokens.get(str(channel), 0)
         ledger.accounts.append(one)
     return ledger
 
 
-def _paired(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:
+def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer], pairs: Path) -> Account:
     """A channel that trains pairs: answers are found by the lineage of the sides."""
-    sides = _sides(pairs, answers)
+    sides = _find_sides(pairs, answers)
     on_a_side = {key for keys in sides.values() for key, _ in keys}
     reasons: dict[str, str | None] = {}
     if (pairs / OUTCOMES).is_file():
         reasons = dict(pl.read_parquet(pairs / OUTCOMES, columns=["uid", "reason"]).iter_rows())
 
     def turn_rows() -> Iterator[TurnRow]:
-        for name, side, turn, tokens, times, fate, digest in _columns(rows):
+        for name, side, turn, tokens, times, fate, digest in _iterate_rows(rows):
             both = sides.get(name, ())
             for number, (key, shift) in enumerate(both):
                 if side == ("chosen", "rejected")[number] or (not side and turn is None):
                     place = turn if turn is None or turn < 0 else turn + shift
                     yield TurnRow(key, place, tokens, times, fate, digest)
 
-    def unheld(key: Key, answer: Answer, refusal: str | None) -> str:
+    def name_fate(key: Key, answer: Answer, refusal: str | None) -> str:
         if refusal is not None:
             return refusal
         if key in on_a_side:
             return "not compared by its pairs" if channel == "dpo" else "not chosen"
         return f"not paired: {reasons.get(answer.row) or 'the same record again'}"
 
-    return account(channel, answers, turn_rows(), unheld)
+    return account(channel, answers, turn_rows(), name_fate)
 
 
-def _runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Account:
+def _account_for_runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Account:
     """A channel that trains the runs of a table."""
     held = set(rows.filter(pl.col("turn").is_not_null())["id"].to_list())
 
-    def unheld(key: Key, answer: Answer, refusal: str | None) -> str:
+    def name_fate(key: Key, answer: Answer, refusal: str | None) -> str:
         if refusal is not None:
             return refusal
         if channel == "sdpo":
@@ -331,19 +337,19 @@ def _runs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answer]) -> Accou
             return CUT
         return FILTERED if answer.is_scored or channel == "sft" else "unscored"
 
-    turn_rows = (TurnRow((name, ""), *rest) for name, _, *rest in _columns(rows))
-    return account(channel, answers, turn_rows, unheld)
+    turn_rows = (TurnRow((name, ""), *rest) for name, _, *rest in _iterate_rows(rows))
+    return account(channel, answers, turn_rows, name_fate)
 
 
-def _columns(rows: pl.DataFrame) -> Iterator[Any]:
+def _iterate_rows(rows: pl.DataFrame) -> Iterator[Any]:
     return rows.select("id", "side", "turn", "tokens", "times", "fate", "digest").iter_rows()
 
 
-def _sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
+def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key, int], tuple[Key, int]]]:
     """For each pair, the answers of its two sides. A pair across groups has the prompt of its chosen side: messages of
     the other side stand at other positions than in its experience, by the shift beside it."""
     columns = ["id", "chosen_uid", "rejected_uid", "across_groups"]
-    found: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
+    sides: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
     for batch in pair_batches(pairs, columns):
         for name, chosen, rejected, is_across in pl.DataFrame(batch).iter_rows():
             keys = [(uid, side) if (uid, side) in answers else (uid, "") for uid, side in
@@ -351,5 +357,5 @@ def _sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tuple[Key
             shift = 0
             if is_across and all(key in answers for key in keys):
                 shift = min(answers[keys[1]].turns) - min(answers[keys[0]].turns)
-            found[name] = ((keys[0], 0), (keys[1], shift))
-    return found
+            sides[name] = ((keys[0], 0), (keys[1], shift))
+    return sides

@@ -53,10 +53,10 @@ class Turn(NamedTuple):
     digest: int
 
 
-def trained_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]:
+def split_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]:
     """The trained tokens of a sequence by turn, in order; an answer whose messages are unknown is one turn, -1.
 
-    >>> turns = trained_turns(np.array([5, 6, 7, 8]), np.array([0, 1, 1, 1], bool), np.array([-1, 1, 1, 3]))
+    >>> turns = split_turns(np.array([5, 6, 7, 8]), np.array([0, 1, 1, 1], bool), np.array([-1, 1, 1, 3]))
     >>> [(turn.turn, turn.tokens) for turn in turns]
     [(1, 2), (3, 1)]
     """
@@ -88,7 +88,7 @@ def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None
 
 
 def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
-    for name, reason in channel.refused.items():
+    for name, reason in channel.refusals.items():
         yield {"channel": channel.name, "id": name, "side": "", "tokens": 0, "times": 0, "fate": f"refused: {reason}"}
     times = np.zeros(channel.num_items, np.int64)  # how often each item was drawn
     for step in range(num_steps):
@@ -96,9 +96,9 @@ def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
     held_out = set(channel.validation.tolist())
     for item in range(channel.num_items):
         num_times = int(times[item])
-        for held in channel.held(item):
+        for held in channel.list_held(item):
             fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
-            for turn in trained_turns(held.ids, held.mask, held.message_index):
+            for turn in split_turns(held.ids, held.mask, held.message_index):
                 yield {
                     "channel": channel.name, "id": held.id, "side": held.side, "times": num_times, "fate": fate,
                     **turn._asdict(),

@@ -81,8 +81,8 @@ def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = 
     rewards_N = torch.cat([*rewards])
     group_N = group_S.repeat_interleave(torch.tensor([len(run) for run in rewards]))
     rewarded_K = rewards_N.nonzero().flatten()
-    found = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
-    values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), found.values_S)
+    advantages = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
+    values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), advantages.values_S)
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]
 
 

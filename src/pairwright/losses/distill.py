@@ -70,7 +70,7 @@ def distill_loss(
     student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
     teacher_logps_KV = torch.log_softmax(teacher_KV / options.temperature, -1).clamp(min=MIN_LOGP)
     if options.top_k is not None and options.top_k < student_KV.shape[-1]:
-        student_logps_KV, teacher_logps_KV = _bucketed(student_logps_KV, teacher_logps_KV, options)
+        student_logps_KV, teacher_logps_KV = _bucket_tail(student_logps_KV, teacher_logps_KV, options)
     divergence_K = generalised_jsd(student_logps_KV, teacher_logps_KV, options.beta)
     loss_K, num_clipped = divergence_K, 0
     if options.token_clip is not None:
@@ -86,7 +86,7 @@ def _kl(first_Kk: Tensor, second_Kk: Tensor) -> Tensor:
     return (first_Kk.exp() * (first_Kk - second_Kk)).sum(-1)
 
 
-def _bucketed(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
+def _bucket_tail(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the k likeliest tokens of one of the two, and in a last column log(1 − Σp) of the rest.
 
     The rest is summed up itself, in logarithms: 1 − Σp would be rounding where the k tokens have nearly everything.

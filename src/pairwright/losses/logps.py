@@ -184,7 +184,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         stats_3N = logps_N.new_empty(3, len(hidden_NH) if head.with_stats else 0)
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
-        kept = None
+        last_chunk = None
         for chunk in _chunks(len(hidden_NH), head.chunk_size):
             logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, head)
             logps_CV = _log_softmax(logits_CV)
@@ -196,10 +196,10 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
                 grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
                 grads_NH[chunk] = grads_CV.to(weight_VH.dtype) @ weight_VH
             elif grad and chunk.stop == len(hidden_NH):
-                kept = (logps_CV, slope_CV)
+                last_chunk = (logps_CV, slope_CV)
             del logps_CV, slope_CV
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
-        ctx.head, ctx.kept = head, kept
+        ctx.head, ctx.last_chunk = head, last_chunk
         ctx.mark_non_differentiable(stats_3N)
         return logps_N, stats_3N
 
@@ -215,13 +215,14 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):
-            kept, ctx.kept = ctx.kept, None  # overwritten below: a second backward pass computes it again
-            if kept is None:
+            # Overwritten below, so it is used once: a second backward pass computes it again.
+            last_chunk, ctx.last_chunk = ctx.last_chunk, None
+            if last_chunk is None:
                 logits_CV, slope_CV = _logits_chunk(hidden_NH[chunk], weight_VH, bias_V, ctx.head)
-                kept = _log_softmax(logits_CV), slope_CV
+                last_chunk = _log_softmax(logits_CV), slope_CV
                 del logits_CV
-            logps_CV, slope_CV = kept
-            del kept
+            logps_CV, slope_CV = last_chunk
+            del last_chunk
             grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], ctx.head).mul_(grad_N[chunk, None])
             if bias_grad is not None:
                 bias_grad += grads_CV.sum(0)

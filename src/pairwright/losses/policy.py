@@ -67,10 +67,10 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
     ε_h ≠ ε_l is DAPO's clip-higher (Yu et al. 2025, eq. 8). `max_ratio` bounds ρ itself where A < 0 (dual clip, Ye et
     al. 2020), where the minimum does not.
     """
-    kept_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
+    clipped_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
     if options.max_ratio is not None:
         ratio_N = ratio_N.clamp(max=options.max_ratio)
-    return -torch.minimum(ratio_N * advantages_N, kept_N * advantages_N)
+    return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
 
 
 def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyTerms) -> Tensor:

@@ -162,8 +162,8 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     """Both sides' scores, with 0 in place of an empty pair's, so that its gradient is 0 and not NaN."""
     chosen_B, rejected_B = logps.chosen_B, logps.rejected_B
     if loss.needs_reference:
-        chosen_B = chosen_B - _given(name, "ref_chosen_B", logps.ref_chosen_B)
-        rejected_B = rejected_B - _given(name, "ref_rejected_B", logps.ref_rejected_B)
+        chosen_B = chosen_B - _require(name, "ref_chosen_B", logps.ref_chosen_B)
+        rejected_B = rejected_B - _require(name, "ref_rejected_B", logps.ref_rejected_B)
     average = loss.always_averages or options.preference_average_log_probs
     chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
     rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
@@ -171,8 +171,8 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
     gap_B = zeros_B
     if loss.needs_margin or options.use_margin:
-        given_B = _given(name, "margin_B", logps.margin_B)
-        gap_B = torch.where(full_B, options.margin_scale * given_B.to(zeros_B.dtype), zeros_B)
+        reward_gap_B = _require(name, "margin_B", logps.margin_B)
+        gap_B = torch.where(full_B, options.margin_scale * reward_gap_B.to(zeros_B.dtype), zeros_B)
     margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
     point = logps.reference_point
     return Scores(
@@ -181,7 +181,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
         margin_B=margin_B + gap_B if options.use_margin else margin_B,
         gap_B=gap_B,
         nll_B=-chosen_B,
-        reference_point=_given(name, "reference_point", point).detach() if loss.needs_reference_point else zeros_B,
+        reference_point=_require(name, "reference_point", point).detach() if loss.needs_reference_point else zeros_B,
     )
 
 
@@ -189,7 +189,7 @@ def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
     return values_B / num_B.clamp(min=1) if average else values_B
 
 
-def _given(name: str, field: str, value: Tensor | None) -> Tensor:
+def _require(name: str, field: str, value: Tensor | None) -> Tensor:
     if value is None:
         raise ConfigError(f"{field}: {name} needs it and the batch has none")
     return value

@@ -26,12 +26,12 @@ from pairwright.tokens.batch.combine import Collator, CombineOptions, Trace
 from pairwright.tokens.encode import encode_chat
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pair, encode_pairs, truncate_pair
 from pairwright.tokens.encode_turns import encode_turns
-from pairwright.tokens.hints import HINTS, Hint, find_sites, hints_for
+from pairwright.tokens.hints import HINTS, Hint, find_hints, find_sites
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
-from pairwright.tokens.stage.preview import html_page, painted_text
+from pairwright.tokens.stage.preview import html_page, paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillation,
@@ -56,6 +56,6 @@ __all__ = [
     "TreeBatch", "as_torch", "buckets", "chat_tokenizer", "check_template", "collate_distill", "collate_policy",
     "collate_preference", "collate_trees", "encode_chat", "encode_distillation", "encode_distillations",
     "encode_experience", "encode_pair", "encode_pairs",
-    "encode_recorded", "encode_turns", "find_sites", "hints_for", "html_page", "pack", "painted_text", "truncate",
+    "encode_recorded", "encode_turns", "find_hints", "find_sites", "html_page", "pack", "paint_text", "truncate",
     "truncate_distillation", "truncate_pair",
 ]  # fmt: skip

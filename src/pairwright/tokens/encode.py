@@ -2,7 +2,7 @@
 
 Invariants of what `encode_chat` returns: the ids are those of `apply_chat_template`; the mask is exactly what the
 model generated in each trained turn, from the end of what inference would have been given to the stop token, with it.
-Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: text.py.
+Where that cannot be had, a Refusal names the turn and the reason. Raw text has no template: plain_text.py.
 
 >>> from tokenizers import Tokenizer, models, pre_tokenizers
 >>> words = {"hi": 0, "hello": 1, "ok": 2}
@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.tokens.message_dialect import adapted_chat
+from pairwright.tokens.message_dialect import adapt_chat
 from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
@@ -85,14 +85,14 @@ def encode_chat(
             ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
         )
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     refuse_dropped(located.dropped, allow=allow_dropped)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
 
 
-def prepared(
+def prepare_chat(
     tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None, *, allow_images: bool = False
 ) -> tuple[Chat, list[int]]:
     """Messages in the form that the template takes, and which of them the model generated."""
@@ -102,7 +102,7 @@ def prepared(
     if len(records) == len(messages):
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
-        chat = adapted_chat(tokenizer, records, tools)
+        chat = adapt_chat(tokenizer, records, tools)
         refuse_media(chat, allow=allow_images)
         return chat, [index for index, record in enumerate(records) if record.is_generated]
     chat = plain_chat([message for message in messages if not isinstance(message, Message)])
@@ -124,12 +124,12 @@ def encode_located(
     """Encode a conversation whose regions are known."""
     rendered, regions = located.rendered, located.regions
     encoded, num_controls = encode_text(tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens)
-    mask, message_index, paint = painted(encoded, rendered, regions, chat)
-    report = checked_report(tokenizer, tools, encoded, located, num_controls=num_controls)
+    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat)
+    report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
 
-def checked_report(
+def build_report(
     tokenizer: ChatTokenizer, tools: list[Json] | None, encoded: Encoded, located: Located, *, num_controls: int = 0
 ) -> Report:
     """What there is to say about a sequence, after the last checks on its tokens."""
@@ -151,24 +151,27 @@ def checked_report(
     )
 
 
-def painted(
+def paint_tokens(
     encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat
 ) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
     """Mask, message and paint of every token, by where its text comes from."""
     size = len(encoded.ids)
     message_index = np.full(size, -1, dtype=np.int32)
     paint = np.zeros(size, dtype=np.int8)
-    generated = np.full(size, Paint.GENERATED, dtype=np.int8)
+    generated = np.full(size, Paint.GENERATED, dtype=np.int8)  # the paint that each token has if it is trained
     mask = np.zeros(size, dtype=bool)
     pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
     roles = [_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat]
+    # Tokens low..high overlap the characters of a piece. `reach` and `starts` never decrease, so both ends are found
+    # by bisection: the first token that reaches past the start, and the first one that starts at the end or later.
     lows = np.searchsorted(encoded.reach, np.array([piece.start for piece in pieces], np.int32), side="right")
     highs = np.searchsorted(encoded.starts, np.array([piece.end for piece in pieces], np.int32), side="left")
     for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
         message_index[low:high] = message  # a token with text of two pieces is the later one's
         paint[low:high] = roles[message]
         generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
-    for region, low, high in zip(regions, *spans_of(encoded, regions), strict=True):
+    # Regions come last: what they cover is the turn's, whichever piece wrote its text.
+    for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
         paint[low:high] = generated[low:high]
@@ -177,16 +180,17 @@ def painted(
     return mask, message_index, paint
 
 
-def spans_of(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list[int]]:
+def find_spans(encoded: Encoded, regions: list[Region]) -> tuple[list[int], list[int]]:
     """The tokens that overlap each region: the first of them, and the one after the last.
 
     A control token that began before the region and only swallowed white space of it is not one of them.
     """
+    # (R, 2) character offsets of the regions; bisection as in `paint_tokens`.
     edges = np.array([(region.start, region.end) for region in regions], dtype=np.int32).reshape(-1, 2)
     lows = np.searchsorted(encoded.reach, edges[:, 0], side="right")
     highs = np.searchsorted(encoded.starts, edges[:, 1], side="left")
     size = len(encoded.ids)
-    first = np.minimum(lows, max(size - 1, 0))
+    first = np.minimum(lows, max(size - 1, 0))  # a valid index also for a region after the last token
     if size:
         lows = lows + ((lows < highs) & (encoded.starts[first] < edges[:, 0]) & encoded.is_control[first])
     return lows.tolist(), np.maximum(lows, highs).tolist()
@@ -197,18 +201,19 @@ def _check_tokens(tokenizer: ChatTokenizer, encoded: Encoded, rendered: Rendered
     a token of its own."""
     merged = 0
     firsts: list[int] = []
-    for region, low, high in zip(regions, *spans_of(encoded, regions), strict=True):
+    for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
         if region.stop is not None and (low == high or encoded.ids[high - 1] != tokenizer.added[region.stop]):
             raise Refusal("no_stop", f"the stop {region.stop!r} is not a token of its own", message=region.message)
         if low == high:
             continue
-        outside = []
+        outside = []  # character ranges that tokens of the turn cover beyond its region
         if encoded.starts[low] < region.start:
             merged += 1
             outside.append((int(encoded.starts[low]), region.start))
         if encoded.ends[high - 1] > region.end:
             outside.append((region.end, int(encoded.ends[high - 1])))
         for below, above in outside:
+            # Pieces are sorted by start: only those between the two bisected positions can overlap the range.
             firsts = firsts or [piece.start for piece in rendered.pieces]
             for piece in rendered.pieces[max(bisect_left(firsts, below) - 1, 0) : bisect_left(firsts, above)]:
                 if piece.end > below and piece.start < piece.end and piece.message != region.message:

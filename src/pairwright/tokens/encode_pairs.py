@@ -4,11 +4,10 @@ Invariants: the first `prompt_length` ids of both sides are equal and untrained;
 completion, every generated turn of it trained, tool results not. The two sides are cut alike or not at all.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,21 +15,20 @@ import numpy as np
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, mark_generated
-from pairwright.tokens.encode import ControlTokens, Messages, checked_report, painted, prepared
-from pairwright.tokens.encode_turns import located_groups
+from pairwright.tokens.encode import ControlTokens, Messages, build_report, paint_tokens, prepare_chat
+from pairwright.tokens.encode_turns import locate_groups
 from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
-from pairwright.tokens.recorded import EncodedSide, recorded_side, shared_prompt, without_stop
+from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_stop, encode_recorded_side
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, Verify
-from pairwright.tokens.spans.spelling import Part, encode_parts, escaped_controls, finished
+from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Encodings = dict[Part, tuple[Array, Array]]
-Found = TypeVar("Found")
-_AT_ONCE = 64
+_AT_ONCE = 64  # pairs that are rendered, then encoded, then masked together
 Name = Literal["chosen", "rejected"]
 SIDES: tuple[Name, Name] = ("chosen", "rejected")
 
@@ -79,14 +77,22 @@ def encode_pair(
 ) -> EncodedPair:
     """A prompt with its two completions. Each side starts at the end of what inference was given for the prompt."""
     pair = PairMessages(prompt, chosen, rejected, tools, sources, cut)
-    (found,) = encode_pairs(
-        tokenizer, [pair], recorded=recorded, max_length=max_length, truncation=truncation, keep_first=keep_first,
-        control_tokens=control_tokens, require_stop=require_stop, verify=verify, allow_dropped=allow_dropped,
+    (encoded,) = encode_pairs(
+        tokenizer,
+        [pair],
+        recorded=recorded,
+        max_length=max_length,
+        truncation=truncation,
+        keep_first=keep_first,
+        control_tokens=control_tokens,
+        require_stop=require_stop,
+        verify=verify,
+        allow_dropped=allow_dropped,
         allow_images=allow_images,
-    )  # fmt: skip
-    if isinstance(found, TokensError):
-        raise found
-    return found
+    )
+    if isinstance(encoded, TokensError):
+        raise encoded
+    return encoded
 
 
 def encode_pairs(
@@ -109,22 +115,43 @@ def encode_pairs(
     completion that several of them share is encoded once.
     """
     ready = chat_tokenizer(tokenizer)
-    draft_pair = partial(
-        _drafted, recorded=recorded, control_tokens=control_tokens, require_stop=require_stop, verify=verify,
-        allow_dropped=allow_dropped, allow_images=allow_images,
-    )  # fmt: skip
     source = iter(pairs)
     while group := list(islice(source, _AT_ONCE)):
-        drafts = [_attempt(draft_pair, ready, pair) for pair in group]
+        # Render and locate every pair of the group; one that is refused stands for itself.
+        drafts: list[_Draft | TokensError] = []
+        for pair in group:
+            try:
+                draft = _draft_pair(
+                    ready,
+                    pair,
+                    recorded=recorded,
+                    control_tokens=control_tokens,
+                    require_stop=require_stop,
+                    verify=verify,
+                    allow_dropped=allow_dropped,
+                    allow_images=allow_images,
+                )
+            except TokensError as error:
+                drafts.append(error)
+            else:
+                drafts.append(draft)
+        # Encode each distinct prompt and completion of the group once, in two batches.
         rendered = [side for draft in drafts if isinstance(draft, _Draft) for side in draft.rendered.values()]
         prompts = list(dict.fromkeys(side.prompt for side in rendered))
         tails = list(dict.fromkeys(side.tail for side in rendered))
         encodings = encode_parts(ready, prompts, continues=False), encode_parts(ready, tails, continues=True)
-        for draft in drafts:
-            found = _attempt(_encoded, ready, draft, *encodings) if isinstance(draft, _Draft) else draft
-            if isinstance(found, EncodedPair) and max_length is not None:
-                found = _attempt(partial(truncate_pair, keep_first=keep_first), found, max_length, truncation)
-            yield found
+        for item in drafts:
+            if isinstance(item, TokensError):
+                yield item
+                continue
+            try:
+                encoded = _encode_draft(ready, item, *encodings)
+                if max_length is not None:
+                    encoded = truncate_pair(encoded, max_length, truncation, keep_first=keep_first)
+            except TokensError as error:
+                yield error
+            else:
+                yield encoded
 
 
 def truncate_pair(
@@ -138,24 +165,24 @@ def truncate_pair(
     longest = max(len(pair.chosen), len(pair.rejected))
     if longest <= max_length:
         return pair
-    room = max_length - (longest - pair.prompt_length)
+    room = max_length - (longest - pair.prompt_length)  # tokens of the prompt that fit before the longer completion
     if truncation == "drop" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
     if truncation == "keep_start":
-        kept = np.arange(room)
+        positions = np.arange(room)
     else:
         first = np.arange(keep_first)
-        kept = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
+        positions = np.concatenate([first, np.arange(pair.prompt_length - (room - keep_first), pair.prompt_length)])
     return EncodedPair(
-        chosen=_keep(pair.chosen, kept, pair.prompt_length),
-        rejected=_keep(pair.rejected, kept, pair.prompt_length),
+        chosen=_keep(pair.chosen, positions, pair.prompt_length),
+        rejected=_keep(pair.rejected, positions, pair.prompt_length),
         prompt_length=room,
     )
 
 
-def _keep(side: Sequence, kept: Any, prompt_length: int) -> Sequence:
-    return side.take(np.concatenate([kept, np.arange(prompt_length, len(side))]))
+def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
+    return side.take(np.concatenate([positions, np.arange(prompt_length, len(side))]))
 
 
 class _Rendered(NamedTuple):
@@ -176,14 +203,7 @@ class _Draft(NamedTuple):
     encoded: dict[str, EncodedSide]
 
 
-def _attempt(step: Callable[..., Found], *arguments: Any) -> Found | TokensError:
-    try:
-        return step(*arguments)
-    except TokensError as error:
-        return error
-
-
-def _drafted(
+def _draft_pair(
     tokenizer: ChatTokenizer,
     pair: PairMessages,
     *,
@@ -194,6 +214,7 @@ def _drafted(
     allow_dropped: bool,
     allow_images: bool,
 ) -> _Draft:
+    """Render and locate both sides of a pair. Sides with recorded ids, and raw text, are encoded at once."""
     if not allow_images:
         _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
@@ -202,21 +223,29 @@ def _drafted(
     for name, completion, source, is_cut in sides:
         if source is not None and source.tokens is not None and recorded == "use":
             prompt, answer = _records(pair.prompt), _records(completion)
-            draft.encoded[name] = recorded_side(tokenizer, prompt, answer, source, name)
+            draft.encoded[name] = encode_recorded_side(tokenizer, prompt, answer, source, name)
             continue
         if is_text:
             sequence = _text_side(
                 tokenizer, pair.prompt, completion, control_tokens=control_tokens, require_stop=require_stop
             )
             start = int(np.argmax(sequence.mask))
-            draft.encoded[name] = EncodedSide(without_stop(sequence) if is_cut else sequence, start)
+            draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
-        located = _located_side(
-            tokenizer, pair.prompt, completion, draft.tools, require_stop=require_stop, verify=verify,
-            allow_images=allow_images,
-        )  # fmt: skip
-        refuse_dropped(located[1].dropped, allow=allow_dropped, where=f"{name}: ")
-        draft.rendered[name] = _Rendered(*located, *_parts(tokenizer, located[1], control_tokens), is_cut)
+        chat, generated = prepare_chat(tokenizer, [*pair.prompt, *completion], draft.tools, allow_images=allow_images)
+        first = len(pair.prompt)
+        turns = [index for index in generated if index >= first]
+        if not turns or turns[0] != first:
+            detail = "a completion starts with a message that the model generated"
+            raise Refusal("not_generated", detail, message=first)
+        groups = locate_groups(tokenizer, chat, draft.tools, turns, require_stop=require_stop, verify=verify)
+        if len(groups) > 1:
+            detail = "the template rewrites history within the completion: no one sequence is exact"
+            raise Refusal("context_differs", detail, message=first)
+        chat, located = groups[0]
+        refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
+        prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
+        draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)
     if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     return draft
@@ -254,66 +283,38 @@ def _text_side(
     )
 
 
-def _parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
+def _split_parts(tokenizer: ChatTokenizer, located: Located, control_tokens: ControlTokens) -> tuple[Part, Part]:
     """The prompt and the rest, each with the control tokens that are meant as text."""
+    # The first region starts where the prompt ends; positions in the rest count from there.
     text, cut = located.rendered.text, located.regions[0].start
-    escaped = escaped_controls(tokenizer, located.rendered, located.regions, control_tokens)
+    escaped = find_escaped_controls(tokenizer, located.rendered, located.regions, control_tokens)
     before = tuple((start, end) for start, end in escaped if start < cut)
     after = tuple((start - cut, end - cut) for start, end in escaped if start >= cut)
     return Part(text[:cut], before), Part(text[cut:], after)
 
 
-def _located_side(
-    tokenizer: ChatTokenizer,
-    prompt: Messages,
-    side: Messages,
-    tools: list[Json] | None,
-    *,
-    require_stop: bool,
-    verify: Verify,
-    allow_images: bool,
-) -> tuple[Chat, Located]:
-    chat, generated = prepared(tokenizer, [*prompt, *side], tools, allow_images=allow_images)
-    turns = [index for index in generated if index >= len(prompt)]
-    if not turns or turns[0] != len(prompt):
-        detail = "a completion starts with a message that the model generated"
-        raise Refusal("not_generated", detail, message=len(prompt))
-    groups = located_groups(tokenizer, chat, tools, turns, require_stop=require_stop, verify=verify)
-    if len(groups) > 1:
-        detail = "the template rewrites history within the completion: no one sequence is exact"
-        raise Refusal("context_differs", detail, message=turns[0])
-    return groups[0]
-
-
-def _encoded(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
+def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, tails: Encodings) -> EncodedPair:
+    """Join the ids of prompt and completion of each side, and mask them."""
     sides = dict(draft.encoded)
     for name, side in draft.rendered.items():
-        prompt = prompts[side.prompt]
-        sequence = _encoded_side(tokenizer, side, draft.tools, prompt, tails[side.tail])
-        sides[name] = EncodedSide(without_stop(sequence) if side.is_cut else sequence, len(prompt[0]))
+        located = side.located
+        (prompt_ids, prompt_offsets), (tail_ids, tail_offsets) = prompts[side.prompt], tails[side.tail]
+        # Offsets (N, 2) of the completion count from its own start: shift them to positions in the whole text.
+        start, size = located.regions[0].start, len(prompt_ids)
+        encoded = index_tokens(
+            tokenizer,
+            np.concatenate([prompt_ids, tail_ids]),
+            np.concatenate([prompt_offsets, tail_offsets + start]),
+            is_split=True,
+        )
+        # A control token of the prompt may have swallowed white space after it; it stays the prompt's.
+        encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
+        mask, message_index, paint = paint_tokens(encoded, located.rendered, located.regions, side.chat)
+        num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
+        report = build_report(tokenizer, draft.tools, encoded, located, num_controls=num_controls)
+        sequence = Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
+        sides[name] = EncodedSide(drop_stop(sequence) if side.is_cut else sequence, size)
     chosen, rejected = sides["chosen"], sides["rejected"]
-    prompt_length = shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start
+    # Two rendered sides have the same prompt ids; recorded ones may differ.
+    prompt_length = count_shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start
     return EncodedPair(chosen=chosen.sequence, rejected=rejected.sequence, prompt_length=prompt_length)
-
-
-def _encoded_side(
-    tokenizer: ChatTokenizer,
-    side: _Rendered,
-    tools: list[Json] | None,
-    prompt: tuple[Array, Array],
-    completion: tuple[Array, Array],
-) -> Sequence:
-    located = side.located
-    start, size = located.regions[0].start, len(prompt[0])
-    encoded = finished(
-        tokenizer,
-        np.concatenate([prompt[0], completion[0]]),
-        np.concatenate([prompt[1], completion[1] + start]),
-        is_split=True,
-    )
-    # A control token of the prompt may have swallowed white space after it; it stays the prompt's.
-    encoded.ends[:size] = np.minimum(encoded.ends[:size], start)
-    mask, message_index, paint = painted(encoded, located.rendered, located.regions, side.chat)
-    num_controls = len(side.prompt.escaped) + len(side.tail.escaped)
-    report = checked_report(tokenizer, tools, encoded, located, num_controls=num_controls)
-    return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)

@@ -9,12 +9,12 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_chat, encode_located, prepared
+from pairwright.tokens.encode import Boundaries, ControlTokens, Messages, encode_chat, encode_located, prepare_chat
 from pairwright.tokens.plain_text import is_raw_text
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
-from pairwright.tokens.spans.probes import Unfit, stitched
+from pairwright.tokens.spans.probes import Unfit, stitch_turn
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
@@ -41,9 +41,9 @@ def encode_turns(
         options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
         return [encode_chat(ready, messages, train_from=train_from, **options)]
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
-    groups = located_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
+    groups = locate_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
     return [
         encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
@@ -51,7 +51,7 @@ def encode_turns(
     ]
 
 
-def located_groups(
+def locate_groups(
     tokenizer: ChatTokenizer,
     chat: Chat,
     tools: list[Json] | None,
@@ -66,6 +66,7 @@ def located_groups(
     except Refusal as refusal:
         if refusal.reason not in _PER_TURN:
             raise
+    # One render is not exact for all turns: take groups from the end, each as large as one render allows.
     groups: list[tuple[Chat, Located]] = []
     left = list(turns)
     while left:
@@ -92,23 +93,25 @@ def last_group(
         finder = Finder(tokenizer, renderer, rendered, chat, tools)
         regions: list[Region] = []
         for turn in reversed(turns):
-            found = finder.find(turn, require_stop=require_stop)
-            if isinstance(found, Unfit):
+            region = finder.find(turn, require_stop=require_stop)
+            if isinstance(region, Unfit):
                 break
-            regions.insert(0, found)
+            regions.insert(0, region)
+        # Verification may fail for the earliest turns only: drop them one by one until the rest is exact.
         while regions:
             try:
-                return finder.located(regions, verify=verify)
+                return finder.verify_regions(regions, verify=verify)
             except Refusal:
                 regions = regions[1:]
     except TemplateError as error:
         raise Refusal("template_error", str(error), message=turns[-1]) from None
-    return _stitched(tokenizer, chat, tools, require_stop=require_stop)
+    # Not even the last turn alone: join the rendered prompt and the rendered turn.
+    return _locate_stitched(tokenizer, chat, tools, require_stop=require_stop)
 
 
-def _stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+def _locate_stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
     turn = len(chat) - 1
-    result = stitched(tokenizer, tokenizer.renderer(tools), chat, tools)
+    result = stitch_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
     if isinstance(result, Unfit):
         raise Refusal(result.reason, result.detail, message=turn)
     rendered, start, end, stop = result

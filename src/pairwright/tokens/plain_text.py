@@ -5,7 +5,7 @@
 
 The prompt is encoded as the tokenizer encodes a text, its BOS token once: text that was templated already begins with
 it. Each completion is encoded apart and continues these ids. The EOS token follows it unless it ends with a stop token;
-`without_stop` takes it away where the answer was cut short. These are the ids of TRL's DPOTrainer for its standard
+`drop_stop` takes it away where the answer was cut short. These are the ids of TRL's DPOTrainer for its standard
 rows, except where a token would merge across the end of the prompt: there TRL leaves the end of the prompt out, here
 the prompt stays what inference is given.
 """
@@ -52,14 +52,15 @@ def encode_raw_text(
     if not len(spans[0].ids):
         detail = "no prompt, and no BOS token in its place: nothing stands before the first token"
         raise Refusal("not_generated", detail, message=first)
+    # Then each message by itself, continuing the ids before it.
     last, stop = len(messages) - 1, None
     for number in range(first, len(messages)):
         text, paint = messages[number].text, Paint.TEXT
         if trained[number]:
             paint = Paint.GENERATED
             if number == last:
-                text, stop = _with_stop(tokenizer, messages[number], require_stop=require_stop, number=number)
-        part = Part(text, () if trained[number] else _escaped(tokenizer, text, control_tokens, number))
+                text, stop = _add_stop(tokenizer, messages[number], require_stop=require_stop, number=number)
+        part = Part(text, () if trained[number] else _find_escaped(tokenizer, text, control_tokens, number))
         ids, _ = encode_parts(tokenizer, [part], continues=True)[part]
         spans.append(_Span(ids, np.full(len(ids), number, np.int32), np.full(len(ids), paint, np.int8)))
     if stop is not None:
@@ -90,10 +91,11 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
     """What inference is given: the special tokens before a text, then the text of all messages of the prompt."""
     texts = [message.text for message in messages]
     escaped: list[tuple[int, int]] = []
+    # ends[n]: where the text of message n ends in the joined prompt; a token belongs to the message it starts in.
     ends = np.cumsum([len(text) for text in texts], dtype=np.int32)
     for number, text in enumerate(texts):
         start = int(ends[number]) - len(text)
-        escaped += [(low + start, high + start) for low, high in _escaped(tokenizer, text, controls, number)]
+        escaped += [(low + start, high + start) for low, high in _find_escaped(tokenizer, text, controls, number)]
     part = Part("".join(texts), tuple(escaped))
     ids, offsets = encode_parts(tokenizer, [part], continues=False)[part]
     before = _special_prefix(tokenizer)
@@ -110,6 +112,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
 def _special_prefix(tokenizer: ChatTokenizer) -> Array:
     """The special tokens that the tokenizer puts before a text, such as BOS."""
     if "special_prefix" not in tokenizer.learnt:
+        # Special tokens before the first that is none.
         encoding = tokenizer.backend.encode("a", add_special_tokens=True)
         number = encoding.special_tokens_mask.index(0) if 0 in encoding.special_tokens_mask else 0
         tokenizer.learnt["special_prefix"] = np.array(encoding.ids[:number], dtype=np.int32)
@@ -117,9 +120,7 @@ def _special_prefix(tokenizer: ChatTokenizer) -> Array:
     return prefix
 
 
-def _with_stop(
-    tokenizer: ChatTokenizer, message: Message, *, require_stop: bool, number: int
-) -> tuple[str, str | None]:
+def _add_stop(tokenizer: ChatTokenizer, message: Message, *, require_stop: bool, number: int) -> tuple[str, str | None]:
     """The text with the stop token after it, and that token; None where it may end without one."""
     text = message.text
     own = next((token for token in sorted(tokenizer.eos) if text.endswith(token)), None)
@@ -131,7 +132,7 @@ def _with_stop(
     return text + (eos or ""), eos
 
 
-def _escaped(tokenizer: ChatTokenizer, text: str, controls: Controls, number: int) -> tuple[tuple[int, int], ...]:
+def _find_escaped(tokenizer: ChatTokenizer, text: str, controls: Controls, number: int) -> tuple[tuple[int, int], ...]:
     """Where text that was not generated spells a control token that is to be encoded as text."""
     if controls == "keep":
         return ()

@@ -16,13 +16,13 @@ from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message
-from pairwright.tokens.encode import Messages, painted, prepared
+from pairwright.tokens.encode import Messages, paint_tokens, prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.dropped import count_media, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, Region, locate
-from pairwright.tokens.spans.spelling import Encoded, continuation, finished
+from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CONTENT
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
@@ -44,12 +44,12 @@ def encode_experience(
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
     if experience.tokens is not None and recorded == "use":
-        sequences = [sequence_of_arrays(chat_tokenizer(tokenizer), experience)]
+        sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
     else:
         prompt, completion = conversation_of(experience)
         tools = list(experience.tools) or None
         sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
-        sequences = [*sequences[:-1], without_stop(sequences[-1])] if is_cut(experience) else sequences
+        sequences = [*sequences[:-1], drop_stop(sequences[-1])] if is_cut(experience) else sequences
     num_images = count_media(experience)
     return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
 
@@ -63,9 +63,9 @@ def is_cut(experience: Experience) -> bool:
     return experience.truncate_status == "response_truncated"
 
 
-def without_stop(sequence: Sequence) -> Sequence:
+def drop_stop(sequence: Sequence) -> Sequence:
     """A rendered sequence that ends where its last turn was cut: the template's stop token, and what follows it, go."""
-    trained = np.flatnonzero(sequence.mask)
+    trained = np.flatnonzero(sequence.mask)  # the last one is the stop of the last turn, if that has one
     if not len(trained) or sequence.paint[trained[-1]] != Paint.STOP:
         return sequence
     end, turn = int(trained[-1]), int(sequence.message_index[trained[-1]])
@@ -73,10 +73,10 @@ def without_stop(sequence: Sequence) -> Sequence:
     return msgspec.structs.replace(sequence.take(np.arange(end)), report=report)
 
 
-def recorded_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
+def split_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
     """What was sampled in each turn of a recorded sequence, by message."""
     turns = {}
-    for start, end in spans_of_mask(sequence.mask).tolist():
+    for start, end in find_mask_spans(sequence.mask).tolist():
         turn = int(sequence.message_index[start])
         if turn < 0:
             raise Refusal("recorded_ids", "the sampled spans are not one a turn, so no turn has ids of its own")
@@ -85,17 +85,17 @@ def recorded_turns(sequence: Sequence) -> dict[int, RecordedTurn]:
     return turns
 
 
-def sequence_of_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
+def build_from_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Sequence:
     """An experience's own tokens."""
     assert experience.tokens is not None
     assert experience.prompt_length is not None
-    return sequence_of(
+    return build_sequence(
         tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
         experience.logprobs, *conversation_of(experience),
     )  # fmt: skip
 
 
-def sequence_of(
+def build_sequence(
     tokenizer: ChatTokenizer,
     ids: Array,
     prompt_length: int,
@@ -108,6 +108,7 @@ def sequence_of(
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(tokenizer.is_control):
         detail = f"ids up to {int(ids.max())} were recorded with another tokenizer: this one has fewer"
         raise Refusal("recorded_ids", detail)
+    # The recorded arrays are of the response alone: spread them over the whole sequence.
     mask = np.zeros(len(ids), dtype=bool)
     mask[prompt_length:] = response_mask(len(ids) - prompt_length, action_mask)
     if not mask.any():
@@ -117,13 +118,14 @@ def sequence_of(
         logprobs = np.zeros(len(ids), dtype=np.float32)
         logprobs[prompt_length:] = response_logprobs
     message_index = np.full(len(ids), -1, dtype=np.int32)
-    spans = spans_of_mask(mask)
+    # One masked span for each generated message: only then does each span have a message.
+    spans = find_mask_spans(mask)
     generated = [len(prompt) + number for number, message in enumerate(completion) if message.is_generated]
     if len(generated) == len(spans):
         for (start, stop), message in zip(spans, generated, strict=True):
             message_index[start:stop] = message
     paint = np.where(mask, Paint.GENERATED, Paint.TEMPLATE).astype(np.int8)
-    differs = _turns_with_other_text(tokenizer, ids[mask], len(prompt), completion)
+    differs = _find_edited_turns(tokenizer, ids[mask], len(prompt), completion)
     report = Report(source="recorded", num_turns=len(spans), text_differs=differs)
     return Sequence(ids=ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report)
 
@@ -133,13 +135,14 @@ def response_mask(length: int, action_mask: Array | None) -> Array:
     return np.ones(length, bool) if action_mask is None else action_mask.astype(bool)
 
 
-def spans_of_mask(mask: Array) -> Array:
+def find_mask_spans(mask: Array) -> Array:
     """The runs of trained tokens, as (start, stop)."""
+    # The mask with a 0 at both ends changes at every start and every stop, in turns.
     edges: Array = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
     return edges.reshape(-1, 2)
 
 
-def _turns_with_other_text(
+def _find_edited_turns(
     tokenizer: ChatTokenizer, generated: Array, num_prompt: int, completion: Items[Message]
 ) -> tuple[int, ...]:
     """Generated messages whose text the ids do not spell: edited since. Where none is spelled, it is a Refusal: the ids
@@ -149,6 +152,7 @@ def _turns_with_other_text(
         for number, message in enumerate(completion)
         if message.is_generated and isinstance(message.content, str) and message.content.strip()
     }
+    # With control tokens and without: text may have lost those that were sampled.
     differing = tuple(texts)
     for skip_control in (False, True) if texts else ():
         spelling = tokenizer.decode(generated, skip_control=skip_control)
@@ -176,14 +180,14 @@ def encode_recorded(
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
-    return sequence_of_turns(ready, chat, schemas, located, recorded, added=added)
+    return build_from_turns(ready, chat, schemas, located, recorded, added=added)
 
 
-def sequence_of_turns(
+def build_from_turns(
     tokenizer: ChatTokenizer,
     chat: Chat,
     tools: list[Json] | None,
@@ -194,22 +198,24 @@ def sequence_of_turns(
 ) -> Sequence:
     """A located conversation with the recorded ids in the place of its turns."""
     text = located.rendered.text
+    # Template text between turns is encoded, turns are copied; regions shrink where a stop was not sampled.
     parts, regions, position = _Parts(), [], 0
     for region in located.regions:
         between = text[position : region.start]
-        ids, offsets = tokenizer.encode(between) if position == 0 else continuation(tokenizer, between)
-        parts.context(ids, offsets + position)
+        ids, offsets = tokenizer.encode(between) if position == 0 else encode_continuation(tokenizer, between)
+        parts.add_context(ids, offsets + position)
         turn = recorded[region.message]
-        position = _end_of_sample(tokenizer, region, turn)
-        parts.sampled(turn, region.message, region.start, position)
+        position = _find_sample_end(tokenizer, region, turn)
+        parts.add_sampled(turn, region.message, region.start, position)
         regions.append(region._replace(end=position))
     if position < len(text):
-        ids, offsets = continuation(tokenizer, text[position:])
-        parts.context(ids, offsets + position)
-    encoded = finished(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
-    mask, message_index, paint = painted(encoded, located.rendered, regions, chat)
+        ids, offsets = encode_continuation(tokenizer, text[position:])
+        parts.add_context(ids, offsets + position)
+    encoded = index_tokens(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
+    mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat)
     for message, hint in (added or {}).items():
         _paint_hint(encoded, located, message, hint, paint)
+    # The mask by provenance has to be what was sampled, token by token.
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
@@ -222,7 +228,7 @@ def sequence_of_turns(
     )
 
 
-def _end_of_sample(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
+def _find_sample_end(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
     """Where the environment's text goes on: after the stop token, or with it where it was not sampled."""
     if region.stop is None or (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
         return region.end
@@ -247,16 +253,17 @@ class _Parts:
         self.logprobs: list[Array] = []
         self.has_logprobs = True
 
-    def context(self, ids: Array, offsets: Array) -> None:
+    def add_context(self, ids: Array, offsets: Array) -> None:
         self._add(ids, offsets, np.zeros(len(ids), dtype=np.float32), is_sampled=False)
 
-    def sampled(self, turn: RecordedTurn, message: int, start: int, end: int) -> None:
+    def add_sampled(self, turn: RecordedTurn, message: int, start: int, end: int) -> None:
         """Sampled ids cover the turn's text together: which id spells which part of it does not matter."""
         if turn.logprobs is not None and len(turn.logprobs) != len(turn.ids):
             detail = f"{len(turn.logprobs)} log-probabilities for {len(turn.ids)} ids"
             raise Refusal("recorded_ids", detail, message=message)
         self.has_logprobs &= turn.logprobs is not None
         logprobs = np.array(turn.logprobs or [0.0] * len(turn.ids), dtype=np.float32)
+        # All ids of the turn get the offsets of its whole text.
         offsets = np.tile(np.array([[start, max(end, start + 1)]], dtype=np.int32), (len(turn.ids), 1))
         self._add(np.array(turn.ids, dtype=np.int32), offsets, logprobs, is_sampled=True)
 
@@ -267,7 +274,7 @@ class _Parts:
         self.logprobs.append(logprobs)
 
 
-# The recorded ids of the sides of a pair: each side is what its model was given and then sampled, id by id.
+# Sides of pairs with recorded ids: the prompt that the model had, then what it sampled, id by id.
 
 
 class EncodedSide(NamedTuple):
@@ -277,7 +284,7 @@ class EncodedSide(NamedTuple):
     start: int
 
 
-def recorded_side(
+def encode_recorded_side(
     tokenizer: ChatTokenizer,
     prompt: Items[Message],
     completion: Items[Message],
@@ -291,13 +298,13 @@ def recorded_side(
     if canonical_messages(messages[:size]) != canonical_messages([*prompt, *completion]):
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded ids of other messages")
     if answer is None:
-        return _of_experience(tokenizer, source, own, len(prompt), size)
+        return _build_from_experience(tokenizer, source, own, len(prompt), size)
     if len(prompt) != len(own.prompt) or size != len(messages):
         raise Refusal("recorded_ids", f"the ids of {source.eid.uid} end elsewhere than the prompt and this side")
-    return EncodedSide(_of_preference(tokenizer, source, answer, own), len(_ids(source)))
+    return EncodedSide(_build_from_preference(tokenizer, source, answer, own), len(_ids(source)))
 
 
-def shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected: EncodedSide) -> int:
+def count_shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected: EncodedSide) -> int:
     """How many ids the two sides share before what is trained.
 
     The prompts of both must spell the same text. Their ids may differ, where turns that both runs sampled are part of
@@ -306,6 +313,7 @@ def shared_prompt(tokenizer: ChatTokenizer, chosen: EncodedSide, rejected: Encod
     left, right = (side.sequence.ids[: side.start] for side in (chosen, rejected))
     if np.array_equal(left, right):
         return chosen.start
+    # The first position where the prompts differ is how much they share.
     size = min(len(left), len(right))
     differ = np.flatnonzero(left[:size] != right[:size])
     shared = int(differ[0]) if len(differ) else size
@@ -320,26 +328,26 @@ def is_cut_side(source: Experience, side: Literal["chosen", "rejected"]) -> bool
     return (source if answer is None else answer).truncate_status == "response_truncated"
 
 
-def _of_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
+def _build_from_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
     assert side.tokens is not None
     ids = np.concatenate([_ids(source), side.tokens]).astype(np.int32)
     arrays = (len(_ids(source)), side.action_mask, side.logprobs)
-    return sequence_of(tokenizer, ids, *arrays, *own)
+    return build_sequence(tokenizer, ids, *arrays, *own)
 
 
-def _of_experience(
+def _build_from_experience(
     tokenizer: ChatTokenizer, source: Experience, own: Conversation, num_prompt: int, size: int
 ) -> EncodedSide:
     """The first `size` messages of an experience, compared from message `num_prompt` on: turns before are context."""
     assert source.prompt_length is not None
     ids = _ids(source).astype(np.int32)
     arrays = (source.prompt_length, source.action_mask, source.logprobs)
-    whole = sequence_of(tokenizer, ids, *arrays, *own)
+    whole = build_sequence(tokenizer, ids, *arrays, *own)
     messages = (*own.prompt, *own.completion)
     if num_prompt == len(own.prompt) and size == len(messages):
         return EncodedSide(whole, source.prompt_length)
     # One span of sampled tokens a generated message: only then is it known where a turn begins and ends.
-    spans = spans_of_mask(whole.mask)
+    spans = find_mask_spans(whole.mask)
     turns = [number for number in range(len(own.prompt), len(messages)) if messages[number].is_generated]
     if num_prompt < len(own.prompt):
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded a longer prompt: its turns have no ids of their own")
@@ -349,7 +357,7 @@ def _of_experience(
     end = int(spans[max(place for place, turn in enumerate(turns) if turn < size)][1])
     logprobs = None if whole.logprobs is None else whole.logprobs[start:end]
     parts = messages[:num_prompt], messages[num_prompt:size]
-    return EncodedSide(sequence_of(tokenizer, ids[:end], start, whole.mask[start:end], logprobs, *parts), start)
+    return EncodedSide(build_sequence(tokenizer, ids[:end], start, whole.mask[start:end], logprobs, *parts), start)
 
 
 def _ids(source: Experience) -> Array:

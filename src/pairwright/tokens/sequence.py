@@ -110,19 +110,19 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def num_trained(self) -> int:
         return int(self.mask.sum())
 
-    def take(self, kept: Array) -> "Sequence":
+    def take(self, positions: Array) -> "Sequence":
         """The tokens at these positions; what is left out is counted as truncated."""
         return Sequence(
-            ids=self.ids[kept],
-            mask=self.mask[kept],
-            message_index=self.message_index[kept],
-            paint=self.paint[kept],
-            logprobs=None if self.logprobs is None else self.logprobs[kept],
-            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(kept)),
+            ids=self.ids[positions],
+            mask=self.mask[positions],
+            message_index=self.message_index[positions],
+            paint=self.paint[positions],
+            logprobs=None if self.logprobs is None else self.logprobs[positions],
+            report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
         )
 
 
-# Sequences that are too long: cut between turns, never through one, and counted.
+# Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.
 
 Truncation = Literal["keep_start", "keep_end", "drop"]
 
@@ -150,14 +150,14 @@ def truncate(
     if truncation == "drop":
         raise Refusal("too_long", f"{length} tokens of at most {max_length}")
     if truncation == "keep_start":
-        stop = max_length
+        stop = max_length  # moved left until it is not inside a trained turn
         while stop > 0 and sequence.mask[stop - 1] and stop < length and _same_turn(sequence, stop):
             stop -= 1
-        kept = np.arange(stop)
+        positions = np.arange(stop)
     else:
         start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
-        kept = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
-    cut = sequence.take(kept)
+        positions = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
+    cut = sequence.take(positions)
     if not cut.mask.any():
         raise Refusal("too_long", f"{length} tokens; no trained turn fits into {max_length}")
     return cut
@@ -166,6 +166,7 @@ def truncate(
 def cut_position(sequence: Sequence, position: int, *, has_context: bool) -> int:
     """Where to cut the beginning off: the position, or the end of the trained turn that a cut there would run through.
     A turn right after the cut goes, too, unless something is kept before it: nothing would predict its first token."""
+    # A loop, not bisection: turns are short compared with sequences.
     while 0 < position < len(sequence) and (
         _same_turn(sequence, position) or (sequence.mask[position] and not has_context)
     ):

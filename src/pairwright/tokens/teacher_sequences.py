@@ -16,15 +16,15 @@ import numpy as np
 from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.tokens.encode import encode_located, prepared
-from pairwright.tokens.encode_turns import last_group, located_groups
-from pairwright.tokens.hints import Hint, addendum, with_hint
+from pairwright.tokens.encode import encode_located, prepare_chat
+from pairwright.tokens.encode_turns import last_group, locate_groups
+from pairwright.tokens.hints import Hint, add_hint, addendum
 from pairwright.tokens.recorded import (
     RecordedTurn,
-    recorded_turns,
-    sequence_of_arrays,
-    sequence_of_turns,
-    without_stop,
+    build_from_arrays,
+    build_from_turns,
+    drop_stop,
+    split_turns,
 )
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence, Truncation, cut_position
@@ -62,8 +62,8 @@ class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def targets(self) -> list[int]:
         """The hinted turns."""
-        found: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
-        return found
+        turns: list[int] = np.unique(self.student.message_index[self.student_index]).tolist()
+        return turns
 
 
 def encode_distillation(
@@ -111,27 +111,28 @@ def encode_distillations(
         raise Refusal("not_generated", "there is no hint to distil")
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepared(ready, messages, schemas, allow_images=allow_images)
+    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
     hinted = {hint.target: hint for hint in hints}
     if not any(turn in hinted for turn in turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
-    told = list(messages)
+    # The teacher reads the same conversation with each hint at the end of the message before its turn.
+    hinted_messages = list(messages)
     for hint in hints:
-        told[hint.target - 1] = with_hint(told[hint.target - 1], hint.text)
-    told_chat, _ = prepared(ready, told, schemas, allow_images=allow_images)
-    groups = located_groups(ready, chat, schemas, turns, require_stop=not recorded)
+        hinted_messages[hint.target - 1] = add_hint(hinted_messages[hint.target - 1], hint.text)
+    hinted_chat, _ = prepare_chat(ready, hinted_messages, schemas, allow_images=allow_images)
+    groups = locate_groups(ready, chat, schemas, turns, require_stop=not recorded)
     items = []
     for part, located in groups:
         if any(region.message in hinted for region in located.regions):
             located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
-            own = _student(
+            own = _build_student(
                 ready, part, schemas, located, recorded, student if len(groups) == 1 else None,
                 is_cut=is_cut and len(part) == len(chat),
             )  # fmt: skip
-            items.append(_item(ready, own, told_chat[: len(part)], schemas, located, hinted, recorded))
+            items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, hinted, recorded))
     return items
 
 
@@ -148,7 +149,7 @@ def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded:
     return located._replace(dropped=dropped, prompt_dropped=prompt_dropped)
 
 
-def _student(
+def _build_student(
     tokenizer: ChatTokenizer,
     chat: Chat,
     tools: list[Json] | None,
@@ -163,9 +164,9 @@ def _student(
         return student
     if recorded:
         sampled = {region.message: recorded[region.message] for region in located.regions}
-        return sequence_of_turns(tokenizer, chat, tools, located, sampled)
+        return build_from_turns(tokenizer, chat, tools, located, sampled)
     rendered = encode_located(tokenizer, chat, tools, located, boundaries="split")
-    return without_stop(rendered) if is_cut else rendered
+    return drop_stop(rendered) if is_cut else rendered
 
 
 def distill_experience(
@@ -184,30 +185,31 @@ def distill_experience(
     if experience.tokens is None or recorded == "ignore":
         start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
         return encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
-    student = sequence_of_arrays(tokenizer, experience)
-    turns = recorded_turns(student)
+    student = build_from_arrays(tokenizer, experience)
+    turns = split_turns(student)
     return encode(tokenizer, messages, hints, tools, recorded=turns, student=student)
 
 
-def _item(
+def _build_item(
     tokenizer: ChatTokenizer,
     student: Sequence,
-    told: Chat,
+    hinted_chat: Chat,
     tools: list[Json] | None,
     located: Located,
     hinted: Mapping[int, Hint],
     recorded: Mapping[int, RecordedTurn] | None,
 ) -> Distillation:
     turns = [region.message for region in located.regions]
+    # The teacher continues with the ids of the student: recorded, or those of its rendered sequence.
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
-    given = last_group(tokenizer, told, tools, turns, require_stop=False)
-    if [region.message for region in given.regions] != turns:
+    hinted_located = last_group(tokenizer, hinted_chat, tools, turns, require_stop=False)
+    if [region.message for region in hinted_located.regions] != turns:
         raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
-    added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(told)}
-    teacher = sequence_of_turns(tokenizer, told, tools, given, sampled, added=added)
-    return _aligned(student, teacher, [turn for turn in turns if turn in hinted])
+    added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(hinted_chat)}
+    teacher = build_from_turns(tokenizer, hinted_chat, tools, hinted_located, sampled, added=added)
+    return _align(student, teacher, [turn for turn in turns if turn in hinted])
 
 
 def truncate_distillation(
@@ -225,17 +227,19 @@ def truncate_distillation(
     if truncation == "drop":
         raise Refusal("too_long", f"{longest} tokens of at most {max_length}")
     sides = item.student, item.teacher
-    cut = _start_cut(sides, max_length, keep_first) if truncation == "keep_end" else _end_cut(sides, max_length)
+    # Positions that stay on each side, or None where nothing does.
+    cut = _cut_start(sides, max_length, keep_first) if truncation == "keep_end" else _cut_end(sides, max_length)
     if cut is not None:
-        student, teacher = (side.take(kept) for side, kept in zip(sides, cut, strict=True))
+        student, teacher = (side.take(positions) for side, positions in zip(sides, cut, strict=True))
         targets = [turn for turn in item.targets if _is_turn(student, turn).any()]
         if targets:
-            return _aligned(student, teacher, targets)
+            return _align(student, teacher, targets)
     raise Refusal("too_long", f"{longest} tokens; no hinted turn fits into {max_length}")
 
 
-def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
+def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: int) -> list[Array] | None:
     """The positions that stay when the beginning is cut."""
+    # Before the first hint student and teacher are equal; a cut inside that part is the same position in both.
     size = min(map(len, sides))
     differ = np.flatnonzero(sides[0].ids[:size] != sides[1].ids[:size])
     common = int(differ[0]) if len(differ) else size
@@ -243,14 +247,15 @@ def _start_cut(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
         return None
     first = np.arange(keep_first)
     start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
-    starts = [start, start] if start <= common else _after_a_turn(sides, max_length - keep_first)
+    starts = [start, start] if start <= common else _find_turn_cut(sides, max_length - keep_first)
     if starts is None:
         return None
     return [np.concatenate([first, np.arange(start, len(side))]) for start, side in zip(starts, sides, strict=True)]
 
 
-def _after_a_turn(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
+def _find_turn_cut(sides: tuple[Sequence, Sequence], room: int) -> list[int] | None:
     """The first turn after whose end both sides fit."""
+    # Turns are found in both sides by their message, wherever they stand.
     for turn in np.unique(sides[0].message_index[sides[0].mask]):
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if all(len(side) - end <= room for side, end in zip(sides, ends, strict=True)):
@@ -258,16 +263,17 @@ def _after_a_turn(sides: tuple[Sequence, Sequence], room: int) -> list[int] | No
     return None
 
 
-def _end_cut(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
+def _cut_end(sides: tuple[Sequence, Sequence], max_length: int) -> list[Array] | None:
     """The positions that stay when the end is cut: up to the last turn that fits on both sides."""
-    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:
+    for turn in np.unique(sides[0].message_index[sides[0].mask])[::-1]:  # from the last turn back
         ends = [int(np.flatnonzero(_is_turn(side, turn))[-1]) + 1 for side in sides]
         if max(ends) <= max_length:
             return [np.arange(end) for end in ends]
     return None
 
 
-def _aligned(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
+def _align(student: Sequence, teacher: Sequence, targets: list[int]) -> Distillation:
+    # Positions (K,) of the targets' trained tokens in both; equal in number, since the ids are copies.
     index = [
         np.flatnonzero(side.mask & np.isin(side.message_index, targets)).astype(np.int32) for side in (student, teacher)
     ]
@@ -275,5 +281,5 @@ def _aligned(student: Sequence, teacher: Sequence, targets: list[int]) -> Distil
 
 
 def _is_turn(sequence: Sequence, turn: int) -> Array:
-    found: Array = sequence.mask & (sequence.message_index == turn)
-    return found
+    is_turn: Array = sequence.mask & (sequence.message_index == turn)
+    return is_turn

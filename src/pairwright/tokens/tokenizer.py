@@ -88,8 +88,8 @@ def _byte_level(token: str) -> bytes:
 
 def _with_spaces(token: str) -> bytes:
     """SentencePiece: a bar for a space, bytes that are in no other token by number."""
-    found = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(found[1], 16)]) if found else token.replace("▁", " ").encode()
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
 
 def _byte_alphabet() -> dict[str, int]:

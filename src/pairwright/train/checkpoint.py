@@ -80,7 +80,7 @@ def read_state(place: Path) -> State:
     """The state of a checkpoint, after its files were checked against their checksums."""
     try:
         state = msgspec.json.decode((place / "state.json").read_bytes(), type=State)
-        bad = [name for name, found in state.checksums.items() if _checksum(place / name) != found]
+        bad = [name for name, checksum in state.checksums.items() if _checksum(place / name) != checksum]
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{place}: cannot be read: {error}. {_way_out(place)}") from error
     if bad:

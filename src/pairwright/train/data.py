@@ -50,8 +50,8 @@ class TokenSignals:
 
     @property
     def fingerprint(self) -> str:
-        found = (self.advantages, self.rewards)
-        return content_hash([[uid, array.tobytes()] for arrays in found for uid, array in sorted(arrays.items())])
+        signals = (self.advantages, self.rewards)
+        return content_hash([[uid, array.tobytes()] for arrays in signals for uid, array in sorted(arrays.items())])
 
     def by_token(self, ids: list[str], groups: Array, *, kind: str) -> dict[int, Array]:
         """The advantages of the tokens of runs that have some of their own, by position among `ids`.
@@ -59,19 +59,19 @@ class TokenSignals:
         Recorded advantages are taken as they are. Rewards count where every run of the group has some: the runs of a
         group are compared with one another, and only like with like.
         """
-        found = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
-        without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in found}
+        by_place = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
+        without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in by_place}
         places = [place for place in range(len(ids)) if int(groups[place]) not in without]
         if places:
             rewards = [torch.from_numpy(self.rewards[ids[place]]) for place in places]
-            made = token_advantages(rewards, torch.from_numpy(groups[places]), kind=kind)
-            found |= {place: values.numpy() for place, values in zip(places, made, strict=True)}
-        return found
+            advantages = token_advantages(rewards, torch.from_numpy(groups[places]), kind=kind)
+            by_place |= {place: values.numpy() for place, values in zip(places, advantages, strict=True)}
+        return by_place
 
 
 def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSignals:
     """The signals of the runs of a table, for the sequences that are trained of them."""
-    found = TokenSignals()
+    signals = TokenSignals()
     counts: Counter[str] = Counter()
     for run in table.records(where=pl.col("num_tokens").is_not_null()) if sequences else ():
         recorded = run.advantages if run.advantages is not None else run.token_level_reward
@@ -87,10 +87,10 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
         if not is_finite[sequence.mask].all():
             counts["token_rewards_not_finite"] += 1
             continue
-        kept = found.rewards if run.advantages is None else found.advantages
-        kept[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
-    found.counts.update(counts)
-    return found
+        target = signals.rewards if run.advantages is None else signals.advantages
+        target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
+    signals.counts.update(counts)
+    return signals
 
 
 # What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs beside tokens.
@@ -119,12 +119,12 @@ class PairData:
     train: Array
     validation: Array
     counts: dict[str, int]
-    refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
     curriculum: Curriculum | None = None
     _recent: dict[int, Tree] = field(default_factory=dict)
 
     @cached_property
-    def _filtered(self) -> set[int]:
+    def _outside(self) -> set[int]:
         return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
 
     def tree(self, position: int) -> Tree:
@@ -135,11 +135,11 @@ class PairData:
             self._recent[position] = as_tree(self.pairs[position])
         return self._recent[position]
 
-    def held(self, position: int) -> list[Held]:
+    def list_held(self, position: int) -> list[Held]:
         """Both sides, for the ledger."""
         pair, name = self.pairs[position], self.pairs.ids[position]
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
-        unused = FILTERED if position in self._filtered else unused
+        unused = FILTERED if position in self._outside else unused
         sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
         return [Held(name, side, one.ids, one.mask, one.message_index, unused) for side, one in sides]
 
@@ -170,7 +170,7 @@ class PolicyData:
     rewards: Array
     groups: Array
     counts: dict[str, int]
-    refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
 
     @property
@@ -186,7 +186,7 @@ class DistillData:
     ids: list[str]
     items: list[Distillation]
     counts: dict[str, int]
-    refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
@@ -226,7 +226,7 @@ def load_pairs(
         train=in_order[(wanted & ~held)[in_order]],
         validation=in_order[(wanted & held)[in_order]],
         counts={**counts, "truncated": manifest["truncated"], "recorded": manifest["recorded"], **_losses(manifest)},
-        refused=read_refusals(tokens),
+        refusals=read_refusals(tokens),
         curriculum=read_curriculum(source, rows["curriculum_stage"]),
     )
 
@@ -243,13 +243,13 @@ def load_policy_data(
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
-    filtered = _filtered_uids(table, where)
+    filtered = _find_excluded(table, where)
     counts |= {FILTERED: len(filtered)} if where is not None else {}
-    found = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
-    signals = read_token_signals(table, dict(found)) if scored else TokenSignals()
+    encoded = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
+    signals = read_token_signals(table, dict(encoded)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
     number_of: dict[str, int] = {}
-    for uid, sequence in found:
+    for uid, sequence in encoded:
         group, reward = rewards[uid]
         if reward is None and not signals.has(uid):
             counts["unscored"] += 1
@@ -268,7 +268,7 @@ def load_policy_data(
         groups=np.array(groups, np.int64),
         counts={**counts, **signals.counts, **_losses(manifest)},
         trees=[as_tree(sequence) for sequence in sequences],
-        refused=read_refusals(tokens),
+        refusals=read_refusals(tokens),
         signals=signals,
     )
 
@@ -285,37 +285,37 @@ def load_distill_data(
     refused: dict[str, str] = {}
     table = Table(source, create=False)
     total = table.count()
-    filtered = _filtered_uids(table, where)
+    filtered = _find_excluded(table, where)
     counts |= {FILTERED: len(filtered)} if where is not None else {}
     for number, experience in enumerate(table.records()):
         show(number, total)
         if experience.eid.uid in filtered:
             continue
-        hints, found = hinter(experience.messages, experience.errors)
-        counts["without_hint"] += found.without_hint
-        counts["without_recovery"] += found.without_recovery
+        hints, num_hints = hinter(experience.messages, experience.errors)
+        counts["without_hint"] += num_hints.without_hint
+        counts["without_recovery"] += num_hints.without_recovery
         hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
         if not hints:
             continue
         try:
-            found_items = distill_experience(
+            distillations = distill_experience(
                 tokenizer, experience, hints, recorded=options.recorded, allow_dropped=options.allow_dropped,
                 allow_images=options.allow_images,
             )  # fmt: skip
             if options.max_length is not None:
                 cut = partial(truncate_distillation, keep_first=options.keep_first)
-                found_items = [cut(item, options.max_length, options.truncation) for item in found_items]
+                distillations = [cut(item, options.max_length, options.truncation) for item in distillations]
         except Refusal as refusal:
             _stop_for_inputs(source, {refusal.reason: 1})
             counts[f"refused: {refusal.reason}"] += 1
             refused[experience.eid.uid] = refusal.reason
             continue
         for name, counted in LOSSES.items():
-            if num_lacking := sum(bool(getattr(item.student.report, name)) for item in found_items):
+            if num_lacking := sum(bool(getattr(item.student.report, name)) for item in distillations):
                 counts[counted] += num_lacking
-        counts["recorded"] += sum(item.student.report.source == "recorded" for item in found_items)
-        ids += [experience.eid.uid] * len(found_items)
-        items += found_items
+        counts["recorded"] += sum(item.student.report.source == "recorded" for item in distillations)
+        ids += [experience.eid.uid] * len(distillations)
+        items += distillations
     hinter.close()
     if not items:
         raise DataError(f"{source}: no error turn with a hint and a recovery to distil: {dict(counts)}")
@@ -357,7 +357,7 @@ def _match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
     return np.array([name in wanted for name in ids], np.bool_)
 
 
-def _filtered_uids(table: Table, where: str | None) -> set[str]:
+def _find_excluded(table: Table, where: str | None) -> set[str]:
     """The ids of the experiences for which the condition does not hold."""
     if where is None:
         return set()

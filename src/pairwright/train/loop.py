@@ -38,7 +38,7 @@ from pairwright.train.metrics import Log, Progress, Sums, add, means, open_repor
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
-from pairwright.train.model.sharding import gathered_model
+from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from pairwright.train.run_dir import RunFolder
 
@@ -186,7 +186,7 @@ class Training:
         self.optimizer = make_optimizer(self.weights, settings)
         self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
         if folder.checkpoints:
-            self.state = _resumed(folder, self.state, self.saved, self.optimizer)
+            self.state = _resume(folder, self.state, self.saved, self.optimizer)
         else:
             folder.cut_metrics(0)  # of a run that ended before its first checkpoint
         self._tell()
@@ -218,8 +218,8 @@ class Training:
             if is_last or is_asked or is_better or is_due:
                 self.save()
             if is_asked and not is_last:
-                told = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
-                raise Stopped(told, stop.signal_number or signal.SIGTERM)
+                message = f"stopped after step {state.step} of {self.num_steps}; go on with --resume"
+                raise Stopped(message, stop.signal_number or signal.SIGTERM)
             if state.num_bad_validations >= (settings.early_stopping_patience or 1 << 62):
                 note = f"stopped early: no better {settings.metric} since step {state.best_step}"
                 self.progress({"kind": "note", "note": note})
@@ -241,12 +241,12 @@ class Training:
             total = channel.total(items)
             channel.prepare(policy, items, self.ranks)
             for part, is_mine in even_parts(channel, items, self.ranks):
-                loss, found = channel.loss(policy, part, total)
+                loss, measured = channel.loss(policy, part, total)
                 if loss.requires_grad:
                     ((channel.weight if is_mine else 0.0) * loss).backward()
-                found[f"trained_tokens/{channel.name}"] = found.pop("trained_tokens")
+                measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
                 if is_mine:
-                    add(sums, {**found, "loss": (channel.weight * float(loss.detach()), 0.0)})
+                    add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
         self.ranks.sum_gradients(weights)
         sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
@@ -280,14 +280,14 @@ class Training:
             items = channel.validation
             total = channel.total(items)
             channel.prepare(self.policy, items, self.ranks)
-            found: Sums = {"loss": (0.0, 0.0)}
+            channel_sums: Sums = {"loss": (0.0, 0.0)}
             for part, is_mine in even_parts(channel, items, self.ranks):
                 value, measured = channel.loss(self.policy, part, total)
                 if is_mine:
-                    add(found, {**measured, "loss": (float(value), 0.0)})
-            found = self.ranks.sum_values(found)
-            loss += channel.weight * found.pop("loss")[0]
-            add(sums, found)
+                    add(channel_sums, {**measured, "loss": (float(value), 0.0)})
+            channel_sums = self.ranks.sum_values(channel_sums)
+            loss += channel.weight * channel_sums.pop("loss")[0]
+            add(sums, channel_sums)
         self.policy.settle()
         self.policy.model.train()
         for name in ("num_tokens", "trained_tokens"):
@@ -315,7 +315,7 @@ class Training:
         self.policy.restore_attention()
         model = self.policy.model
         if self.ranks.is_sharded:
-            model = gathered_model(self.base, settings, self.weights, self.ranks)
+            model = gather_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
             name = save_model(model, folder.path, base=self.base, settings=settings)
             write_trained(folder.path, self.channels, state.step)
@@ -368,7 +368,7 @@ def describe_losses(channel: Channel) -> list[str]:
     return notes
 
 
-def _resumed(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer: Any) -> State:
+def _resume(folder: RunFolder, fresh: State, weights: dict[str, Any], optimizer: Any) -> State:
     place = folder.checkpoints[-1]
     state = read_state(place)
     if state.fingerprint != fresh.fingerprint:

@@ -14,7 +14,6 @@ import msgspec
 
 from pairwright.ledger.run_status import FILE_NAME, RunError, Status
 from pairwright.paths import write_bytes, write_json
-from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.checkpoint import checkpoints
 
@@ -61,8 +60,8 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not self._is_writer or not path.exists():
             return
-        kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
-        write_bytes(path, b"".join(line + b"\n" for line in kept))
+        lines = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
+        write_bytes(path, b"".join(line + b"\n" for line in lines))
 
     def write_batch(self, name: str, step: int, channels: Mapping[str, tuple[list[str], Sequence[Tree]]]) -> Path:
         """The exact tokens of an update, by channel, with the ids of the items."""
@@ -91,12 +90,12 @@ def read_batch(path: Path) -> dict[str, list[Tree]]:
 
 
 def _plain(identity: str, tree: Tree) -> dict[str, Any]:
-    def listed(arrays: Sequence[Array]) -> list[Any]:
-        return [array.tolist() for array in arrays]
-
     return {
-        "id": identity, "prompt": tree.prompt.tolist(), "branches": listed(tree.branches), "masks": listed(tree.masks),
-    }  # fmt: skip
+        "id": identity,
+        "prompt": tree.prompt.tolist(),
+        "branches": [branch.tolist() for branch in tree.branches],
+        "masks": [mask.tolist() for mask in tree.masks],
+    }
 
 
 def _step_of(line: bytes) -> int:

@@ -89,7 +89,7 @@ def show(
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
-    from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, painted_text, preview, token_rows
+    from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, paint_text, preview, token_rows
     from pairwright.tokens.tokenizer import ChatTokenizer
 
     if override and not hints:
@@ -122,7 +122,7 @@ def show(
     console.print(legend())
     for title, sequence in sequences:
         console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
-        console.print(painted_text(chat_tokenizer, sequence))
+        console.print(paint_text(chat_tokenizer, sequence))
         for line in describe_dropped(sequence):
             console.print(line)
 

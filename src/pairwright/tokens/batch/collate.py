@@ -21,30 +21,30 @@ from pairwright.tokens.encode_pairs import EncodedPair
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.teacher_sequences import Distillation
 
-# What collators are made of: rows padded, lengths put into buckets or packed into rows, arrays made tensors.
+# Building blocks of collators: padding, length buckets, packing into rows, conversion to tensors.
 
 IGNORE_INDEX = -100
 
 
-def padded(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
+def pad_rows(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
     """Rows of different length as one array, filled on the right.
 
-    >>> padded([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
+    >>> pad_rows([np.array([1, 2, 3]), np.array([4])], 0, dtype="int64")
     array([[1, 2, 3],
            [4, 0, 0]])
     """
     longest = max([len(row) for row in rows] + [length or 0])
-    width = -(-longest // multiple_of) * multiple_of
+    width = -(-longest // multiple_of) * multiple_of  # rounded up
     result = np.full((len(rows), width), fill, dtype=dtype)
     for number, row in enumerate(rows):
         result[number, : len(row)] = row
     return result
 
 
-def attention(lengths: Items[int], width: int) -> Array:
+def make_attention_mask(lengths: Items[int], width: int) -> Array:
     """1 for each token of a row, 0 after it.
 
-    >>> attention([3, 1], 3)
+    >>> make_attention_mask([3, 1], 3)
     array([[1, 1, 1],
            [1, 0, 0]])
     """
@@ -94,7 +94,7 @@ def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
     [[0, 1], [2, 3]]
     """
     rows: list[list[int]] = []
-    room: list[int] = []
+    room: list[int] = []  # tokens that are free in each row
     for position in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
         size = lengths[position]
         if size > row_length:
@@ -128,7 +128,7 @@ def fields_of(batch: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-# Sequences to batches: one collator for each channel, preference (DPO), policy (GRPO) and distill (SDPO), with padded
+# Trees: a prompt with the branches that continue it, laid out in rows that are shared, packed or padded.
 
 Layout = Literal["shared", "packed", "padded"]
 
@@ -256,11 +256,13 @@ def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of:
     """The trees of each row end to end."""
     longest = max([sum(trees[number].num_tokens for number in row) for row in rows] + [row_length])
     width = -(-longest // multiple_of) * multiple_of
+    # All rows end to end, (B·T,): a position in them is an index into the flattened hidden states.
     input_ids = np.full(len(rows) * width, pad_id, np.int64)
     position_ids, sequence_ids = np.zeros_like(input_ids), np.full_like(input_ids, -1)
+    # Branches are counted over all trees: first_branch[n] is the number of the first branch of tree n.
     first_branch = list(accumulate((len(tree.branches) for tree in trees), initial=0))
     segments: list[Segment] = []
-    nothing = np.zeros(0, np.int64)
+    nothing = np.zeros(0, np.int64)  # so that a batch without trained tokens can be concatenated
     source, target, owner = [nothing], [nothing], [nothing]
     for row_number, row in enumerate(rows):
         at = row_number * width
@@ -272,12 +274,14 @@ def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of:
             at, spans = prompt_end, []
             for branch, (ids, mask) in enumerate(zip(tree.branches, tree.masks, strict=True), first_branch[number]):
                 trained = np.flatnonzero(mask)
-                # the first token of every branch is predicted by the last one of the prompt
+                # A token is predicted by the position before it; the first one of every branch by the last one of the
+                # prompt, which stands elsewhere in the row for all branches but the first.
                 source.append(np.where(trained == 0, prompt_end - 1, at + trained - 1))
                 target.append(ids[trained])
                 owner.append(np.full(len(trained), branch))
                 spans.append((at, at + len(ids)))
                 input_ids[at : at + len(ids)] = ids
+                # Every branch continues the positions of its prompt, as if it were the only one.
                 position_ids[at : at + len(ids)] = len(tree.prompt) + np.arange(len(ids))
                 at += len(ids)
             sequence_ids[start:at] = number
@@ -318,10 +322,11 @@ def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int
     >>> packed.labels
     array([[-100,    6,    7, -100,    9, -100]])
     """
+    # The prompt of each tree is its first token, which is never trained; all others are its branch.
     trees = [Tree(item[:1], (item[1:],), (mask[1:],)) for item, mask in zip(ids, masks, strict=True)]
     batch = collate_trees(trees, "packed", row_length=row_length, pad_id=pad_id)
     labels = np.full(batch.input_ids.shape, IGNORE_INDEX)
-    labels.flat[batch.source + 1] = batch.target
+    labels.flat[batch.source + 1] = batch.target  # one branch a tree: the target follows its source
     response_mask = np.zeros(labels.shape, bool)
     for number, mask in enumerate(masks):
         response_mask[batch.sequence_ids == number] = mask
@@ -333,6 +338,9 @@ def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int
         response_mask=response_mask,
         labels=labels,
     )
+
+
+# Collators of the channels: padded rows.
 
 
 class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -424,8 +432,9 @@ def collate_policy(
     if not len(sequences) == len(rewards) == len(values):
         raise RecordError("rewards", len(rewards), f"one for each of {len(sequences)} sequences")
     ids, attention_mask, mask = _pad_sequences(sequences, pad_id, multiple_of)
+    # Log-probabilities are of use only where every sequence has them.
     known = [row.logprobs for row in sequences if row.logprobs is not None]
-    logprobs = padded(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
+    logprobs = pad_rows(known, 0, dtype="float32", length=ids.shape[1]) if len(known) == len(sequences) else None
     return PolicyBatch(
         input_ids=ids,
         attention_mask=attention_mask,
@@ -433,6 +442,7 @@ def collate_policy(
         labels=np.where(mask, ids, ignore_index),
         lengths=attention_mask.sum(axis=1),
         rewards=np.array(rewards, dtype=np.float32),
+        # (B, T) = (B, T) mask times (B, 1) advantage of the row
         advantages=mask * np.array(values, dtype=np.float32)[:, None],
         logprobs=logprobs,
     )
@@ -457,17 +467,17 @@ def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int
     return DistillBatch(
         student_ids=student,
         student_attention_mask=student_attention,
-        sdpo_mask=padded([item.student_mask for item in items], 0, dtype="bool", length=student.shape[1]),
+        sdpo_mask=pad_rows([item.student_mask for item in items], 0, dtype="bool", length=student.shape[1]),
         teacher_ids=teacher,
         teacher_attention_mask=teacher_attention,
-        student_index=padded([item.student_index for item in items], 0, dtype="int64"),
-        teacher_index=padded([item.teacher_index for item in items], 0, dtype="int64"),
-        index_valid=attention(counts, max(counts)).astype(bool),
+        student_index=pad_rows([item.student_index for item in items], 0, dtype="int64"),
+        teacher_index=pad_rows([item.teacher_index for item in items], 0, dtype="int64"),
+        index_valid=make_attention_mask(counts, max(counts)).astype(bool),
     )
 
 
 def _pad_sequences(sequences: Items[Sequence], pad_id: int, multiple_of: int) -> tuple[Array, Array, Array]:
     """(ids, attention mask, mask of what was generated), each (B, T)."""
-    ids = padded([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
-    mask = padded([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
-    return ids, attention([len(row) for row in sequences], ids.shape[1]), mask
+    ids = pad_rows([row.ids for row in sequences], pad_id, dtype="int64", multiple_of=multiple_of)
+    mask = pad_rows([row.mask for row in sequences], 0, dtype="bool", length=ids.shape[1])
+    return ids, make_attention_mask([len(row) for row in sequences], ids.shape[1]), mask

@@ -27,7 +27,7 @@ from pairwright.tokens.batch.collate import (
     collate_preference,
 )
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
-from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, hints_for
+from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, find_hints
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation, truncate
@@ -64,7 +64,7 @@ class CombineOptions(Options, SequenceTerms):
 class Collator:
     """Callable on a list of traces; `counts` says what was left out of which channel, and why.
 
-    `hints` makes the hints of a conversation's error sites; by default `hints_for`, with a judge if there is one.
+    `hints` makes the hints of a conversation's error sites; by default `find_hints`, with a judge if there is one.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Collator:
         self.tokenizer = tokenizer
         self.pad_id = pad_id
         self.options = CombineOptions() if options is None else options
-        self.hints = hints or partial(hints_for, templates=self.options.hint_templates, judge=judge)
+        self.hints = hints or partial(find_hints, templates=self.options.hint_templates, judge=judge)
         self.tensors = tensors
         self.counts: Counter[str] = Counter()
 

@@ -53,9 +53,9 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
                 detail = "the template writes the parts of its content as a Python list, not as text"
                 raise Refusal("template_error", detail, message=number)
         if number in turns:
-            dropped += [(number, name) for name in _dropped_fields(rendered, _block(own.get(number, [])), message)]
+            dropped += [(number, name) for name in _find_dropped_fields(rendered, _block(own.get(number, [])), message)]
         else:
-            prompt_dropped += [(number, name) for name in _dropped_context(rendered, own.get(number, []), message)]
+            prompt_dropped += [(number, name) for name in _find_dropped_context(rendered, own.get(number, []), message)]
     return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)
 
 
@@ -117,7 +117,7 @@ def _media_types(value: Any) -> Iterator[str]:
                     yield from _media_types(item)
 
 
-def _dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[str]:
+def _find_dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[str]:
     """Fields of a turn with text that is not rendered."""
     dropped = []
     for field, key, name in ((CONTENT, "content", "content"), (REASONING, "reasoning_content", "reasoning")):
@@ -128,7 +128,7 @@ def _dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[s
     return dropped
 
 
-def _dropped_context(rendered: Rendered, own: list[int], message: Json) -> list[str]:
+def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> list[str]:
     """Fields of a message that is not trained; reasoning inside the content of an earlier turn is not one of them."""
     text = _text(message.get("content"))
     if message.get("role") == "assistant":

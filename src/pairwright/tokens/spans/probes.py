@@ -34,7 +34,7 @@ def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
     return pattern
 
 
-def symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
+def split_symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
     """Control tokens whole, everything else by character."""
     result: list[str] = []
     position = 0
@@ -46,12 +46,12 @@ def symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
     return result
 
 
-def stop_after(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str], *, has_calls: bool) -> Stop:
+def find_stop(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str], *, has_calls: bool) -> Stop:
     """The stop in `tail`, what follows the turn here; `last` is what follows it when it is the last message.
 
     A token that is not marked special may be the stop of a turn of text; after a call it is what closes the call.
     """
-    common = _common([symbols(tokenizer, text) for text in (tail, last, *others)])
+    common = _common_prefix([split_symbols(tokenizer, text) for text in (tail, last, *others)])
     for kind in (tokenizer.eos, tokenizer.special):
         for position in range(len(common) - 1, -1, -1):
             if common[position] in kind:
@@ -71,12 +71,12 @@ def stop_after(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str]
 
 def _first_control(tokenizer: ChatTokenizer, text: str, among: frozenset[str] | None = None) -> str:
     tokens = tokenizer.special if among is None else among
-    return next((item for item in symbols(tokenizer, text) if item in tokens), "")
+    return next((item for item in split_symbols(tokenizer, text) if item in tokens), "")
 
 
 def _next_header(tokenizer: ChatTokenizer, common: list[str], text: str) -> str:
     """The control token that comes right after the common part, if a stop may be that."""
-    for item in symbols(tokenizer, text)[len(common) :]:
+    for item in split_symbols(tokenizer, text)[len(common) :]:
         if item in tokenizer.special and item != tokenizer.special_tokens.get("bos_token"):
             return item if item in tokenizer.eos or not tokenizer.stops_are_known else ""
         if not item.isspace():
@@ -84,7 +84,7 @@ def _next_header(tokenizer: ChatTokenizer, common: list[str], text: str) -> str:
     return ""
 
 
-def _common(sequences: list[list[str]]) -> list[str]:
+def _common_prefix(sequences: list[list[str]]) -> list[str]:
     length = 0
     for items in zip(*sequences, strict=False):
         if any(item != items[0] for item in items):
@@ -136,40 +136,48 @@ def probe(
     except TemplateError as error:
         return Unfit("template_error", str(error))
     try:
-        given = renderer.text(chat[:turn], tools, prompt=True)
+        prompt = renderer.text(chat[:turn], tools, prompt=True)
         last = full if turn == len(chat) - 1 else renderer.render(chat[: turn + 1], tools)
     except TemplateError as error:
         return Unfit("template_error", f"the prompt before this turn cannot be rendered: {error}")
-    if not last.text.startswith(given):
-        return Unfit("prompt_not_continued", _difference(given, last.text, "the generation prompt", "the turn"))
-    if not full.text.startswith(given):
-        return Unfit("context_differs", _difference(given, full.text, "inference", "the conversation"))
-    start = len(given)
+    if not last.text.startswith(prompt):
+        return Unfit("prompt_not_continued", _difference(prompt, last.text, "the generation prompt", "the turn"))
+    if not full.text.startswith(prompt):
+        return Unfit("context_differs", _difference(prompt, full.text, "inference", "the conversation"))
+    start = len(prompt)
     own_last = [piece for piece in last.pieces if piece.message == turn]
     if own_last and own_last[0].end < start:
         return Unfit("not_located", "its text is also rendered before the turn")
     own = [number for number, piece in enumerate(full.pieces) if piece.message == turn]
-    unfit = _rewritten(full, last, own, own_last)
+    unfit = _check_history(full, last, own, own_last)
     if unfit is not None:
         return unfit
     others = [
-        _following(rendered, last, own_last, turn, start) for rendered in _continuations(renderer, chat, tools, turn)
+        _find_tail(rendered, last, own_last, turn, start)
+        for rendered in _render_continuations(renderer, chat, tools, turn)
     ]
     tails = [text for text in others if text is not None]
-    return _located(tokenizer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls")))
+    return _describe_turn(
+        tokenizer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls"))
+    )
 
 
-def _rewritten(full: Rendered, last: Rendered, own: list[int], own_last: list[Piece]) -> Unfit | None:
+def _check_history(full: Rendered, last: Rendered, own: list[int], own_last: list[Piece]) -> Unfit | None:
     block = [full.pieces[number] for number in own[: len(own_last)]]
-    kept, generated = [_told(full, piece) for piece in block], [_told(last, piece) for piece in own_last]
-    if kept != generated:
-        return Unfit("history_rewritten", f"generated {_short(generated)}, rendered {_short(kept)} once turns follow")
+    rendered, generated = (
+        [_field_text(full, piece) for piece in block],
+        [_field_text(last, piece) for piece in own_last],
+    )
+    if rendered != generated:
+        return Unfit(
+            "history_rewritten", f"generated {_short(generated)}, rendered {_short(rendered)} once turns follow"
+        )
     if own_last and own[len(own_last) - 1] - own[0] != len(own_last) - 1:
         return Unfit("not_located", "text of another message stands inside the turn")
     return None
 
 
-def _located(
+def _describe_turn(
     tokenizer: ChatTokenizer,
     full: Rendered,
     last: Rendered,
@@ -184,13 +192,13 @@ def _located(
     pieces = full.pieces
     turn_end = pieces[own[size - 1]].end if size else start
     last_end = own_last[-1].end if size else start
-    before, after = _neighbours(full, own, size, start)
+    before, after = _find_neighbours(full, own, size, start)
     if before > start:
         return Unfit("not_located", "text of another message stands after the generation prompt")
     tail_last = last.text[last_end:]
     tail = full.text[turn_end:after]
-    stop = stop_after(tokenizer, tail, tail_last, others, has_calls=has_calls)
-    stop_last = stop_after(tokenizer, tail_last, tail_last, others, has_calls=has_calls)
+    stop = find_stop(tokenizer, tail, tail_last, others, has_calls=has_calls)
+    stop_last = find_stop(tokenizer, tail_last, tail_last, others, has_calls=has_calls)
     if not stop.is_next_header and stop.token != stop_last.token:
         detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
         return Unfit("history_rewritten", detail)
@@ -210,23 +218,23 @@ def _located(
     )
 
 
-def _following(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:
+def _find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:
     """What follows the turn's last piece in another continuation, in which the turn itself may be rewritten (its
     reasoning dropped); None where that piece is not there."""
     if not own_last:
-        return rendered.text[start : _neighbours(rendered, [], 0, start)[1]]
+        return rendered.text[start : _find_neighbours(rendered, [], 0, start)[1]]
     mine = [number for number, piece in enumerate(rendered.pieces) if piece.message == turn]
-    expected = [_told(last, piece) for piece in own_last]
-    if [_told(rendered, rendered.pieces[number]) for number in mine[: len(expected)]] == expected:
+    expected = [_field_text(last, piece) for piece in own_last]
+    if [_field_text(rendered, rendered.pieces[number]) for number in mine[: len(expected)]] == expected:
         ends = [mine[len(expected) - 1]]
     else:
-        ends = [number for number in mine if _told(rendered, rendered.pieces[number]) == expected[-1]]
+        ends = [number for number in mine if _field_text(rendered, rendered.pieces[number]) == expected[-1]]
     if len(ends) != 1:
         return None
-    return rendered.text[rendered.pieces[ends[0]].end : _neighbours(rendered, ends, 1, start)[1]]
+    return rendered.text[rendered.pieces[ends[0]].end : _find_neighbours(rendered, ends, 1, start)[1]]
 
 
-def _neighbours(rendered: Rendered, own: list[int], size: int, start: int) -> tuple[int, int]:
+def _find_neighbours(rendered: Rendered, own: list[int], size: int, start: int) -> tuple[int, int]:
     """The end of the piece before the turn's text and the start of the piece after it."""
     pieces = rendered.pieces
     if size:
@@ -238,7 +246,7 @@ def _neighbours(rendered: Rendered, own: list[int], size: int, start: int) -> tu
     return before, pieces[beyond].start if beyond < len(pieces) else len(rendered.text)
 
 
-def _continuations(renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int) -> list[Rendered]:
+def _render_continuations(renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int) -> list[Rendered]:
     """The conversation up to the turn, followed by what may follow: results of its calls, or a user."""
     message = chat[turn]
     follow: list[Chat] = [[{"role": "user", "content": "zqu"}]]
@@ -265,11 +273,11 @@ def _result_of(call: Any) -> Json:
     return result
 
 
-def _told(rendered: Rendered, piece: Piece) -> tuple[int, str]:
+def _field_text(rendered: Rendered, piece: Piece) -> tuple[int, str]:
     return piece.field, rendered.text[piece.start : piece.end]
 
 
-def stitched(
+def stitch_turn(
     tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None
 ) -> tuple[Rendered, int, int, str | None] | Unfit:
     """The last message after exactly what inference is given, where the template renders the two differently.
@@ -279,27 +287,29 @@ def stitched(
     """
     turn = len(chat) - 1
     try:
-        given = renderer.render(chat[:turn], tools, prompt=True)
+        prompt = renderer.render(chat[:turn], tools, prompt=True)
         last = renderer.render(chat, tools)
     except TemplateError as error:
         return Unfit("template_error", str(error))
     own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
-    header = given.text[given.pieces[-1].end if given.pieces else 0 :]
+    header = prompt.text[prompt.pieces[-1].end if prompt.pieces else 0 :]
     before = last.pieces[own[0] - 1] if own and own[0] else None
-    if before is None or not given.pieces or _told(last, before) != _told(given, given.pieces[-1]):
+    if before is None or not prompt.pieces or _field_text(last, before) != _field_text(prompt, prompt.pieces[-1]):
         return Unfit("prompt_not_continued", "the turn does not follow the generation prompt")
     if not last.text[before.end : last.pieces[own[0]].start].startswith(header):
         return Unfit("prompt_not_continued", _difference(header, last.text[before.end :], "the prompt", "the turn"))
     start, turn_end = before.end + len(header), last.pieces[own[-1]].end
     own_last = [last.pieces[number] for number in own]
-    others = [_following(item, last, own_last, turn, start) for item in _continuations(renderer, chat, tools, turn)]
-    stop = stop_after(
+    others = [
+        _find_tail(item, last, own_last, turn, start) for item in _render_continuations(renderer, chat, tools, turn)
+    ]
+    stop = find_stop(
         tokenizer, last.text[turn_end:], last.text[turn_end:], [text for text in others if text is not None],
         has_calls=bool(chat[turn].get("tool_calls")),
     )  # fmt: skip
-    end, shift = turn_end + stop.end, len(given.text) - start
-    pieces = [*given.pieces, *(Piece(p.start + shift, p.end + shift, turn, p.field) for p in own_last)]
-    return Rendered(given.text + last.text[start:end], pieces), len(given.text), end + shift, stop.token
+    end, shift = turn_end + stop.end, len(prompt.text) - start
+    pieces = [*prompt.pieces, *(Piece(p.start + shift, p.end + shift, turn, p.field) for p in own_last)]
+    return Rendered(prompt.text + last.text[start:end], pieces), len(prompt.text), end + shift, stop.token
 
 
 def _short(pieces: list[tuple[int, str]]) -> str:

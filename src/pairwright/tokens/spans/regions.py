@@ -16,7 +16,7 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, find_left_out
 from pairwright.tokens.spans.probes import Turn, Unfit, probe
-from pairwright.tokens.spans.skeletons import Shapes, constants_in, skeleton
+from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
@@ -75,15 +75,19 @@ def locate(
     finder = Finder(tokenizer, renderer, rendered, chat, tools)
     regions: list[Region] = []
     for turn in turns:
-        found = finder.find(turn, require_stop=require_stop)
-        if isinstance(found, Unfit):
-            raise Refusal(found.reason, found.detail, message=turn)
-        regions.append(found)
-    return finder.located(regions, verify=verify)
+        region = finder.find(turn, require_stop=require_stop)
+        if isinstance(region, Unfit):
+            raise Refusal(region.reason, region.detail, message=turn)
+        regions.append(region)
+    return finder.verify_regions(regions, verify=verify)
 
 
 class Finder:
-    """Finds turns in one rendered conversation."""
+    """Finds turns in one rendered conversation.
+
+    A turn is learnt from the skeleton of its neighbourhood, once for each shape; what is learnt is kept with the
+    tokenizer.
+    """
 
     def __init__(
         self,
@@ -98,7 +102,22 @@ class Finder:
         self._rendered = rendered
         self._chat = chat
         self._tools = tools
-        self._learner = Learner(tokenizer, renderer, chat, tools)
+        # What was learnt about turns, by the shape of their neighbourhood; it lives as long as the tokenizer.
+        learnt = tokenizer.learnt
+        if len(learnt) > _MAX_LEARNT:
+            learnt.clear()
+        tools_key = None if tools is None else msgspec.json.encode(tools)
+        self._learnt: dict[Any, Turn | Unfit] = learnt.setdefault((renderer.hash, tools_key), {})
+        if len(self._learnt) > _MAX_LEARNT:
+            self._learnt.clear()
+        # What the shapes of messages depend on is tried once for each template.
+        constants_key, whole_key = ("constants", renderer.hash), ("whole_arguments", renderer.hash)
+        if constants_key not in learnt:
+            learnt[constants_key] = find_constants(renderer.source if isinstance(renderer, Template) else "")
+        if whole_key not in learnt:
+            learnt[whole_key] = _writes_arguments_whole(renderer)
+        self._shapes = Shapes(chat, learnt[constants_key], whole_arguments=bool(learnt[whole_key]))
+        # Message -> numbers of its pieces in the rendered text, ascending.
         self._own: dict[int, list[int]] = {}
         for number, piece in enumerate(rendered.pieces):
             self._own.setdefault(piece.message, []).append(number)
@@ -108,14 +127,19 @@ class Finder:
     def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
         """By what was learnt from a skeleton; where that does not match, by probing the conversation."""
         own = self._own.get(turn, [])
-        learnt = self._learner.learn(turn)
-        region = _place(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
+        window = self._shapes.window(turn)
+        target, keys = window.index(turn), [self._shapes.keys[number] for number in window]
+        key = (*keys, target)
+        if key not in self._learnt:
+            self._learnt[key] = probe(self._tokenizer, self._renderer, build_skeleton(keys), self._tools, target)
+        learnt = self._learnt[key]
+        region = _place_turn(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
         if region is None:
             self._probed += 1
             learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
             if isinstance(learnt, Unfit):
                 return learnt
-            region = _place(self._rendered, own, turn, learnt)
+            region = _place_turn(self._rendered, own, turn, learnt)
         if region is None or not isinstance(learnt, Turn):
             return Unfit("not_located", "its text was not found where the template puts it")
         if region.stop is None and require_stop and not learnt.stop_is_next_header:
@@ -124,14 +148,14 @@ class Finder:
             self._rewritten.append(turn)
         return region
 
-    def located(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
+    def verify_regions(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
         """The found regions, verified: in order, and each after what inference is given."""
         for left, right in itertools.pairwise(regions):
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
         every = verify == "all" or (len(regions) > _VERIFIED and not is_regular(self._tokenizer, self._renderer))
-        checked = regions if every else _spread(regions)
-        _verify(self._renderer, self._chat, self._tools, self._rendered.text, checked)
+        checked = regions if every else _sample_regions(regions)
+        _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
         rewritten = tuple(turn for turn in self._rewritten if turn in turns)
@@ -141,7 +165,7 @@ class Finder:
         )  # fmt: skip
 
 
-def _place(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:
+def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:
     """Find the turn's literals in the conversation; None where they differ from what was learnt."""
     pieces, text = rendered.pieces, rendered.text
     size = len(own) - learnt.later
@@ -169,20 +193,20 @@ def _place(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Regio
     return Region(turn, before + learnt.start, tail_start + learnt.end, learnt.stop)
 
 
-def _verify(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
+def _verify_prompts(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
     """Render what inference is given at these turns, the last one first: it must stand before them."""
     for region in reversed(regions):
         try:
-            given = renderer.text(chat[: region.message], tools, prompt=True)
+            prompt = renderer.text(chat[: region.message], tools, prompt=True)
         except TemplateError as error:
             detail = f"the prompt before this turn cannot be rendered: {error}"
             raise Refusal("template_error", detail, message=region.message) from None
-        if given != text[: region.start]:
-            reason: Reason = "not_located" if text.startswith(given) else "context_differs"
+        if prompt != text[: region.start]:
+            reason: Reason = "not_located" if text.startswith(prompt) else "context_differs"
             raise Refusal(reason, "inference would have been given another prompt", message=region.message)
 
 
-def _spread(regions: list[Region]) -> list[Region]:
+def _sample_regions(regions: list[Region]) -> list[Region]:
     """The first, the last, and some between; the others are vouched for by their skeletons."""
     size = len(regions)
     if size <= _VERIFIED:
@@ -207,12 +231,12 @@ def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> 
     except TemplateError:
         return True  # not a conversation of this template
     finder = Finder(tokenizer, renderer, rendered, chat, None)
-    found = [finder.find(turn, require_stop=False) for turn in turns]
-    regions = [region for region in found if isinstance(region, Region)]
-    if len(regions) < len(found):
+    located = [finder.find(turn, require_stop=False) for turn in turns]
+    regions = [region for region in located if isinstance(region, Region)]
+    if len(regions) < len(located):
         return True  # it rewrites history, which is noticed at the turns themselves
     try:
-        _verify(renderer, chat, None, rendered.text, regions)
+        _verify_prompts(renderer, chat, None, rendered.text, regions)
     except Refusal:
         return False
     return True
@@ -246,47 +270,8 @@ def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, 
     return Refusal("template_error", str(error), message=low if low < len(chat) else None)
 
 
-class Learner:
-    """Turns of one conversation, learnt from the skeletons of their neighbourhoods, once for each shape; what is learnt
-    is kept with the tokenizer."""
-
-    def __init__(self, tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None) -> None:
-        self._tokenizer = tokenizer
-        self._renderer = renderer
-        self._tools = tools
-        tools_key = None if tools is None else msgspec.json.encode(tools)
-        if len(tokenizer.learnt) > _MAX_LEARNT:
-            tokenizer.learnt.clear()
-        self._learnt: dict[Any, Turn | Unfit] = tokenizer.learnt.setdefault((renderer.hash, tools_key), {})
-        if len(self._learnt) > _MAX_LEARNT:
-            self._learnt.clear()
-        self._shapes = Shapes(chat, self._constants(), whole_arguments=self._whole_arguments())
-
-    def learn(self, turn: int) -> Turn | Unfit:
-        window = self._shapes.window(turn)
-        target = window.index(turn)
-        keys = [self._shapes.keys[number] for number in window]
-        key = (*keys, target)
-        if key not in self._learnt:
-            self._learnt[key] = probe(self._tokenizer, self._renderer, skeleton(keys), self._tools, target)
-        return self._learnt[key]
-
-    def _constants(self) -> Any:
-        key = ("constants", self._renderer.hash)
-        if key not in self._tokenizer.learnt:
-            source = self._renderer.source if isinstance(self._renderer, Template) else ""
-            self._tokenizer.learnt[key] = constants_in(source)
-        return self._tokenizer.learnt[key]
-
-    def _whole_arguments(self) -> bool:
-        """Does the template write a call's arguments in one piece, whatever they are?"""
-        key = ("whole_arguments", self._renderer.hash)
-        if key not in self._tokenizer.learnt:
-            self._tokenizer.learnt[key] = _writes_arguments_whole(self._renderer)
-        return bool(self._tokenizer.learnt[key])
-
-
 def _writes_arguments_whole(renderer: Renderer) -> bool:
+    """Whether the template writes a call's arguments in one piece, whatever they are."""
     function = {"name": "zqf", "arguments": {"zqa": "zqx", "zqb": 5, "zqc": ["zqy"]}}
     call = {"id": "zq0000000", "type": "function", "function": function}
     for content in ("", None):

@@ -103,10 +103,10 @@ class Shapes:
         """Empty and blank text stay; a placeholder for the rest, around what the template looks for."""
         if not text or text.isspace():
             return text[:2]
-        if self._constants is None or not (found := list(self._constants.finditer(text))):
+        if self._constants is None or not (matches := list(self._constants.finditer(text))):
             return _HOLE
         parts, position = [], 0
-        for match in found[:8]:
+        for match in matches[:8]:
             between = text[position : match.start()]
             parts += [_hollow(between), match.group()]
             position = match.end()
@@ -146,15 +146,15 @@ class Shapes:
         return self._value(value)
 
 
-def skeleton(keys: list[Any]) -> Chat:
+def build_skeleton(keys: list[Any]) -> Chat:
     """A conversation of these shapes, every placeholder different."""
     chat: Chat = []
     calls: list[str] = []
     for number, key in enumerate(keys):
         if isinstance(key, tuple):
-            chat.append({"role": key[0], "content": _filled(key[1], number)})
+            chat.append({"role": key[0], "content": _fill_holes(key[1], number)})
             continue
-        message = _decode(_filled(key, number))
+        message = _decode(_fill_holes(key, number))
         if isinstance(message.get("tool_calls"), list):
             calls = [_give_id(call, number, place) for place, call in enumerate(message["tool_calls"])]
         if "tool_call_id" in message:
@@ -164,7 +164,7 @@ def skeleton(keys: list[Any]) -> Chat:
     return chat
 
 
-def _filled(text: str, number: int) -> str:
+def _fill_holes(text: str, number: int) -> str:
     """A placeholder of its own for each hole."""
     first, *rest = text.split(_HOLE)
     return first + "".join(f"zq{number}z{place}z{part}" for place, part in enumerate(rest))
@@ -192,17 +192,17 @@ _LITERAL = r"(?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")"
 _SOUGHT = re.compile(rf"\b(?:starts|ends)with\(\s*{_LITERAL}|{_LITERAL}\s+(?:not\s+)?in\b|==\s*{_LITERAL}")
 
 
-def constants_in(source: str) -> re.Pattern[str] | None:
+def find_constants(source: str) -> re.Pattern[str] | None:
     """Matches the strings of a template that text may be searched for: those with a bracket or bar in them, and those
     that it tests for ('/no_think' in content), names of roles and keys apart."""
     literals = re.findall(_LITERAL, source)
-    found = set()
+    constants = set()
     for pair in literals:
         for text in re.split(r"\s+|\\.", pair[0] or pair[1]):
             if 3 <= len(text) <= 40 and re.search(r"[<>\[\]|`]", text):
-                found.add(text)
+                constants.add(text)
     for groups in _SOUGHT.findall(source):
-        found.update(text for text in groups if 3 <= len(text) <= 40 and re.search(r"[^\w\s\\]", text))
-    found.update(re.findall(r"</?\w+>", source))
-    ordered = sorted(found, key=len, reverse=True)
+        constants.update(text for text in groups if 3 <= len(text) <= 40 and re.search(r"[^\w\s\\]", text))
+    constants.update(re.findall(r"</?\w+>", source))
+    ordered = sorted(constants, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None

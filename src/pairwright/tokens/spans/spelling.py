@@ -46,20 +46,20 @@ def encode_text(
     controls: Controls,
 ) -> tuple[Encoded, int]:
     """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate."""
-    escaped = escaped_controls(tokenizer, rendered, regions, controls)
+    escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
     if escaped:
         cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
-        parts = _in_parts(tokenizer, rendered.text, cuts, escaped)
-        return finished(tokenizer, *parts, is_split=True), len(escaped)
-    encoded = finished(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
+        parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
+        return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
+    encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
     if boundaries == "split":
         cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
         if cuts:
-            return finished(tokenizer, *_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
+            return index_tokens(tokenizer, *_encode_in_parts(tokenizer, rendered.text, cuts, []), is_split=True), 0
     return encoded, 0
 
 
-def finished(
+def index_tokens(
     tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
 ) -> Encoded:
     starts, ends = np.ascontiguousarray(offsets[:, 0]), np.ascontiguousarray(offsets[:, 1])
@@ -69,9 +69,9 @@ def finished(
     return Encoded(ids, starts, ends, reach, tokenizer.is_control[ids], is_split)
 
 
-def continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def encode_continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Encode text that goes on after other text: without the space that some tokenizers put before a first word."""
-    if not _prefixes(tokenizer):
+    if not _adds_prefix(tokenizer):
         return tokenizer.encode(text)
     for anchor in ("\n", "a", ".", "0"):
         ids, offsets = tokenizer.encode(anchor + text)
@@ -84,18 +84,18 @@ def continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32]
 def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: bool) -> dict[Part, Offset]:
     """Several parts at once; `continues`: they go on after other text."""
     plain = [part for part in parts if not part.escaped]
-    if continues and _prefixes(tokenizer):
-        encoded = [continuation(tokenizer, part.text) for part in plain]
+    if continues and _adds_prefix(tokenizer):
+        encoded = [encode_continuation(tokenizer, part.text) for part in plain]
     else:
         encoded = tokenizer.encode_many([part.text for part in plain])
     known = dict(zip(plain, encoded, strict=True))
     for part in parts:
         if part.escaped:
-            known[part] = _in_parts(tokenizer, part.text, [], list(part.escaped), continues=continues)
+            known[part] = _encode_in_parts(tokenizer, part.text, [], list(part.escaped), continues=continues)
     return known
 
 
-def _prefixes(tokenizer: ChatTokenizer) -> bool:
+def _adds_prefix(tokenizer: ChatTokenizer) -> bool:
     """Does the tokenizer treat the start of a text specially?"""
     if "prefixes" not in tokenizer.learnt:
         after, alone = tokenizer.encode("\nhello")[0], tokenizer.encode("hello")[0]
@@ -109,7 +109,7 @@ def _is_inside(encoded: Encoded, edge: int) -> bool:
     return number < len(encoded.ids) and bool(encoded.starts[number] < edge) and not bool(encoded.is_control[number])
 
 
-def _in_parts(
+def _encode_in_parts(
     tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]], *, continues: bool = False
 ) -> Offset:
     edges = sorted({0, len(text), *cuts, *(edge for pair in escaped for edge in pair)})
@@ -117,17 +117,17 @@ def _in_parts(
     ids, offsets = [], []
     for start, end in itertools.pairwise(edges):
         if start in plain:
-            part_ids, part_offsets = _as_text(tokenizer, text[start:end])
+            part_ids, part_offsets = _encode_as_text(tokenizer, text[start:end])
         elif start == 0 and not continues:
             part_ids, part_offsets = tokenizer.encode(text[:end])
         else:
-            part_ids, part_offsets = continuation(tokenizer, text[start:end])
+            part_ids, part_offsets = encode_continuation(tokenizer, text[start:end])
         ids.append(part_ids)
         offsets.append(part_offsets + start)
     return np.concatenate(ids), np.concatenate(offsets)
 
 
-def _as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Encode with a tokenizer that knows no added tokens."""
     if "plain" not in tokenizer.learnt:
         described = json.loads(tokenizer.backend.to_str())
@@ -142,7 +142,7 @@ def _as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], ND
     return ids, np.array([pair[1] for pair in pairs], dtype=np.int32).reshape(-1, 2) - 1
 
 
-def escaped_controls(
+def find_escaped_controls(
     tokenizer: ChatTokenizer, rendered: Rendered, regions: list[Region], controls: Controls
 ) -> list[tuple[int, int]]:
     """Where control tokens are meant as text: those that a message's own text spells out, outside what was generated.
@@ -150,12 +150,12 @@ def escaped_controls(
     if controls == "keep":
         return []
     generated = {region.message for region in regions}
-    found = []
+    escaped = []
     for piece in rendered.pieces:
         if piece.message in generated:
             continue
         for match in control_pattern(tokenizer).finditer(rendered.text, piece.start, piece.end):
             if controls == "refuse":
                 raise Refusal("control_tokens", f"its text contains {match.group()!r}", message=piece.message)
-            found.append((match.start(), match.end()))
-    return found
+            escaped.append((match.start(), match.end()))
+    return escaped

@@ -71,7 +71,7 @@ def write_items(output: Place, keys: list[str]) -> None:
 def scan_cache(output: Place) -> pl.LazyFrame:
     """Every row there is, whatever it was encoded for."""
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
-    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _parts(output))])
+    return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))])
 
 
 def read_sequences(output: Path, where: pl.Expr | None = None) -> Iterator[tuple[str, str, Sequence]]:
@@ -151,7 +151,7 @@ class _Rows:
     """The rows of the last run in a memory-mapped file; `frame` lists them in the order of the source."""
 
     def __init__(self, output: Path) -> None:
-        self._source = pa.memory_map(str(mapped_file(output)))
+        self._source = pa.memory_map(str(build_mapped_file(output)))
         reader = pa.ipc.open_file(self._source)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         self._batches = [{name: _column(batch.column(name)) for name in (*_ARRAYS, "report")} for batch in batches]
@@ -189,12 +189,12 @@ def _column(column: Any) -> tuple[Array, Any, Array | None]:
     return column.offsets.to_numpy(zero_copy_only=True), values, valid
 
 
-def mapped_file(output: Path) -> Path:
+def build_mapped_file(output: Path) -> Path:
     """The file to map, made of the Parquet files if it is not there for these parts and these items."""
     if not (output / ITEMS).is_file():
         raise TableError(f"{output}: no {ITEMS}; make one with: pairwright tokens SOURCE --tokenizer DIR -o {output}")
     digest = xxhash.xxh3_64((output / ITEMS).read_bytes())
-    for part in _parts(output):
+    for part in _list_parts(output):
         digest.update(part.name.encode())
     path = output / f"mapped-{digest.hexdigest()}.arrow"
     if not path.is_file():
@@ -212,19 +212,19 @@ def _write_mapped(path: Path, output: Path) -> None:
     types = {"mask": pa.list_(pa.uint8())}
     schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for part in _parts(output):
+        for part in _list_parts(output):
             table = pq.read_table(part, columns=[*_MAPPED, "refusal"], use_threads=False)
-            kept = [
+            is_wanted = [
                 key in wanted and refusal is None
                 for key, refusal in zip(table["key"].to_pylist(), table["refusal"].to_pylist(), strict=True)
             ]
             wanted.difference_update(set(table["key"].to_pylist()))
-            rows = table.filter(pa.array(kept, pa.bool_())).select(_MAPPED)
+            rows = table.filter(pa.array(is_wanted, pa.bool_())).select(_MAPPED)
             for batch in rows.cast(schema).combine_chunks().to_batches():
                 writer.write_batch(batch)
 
 
-def _parts(output: Place) -> Items[Place]:
+def _list_parts(output: Place) -> Items[Place]:
     return [output / name for name in list_names(output, missing_ok=True) if fnmatchcase(name, _PARTS)]
 
 

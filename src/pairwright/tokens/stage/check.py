@@ -11,7 +11,7 @@ import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.tokens.encode import encode_chat
-from pairwright.tokens.message_dialect import call_forms
+from pairwright.tokens.message_dialect import find_call_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.spans.regions import is_regular, locate
 from pairwright.tokens.template.tracked_messages import Chat, plain_chat
@@ -49,19 +49,19 @@ def check_template(tokenizer: Any) -> TemplateCheck:
     """Try a tokenizer's template."""
     ready = chat_tokenizer(tokenizer)
     renderer = ready.renderer(None)
-    arguments, empty = call_forms(ready, renderer)
+    arguments, empty = find_call_forms(ready, renderer)
     call = _call(arguments, empty)
     quirks = [
-        *_refused(ready, "plain", [_user("one"), _assistant("two")]),
-        *_refused(ready, "calls", [_user("one"), call, _result(), _assistant("two")]),
-        *_history(ready, call),
-        *_system(renderer),
-        *_tools(ready, renderer, call),
-        *_dropped(ready, call),
-        *_irregular(ready, renderer),
+        *_check_refusal(ready, "plain", [_user("one"), _assistant("two")]),
+        *_check_refusal(ready, "calls", [_user("one"), call, _result(), _assistant("two")]),
+        *_check_history(ready, call),
+        *_check_system(renderer),
+        *_check_tools(ready, renderer, call),
+        *_check_dropped(ready, call),
+        *_check_regular(ready, renderer),
     ]
     with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
-    supports_tools = not _refused(ready, "", with_call, [_TOOL]) and not any(
+    supports_tools = not _check_refusal(ready, "", with_call, [_TOOL]) and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
     )
     example = with_call if supports_tools else [_user("Which word?"), _assistant("It is a word.")]
@@ -97,7 +97,7 @@ def _result() -> Json:
     return {"role": "tool", "content": "a word", "tool_call_id": "zq0000000", "name": "zq_lookup"}
 
 
-def _refused(tokenizer: ChatTokenizer, name: str, chat: Chat, tools: list[Json] | None = None) -> list[Quirk]:
+def _check_refusal(tokenizer: ChatTokenizer, name: str, chat: Chat, tools: list[Json] | None = None) -> list[Quirk]:
     turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
     try:
         locate(tokenizer, plain_chat(chat), tools, turns)
@@ -106,7 +106,7 @@ def _refused(tokenizer: ChatTokenizer, name: str, chat: Chat, tools: list[Json] 
     return []
 
 
-def _history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
+def _check_history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     """Does one sequence hold for several turns, with reasoning and with calls?"""
     cases: list[tuple[str, Chat]] = [
         ("a second question", [_user("one"), _assistant("two"), _user("three"), _assistant("four")]),
@@ -118,13 +118,13 @@ def _history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
         ("a system message and a call", [{"role": "system", "content": "s"}, _user("one"), call, _result()]),
     ]
     for name, chat in cases:
-        for quirk in _refused(tokenizer, "", chat):
+        for quirk in _check_refusal(tokenizer, "", chat):
             if any(reason in quirk.detail for reason in ("context_differs", "history_rewritten", "not_continued")):
                 return [Quirk("rewrites_history", f"with {name}: {quirk.detail}")]
     return []
 
 
-def _renders(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) -> str:
+def _render_or_explain(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) -> str:
     """The text, or what the template says against it."""
     try:
         return renderer.text(plain_chat(chat), tools)
@@ -132,39 +132,39 @@ def _renders(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) ->
         return f"refused: {error}"
 
 
-def _system(renderer: Renderer) -> list[Quirk]:
+def _check_system(renderer: Renderer) -> list[Quirk]:
     system = {"role": "system", "content": "zqsystem"}
     quirks = []
-    first = _renders(renderer, [system, _user("one"), _assistant("two")])
+    first = _render_or_explain(renderer, [system, _user("one"), _assistant("two")])
     if "zqsystem" not in first:
         quirks.append(Quirk("refuses_system", first if first.startswith("refused") else "it is left out of the text"))
-    middle = _renders(renderer, [_user("one"), _assistant("two"), system, _user("three")])
+    middle = _render_or_explain(renderer, [_user("one"), _assistant("two"), system, _user("three")])
     if "zqsystem" not in middle:
         detail = middle if middle.startswith("refused") else "it is left out of the text"
         quirks.append(Quirk("refuses_system_in_the_middle", detail))
     return quirks
 
 
-def _tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> list[Quirk]:
+def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> list[Quirk]:
     quirks = []
-    if "zq_lookup" not in _renders(tokenizer.renderer([_TOOL]), [_user("one")], [_TOOL]):
+    if "zq_lookup" not in _render_or_explain(tokenizer.renderer([_TOOL]), [_user("one")], [_TOOL]):
         quirks.append(Quirk("no_tools", "tool schemas are left out of the text"))
-    called = _renders(renderer, [_user("one"), call])
+    called = _render_or_explain(renderer, [_user("one"), call])
     if "zq_lookup" not in called or called.startswith("refused"):
         quirks.append(Quirk("no_calls", called if called.startswith("refused") else "calls are left out of the text"))
-    answered = _renders(renderer, [_user("one"), call, {**_result(), "content": "zqresult"}])
+    answered = _render_or_explain(renderer, [_user("one"), call, {**_result(), "content": "zqresult"}])
     if "zqresult" not in answered:
         detail = answered if answered.startswith("refused") else "tool results are left out of the text"
         quirks.append(Quirk("no_results", detail))
     two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}
-    parallel = _renders(renderer, [_user("one"), two])
+    parallel = _render_or_explain(renderer, [_user("one"), two])
     if parallel.count("zebra") < 2 and "zebra" in called:
         detail = parallel if parallel.startswith("refused") else "only one of them is rendered"
         quirks.append(Quirk("no_parallel_calls", detail))
     return quirks
 
 
-def _dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
+def _check_dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     quirks = []
     cases = (
         ("drops_content", "text beside a call", {**call, "content": "zqtext"}, "content"),
@@ -181,7 +181,7 @@ def _dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     return quirks
 
 
-def _irregular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
+def _check_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
     if is_regular(tokenizer, renderer):
         return []
     return [

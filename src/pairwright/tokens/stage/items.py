@@ -60,7 +60,7 @@ class Source:
         self._recorded: dict[str, str] = {}
         if self.is_pairs and use_recorded:
             self._tables = source_tables(path, experience)
-            self._recorded = _recorded_rows(self._tables, self._sides_with_ids())
+            self._recorded = _find_recorded_rows(self._tables, self._sides_with_ids())
 
     def _sides_with_ids(self) -> pl.Series:
         """The ids of the experiences on sides that have recorded tokens."""
@@ -119,7 +119,7 @@ class Source:
                 if (key := self._pair_key(row)) not in known:
                     fresh.setdefault(key, row)
             uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
-            experiences = self._fetched({self._recorded[uid] for uid in uids if uid in self._recorded})
+            experiences = self._fetch({self._recorded[uid] for uid in uids if uid in self._recorded})
             for key, row in fresh.items():
                 prompt, chosen, rejected = (
                     _messages_of(row[name] or "[]") for name in ("prompt", "chosen", "rejected")
@@ -140,14 +140,14 @@ class Source:
             )
         return None
 
-    def _fetched(self, uids: set[str]) -> dict[str, Experience]:
+    def _fetch(self, uids: set[str]) -> dict[str, Experience]:
         """The experiences with these ids."""
-        found: dict[str, Experience] = {}
+        experiences: dict[str, Experience] = {}
         for table in self._tables if uids else ():
             rows = table.lazy().filter(pl.col("uid").is_in(sorted(uids)) & pl.col("num_tokens").is_not_null()).collect()
             for experience in from_arrow(rows.to_arrow()):
-                found.setdefault(experience.eid.uid, experience)
-        return found
+                experiences.setdefault(experience.eid.uid, experience)
+        return experiences
 
 
 def _item_of(key: str, experience: Experience) -> Item:
@@ -163,14 +163,14 @@ def _item_of(key: str, experience: Experience) -> Item:
     return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut)
 
 
-def _recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
+def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
     """Which of these ids have recorded tokens: id -> id of the row that holds them. The sides of a preference are in
     its row, whatever their own ids are."""
     rows: dict[str, str] = {}
     for table in tables:
         has_ids = table.lazy().filter(pl.col("num_tokens").is_not_null())
-        found = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
-        rows |= {uid: uid for uid in found if uid not in rows}
+        recorded = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
+        rows |= {uid: uid for uid in recorded if uid not in rows}
         preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
         for uid, *sides in preferences.iter_rows():
             eids = (msgspec.json.decode(side).get("eid") for side in sides)

@@ -47,14 +47,14 @@ def preview(
     with the title and the reason of at most `num` items that are refused."""
     options = {"allow_dropped": allow_dropped, "allow_images": allow_images}
     if path.is_file():
-        found = _of_file(path, tokenizer, options)
+        results = _preview_file(path, tokenizer, options)
     elif (path / ITEMS).is_file():
-        found = _of_cache(path, None if name is None else pl.col("id") == name)
+        results = _preview_cache(path, None if name is None else pl.col("id") == name)
     else:
-        found = _of_source(path, tokenizer, name, options, hints=hints)
+        results = _preview_source(path, tokenizer, name, options, hints=hints)
     sequences: list[Titled] = []
     reasons: list[str] = []
-    for title, result in found:
+    for title, result in results:
         if not isinstance(result, TokensError):
             sequences.append((title, result))
             if len(sequences) == num:
@@ -70,14 +70,14 @@ def preview(
     return sequences
 
 
-def _of_cache(path: Path, where: pl.Expr | None) -> Iterator[Result]:
+def _preview_cache(path: Path, where: pl.Expr | None) -> Iterator[Result]:
     for uid, _, detail in list_refusals(path, where):
         yield uid, TokensError(detail)
     for uid, side, sequence in read_sequences(path, where):
         yield f"{uid} {side}".strip(), sequence
 
 
-def _of_source(
+def _preview_source(
     path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: Hinter | None
 ) -> Iterator[Result]:
     try:
@@ -89,9 +89,9 @@ def _of_source(
         if name is None or item.id == name:
             try:
                 if hints is None:
-                    yield from _of_item(tokenizer, item, options)
+                    yield from _preview_item(tokenizer, item, options)
                 else:
-                    yield from _hinted(tokenizer, item, options, hints)
+                    yield from _preview_hinted(tokenizer, item, options, hints)
             except TokensError as error:
                 yield item.id, error
                 num_refused += 1
@@ -99,7 +99,7 @@ def _of_source(
                     return
 
 
-def _of_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
+def _preview_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> Iterator[Titled]:
     if item.experience is not None:
         sequences = encode_experience(
             tokenizer, item.experience, allow_dropped=options["allow_dropped"], allow_images=options["allow_images"]
@@ -115,7 +115,7 @@ def _of_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]) -> 
     yield f"{item.id} rejected", pair.rejected
 
 
-def _hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hinter: Hinter) -> Iterator[Titled]:
+def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hinter: Hinter) -> Iterator[Titled]:
     experience = item.experience
     if experience is None or not experience.errors:
         return
@@ -125,15 +125,15 @@ def _hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool], hint
         tools = list(experience.tools) or None
         start = len(experience.prompt)
         refuse_media_inputs(experience, allow=options["allow_images"])
-        for found in encode_distillations(
+        for distillation in encode_distillations(
             tokenizer, experience.messages, hints, tools, train_from=start, allow_dropped=options["allow_dropped"],
             allow_images=options["allow_images"],
         ):  # fmt: skip
-            yield f"{experience.eid.uid} student", found.student
-            yield f"{experience.eid.uid} teacher", found.teacher
+            yield f"{experience.eid.uid} student", distillation.student
+            yield f"{experience.eid.uid} teacher", distillation.teacher
 
 
-def _of_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]) -> Iterator[Result]:
+def _preview_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]) -> Iterator[Result]:
     for number, value in enumerate(_values(path), start=1):
         chat = {"messages": value} if isinstance(value, list) else value
         messages = chat.get("messages") if isinstance(chat, dict) else None
@@ -222,8 +222,8 @@ def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
     ]
 
 
-def painted_text(tokenizer: Any, sequence: Sequence) -> Text:
-    """For a terminal: `rich.print(painted_text(...))`. Newlines are shown."""
+def paint_text(tokenizer: Any, sequence: Sequence) -> Text:
+    """For a terminal: `rich.print(paint_text(...))`. Newlines are shown."""
     ready = chat_tokenizer(tokenizer)
     result = Text()
     for text, paint, trained in zip(token_texts(ready, sequence.ids), sequence.paint, sequence.mask, strict=True):
@@ -243,8 +243,8 @@ def legend() -> Text:
 def html_page(tokenizer: Any, sequences: Iterable[tuple[str, Sequence]], *, title: str = "tokens") -> str:
     """One self-contained page: a title and a sequence each; a token's id and message are told when pointed at."""
     ready = chat_tokenizer(tokenizer)
-    rules = "".join(f".p{int(paint)}{{background:{told[2]};color:{told[3]}}}" for paint, told in PALETTE.items())
-    names = "".join(f'<span class="p{int(paint)}">{html.escape(told[0])}</span> ' for paint, told in PALETTE.items())
+    rules = "".join(f".p{int(paint)}{{background:{entry[2]};color:{entry[3]}}}" for paint, entry in PALETTE.items())
+    names = "".join(f'<span class="p{int(paint)}">{html.escape(entry[0])}</span> ' for paint, entry in PALETTE.items())
     bodies = "".join(_article(ready, name, sequence) for name, sequence in sequences)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -263,9 +263,9 @@ def _article(tokenizer: ChatTokenizer, name: str, sequence: Sequence) -> str:
     texts = token_texts(tokenizer, sequence.ids)
     columns = (sequence.ids, sequence.paint, sequence.mask, sequence.message_index)
     for text, number, paint, trained, message in zip(texts, *columns, strict=True):
-        shown = html.escape(text).replace("\n", "⏎\n")
-        told = f"id {number}" + (f", message {message}" if message >= 0 else "")
-        spans.append(f'<span class="p{int(paint)}{" t" if trained else ""}" title="{told}">{shown}</span>')
+        visible = html.escape(text).replace("\n", "⏎\n")
+        tooltip = f"id {number}" + (f", message {message}" if message >= 0 else "")
+        spans.append(f'<span class="p{int(paint)}{" t" if trained else ""}" title="{tooltip}">{visible}</span>')
     facts = f"{len(sequence)} tokens, {sequence.num_trained} trained, {sequence.report.num_turns} turns"
     facts = html.escape("; ".join([facts, *describe_dropped(sequence)]))
     return f"<article><h2>{html.escape(name)}</h2><p>{facts}</p><pre>{''.join(spans)}</pre></article>"

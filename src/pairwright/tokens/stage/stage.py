@@ -73,18 +73,18 @@ def encode_source(
     keys = list(read.keys())
     done = num_cached = len(known.intersection(keys))
     engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
-    for rows in engine.map(partial(encode_items, options=options), _tasks(read.items(known))):
+    for rows in engine.map(partial(encode_items, options=options), _split_tasks(read.items(known))):
         write_part(output, rows)
         done += len({row["key"] for row in rows})
         progress(done, len(keys))
     write_items(output, keys)
-    found = count_items(output, keys, num_cached) | {
+    manifest = count_items(output, keys, num_cached) | {
         "source": str(source),
         "tokenizer": tokenizer_hash,
         "options": options.content(),
     }
-    write_bytes(output / "manifest.json", msgspec.json.format(msgspec.json.encode(found)))
-    return found
+    write_bytes(output / "manifest.json", msgspec.json.format(msgspec.json.encode(manifest)))
+    return manifest
 
 
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
@@ -105,7 +105,7 @@ def folder_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
+def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     """A few hundred items at a time."""
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
@@ -125,14 +125,14 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
             try:
                 rows += _experience_rows(tokenizer, item, item.experience, options)
             except TokensError as error:
-                rows.append(_refused(item, error))
+                rows.append(_refusal_row(item, error))
     compared = [item for item in items if item.experience is None]
-    for item, found in zip(compared, _pairs(tokenizer, compared, options), strict=True):
-        if isinstance(found, TokensError):
-            rows.append(_refused(item, found))
+    for item, encoded in zip(compared, _encode_pairs(tokenizer, compared, options), strict=True):
+        if isinstance(encoded, TokensError):
+            rows.append(_refusal_row(item, encoded))
             continue
-        sides = ("chosen", found.chosen), ("rejected", found.rejected)
-        rows += [_row(item, side, 0, sequence) | {"prompt_length": found.prompt_length} for side, sequence in sides]
+        sides = ("chosen", encoded.chosen), ("rejected", encoded.rejected)
+        rows += [_row(item, side, 0, sequence) | {"prompt_length": encoded.prompt_length} for side, sequence in sides]
     return rows
 
 
@@ -150,7 +150,9 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
     return [_row(item, "", number, sequence) for number, sequence in enumerate(sequences)]
 
 
-def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig) -> Iterator[EncodedPair | TokensError]:
+def _encode_pairs(
+    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
+) -> Iterator[EncodedPair | TokensError]:
     compared = (
         PairMessages(item.prompt, item.chosen, item.rejected, list(item.tools) or None, item.sources, item.cut)
         for item in items
@@ -162,7 +164,7 @@ def _pairs(tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig) -
     )  # fmt: skip
 
 
-def _refused(item: Item, error: TokensError) -> Json:
+def _refusal_row(item: Item, error: TokensError) -> Json:
     reason = error.reason if isinstance(error, Refusal) else "template_error"
     return {"key": item.key, "id": item.id, "side": "", "refusal": reason, "detail": str(error)}
 
@@ -221,16 +223,16 @@ class Encoded:
         """Both sides of a pair in colours, trained tokens underlined: shown by notebooks and by `rich.print`."""
         from rich.text import Text
 
-        from pairwright.tokens.stage.preview import legend, painted_text
+        from pairwright.tokens.stage.preview import legend, paint_text
 
         if self.tokenizer is None:
             raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")
         ready = ChatTokenizer.from_folder(str(self.tokenizer))
-        pair, shown = self[position], legend()
+        pair, text = self[position], legend()
         for name, side in (("chosen", pair.chosen), ("rejected", pair.rejected)):
             title = f"\n{name}: {len(side)} tokens, {side.num_trained} trained\n"
-            shown = Text.assemble(shown, (title, "bold"), painted_text(ready, side))
-        return shown
+            text = Text.assemble(text, (title, "bold"), paint_text(ready, side))
+        return text
 
     def batches(
         self, size: int, *, split: str = "train", seed: int | None = None, multiple_of: int = 1
@@ -393,7 +395,9 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     read = open_source(source, tokenizer_hash, options)
     encoded = set(pl.read_parquet(tokens / ITEMS)["key"].to_list())
     keys = set(read.keys())
-    if keys == encoded or (read.is_pairs and read.lacks_recorded() and _ids(source) == _encoded_ids(tokens)):
+    # The key of a pair depends on its recorded ids; without the experience table only the ids of pairs can be compared.
+    lacks_table = keys != encoded and read.is_pairs and read.lacks_recorded()
+    if keys == encoded or (lacks_table and _read_pair_ids(source) == _read_encoded_ids(tokens)):
         return manifest
     raise TableError(
         f"{tokens}: not the sequences of {source} as it is: {len(keys - encoded):,} of its {len(keys):,} items are not "
@@ -401,11 +405,11 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     )
 
 
-def _ids(pairs: Path) -> set[str]:
+def _read_pair_ids(pairs: Path) -> set[str]:
     return {name for batch in pair_batches(pairs, ["id"]) for name in batch.column("id").to_pylist()}
 
 
-def _encoded_ids(tokens: Path) -> set[str]:
+def _read_encoded_ids(tokens: Path) -> set[str]:
     """The ids of the items of the last run. A pair's id is a hash of its content."""
     keys = pl.scan_parquet(tokens / ITEMS)
     return set(scan_cache(tokens).join(keys, on="key", how="semi").select("id").collect()["id"].to_list())

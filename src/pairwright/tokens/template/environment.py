@@ -26,7 +26,7 @@ from pairwright.tokens.refusals import TemplateLimit
 from pairwright.tokens.template.limits import Limits
 from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_messages import OwnedDict, PlainDict
-from pairwright.tokens.template.tracked_str import Owned, join, join_with, owned, replace
+from pairwright.tokens.template.tracked_str import Owned, join, join_with, replace, track
 
 # Text that templates build with `format`, `%`, `join`, `replace`: what Python gives, with owners, of bounded size.
 
@@ -44,7 +44,9 @@ class TextBuilder:
             self.limits.charge_nested(value)
         return str(value)
 
-    def formatted(self, pattern: str, args: tuple[Any, ...], kwargs: Any, numbers: Iterator[int] | None = None) -> str:
+    def format_text(
+        self, pattern: str, args: tuple[Any, ...], kwargs: Any, numbers: Iterator[int] | None = None
+    ) -> str:
         formatter, parts = SandboxedFormatter(self.environment), []
         numbers = itertools.count() if numbers is None else numbers
         for literal, field, spec, conversion in string.Formatter().parse(pattern):
@@ -54,14 +56,14 @@ class TextBuilder:
             if field == "" or field[0] in ".[":
                 field = f"{next(numbers)}{field}"
             value, _ = formatter.get_field(field, args, kwargs)
-            spec = self.formatted(spec, args, kwargs, numbers) if spec else ""
+            spec = self.format_text(spec, args, kwargs, numbers) if spec else ""
             if isinstance(value, str) and not spec and not conversion:
                 parts.append(value)
                 continue
             self._check_digits(spec)
             self.limits.charge_nested(value)
             text = formatter.format_field(formatter.convert_field(value, conversion), spec)
-            parts.append(owned_as(value, text))
+            parts.append(keep_owner(value, text))
         self.limits.charge(sum(map(len, parts)))
         return join(parts)
 
@@ -92,7 +94,7 @@ class TextBuilder:
         if "*" in spec and "%" in spec:
             raise TemplateLimit("the chat template formats with a width that is computed")
 
-    def joined(self, separator: str, values: Iterable[Any] = ()) -> str:
+    def join_texts(self, separator: str, values: Iterable[Any] = ()) -> str:
         parts = []
         for value in values:
             self.limits.tick()
@@ -100,16 +102,16 @@ class TextBuilder:
         self.limits.charge(sum(len(part) + len(separator) for part in parts if isinstance(part, str)))
         return join_with(separator, parts)
 
-    def replaced(self, text: str, old: str, new: str, count: int = -1) -> str:
+    def replace_text(self, text: str, old: str, new: str, count: int = -1) -> str:
         times = text.count(old)
         self.limits.charge(len(text) + times * len(new))
         return replace(text, old, new, count)
 
 
-def owned_as(source: Any, text: str) -> str:
+def keep_owner(source: Any, text: str) -> str:
     """Text made of one value: its owner's where there is one owner."""
     if isinstance(source, Owned) and len(source._runs) == 1:
-        return owned(text, source._runs[0][1])
+        return track(text, source._runs[0][1])
     return text
 
 
@@ -138,7 +140,7 @@ class _Generator(CodeGenerator):
 
     def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: Frame) -> None:  # noqa: N802
         is_slice = isinstance(node.arg, jinja2.nodes.Slice)
-        self.write("environment.charged(" if is_slice else "")
+        self.write("environment.charge_value(" if is_slice else "")
         super().visit_Getitem(node, frame)
         self.write(")" if is_slice else "")
 
@@ -194,7 +196,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.texts = TextBuilder(self, limits)
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols],
-            finalize=self.printed,
+            finalize=self.print_value,
         )  # fmt: skip
         self.clock = clock
         self.tracking = True  # False while nothing is owned
@@ -228,7 +230,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Read at the start of every loop iteration."""
         self.limits.tick()
 
-    def charged(self, value: Any) -> Any:
+    def charge_value(self, value: Any) -> Any:
         if isinstance(value, str | list | tuple):
             self.limits.charge(len(value))
         return value
@@ -239,7 +241,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.limits.charge(sum(map(len, parts)))
         return join(parts)
 
-    def printed(self, value: Any) -> str:
+    def print_value(self, value: Any) -> str:
         """What `{{ value }}` prints."""
         return value if type(value) is Owned or isinstance(value, str) else self.texts.text_of(value)
 
@@ -247,13 +249,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(parts, list):
             self.limits.charge(sum(map(len, parts)))
             return join(parts)
-        kept: list[str] = []
+        collected: list[str] = []
         chunks = iter(parts)
         while chunk := list(itertools.islice(chunks, 1024)):
             self.limits.check_time()
             self.limits.charge(1024 + sum(map(len, chunk)))
-            kept += chunk
-        return join(kept)
+            collected += chunk
+        return join(collected)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As the sandbox does, without the detour for a key of a plain mapping."""
@@ -296,9 +298,9 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 __self.limits.charge(_width(name, args, kwargs))
             elif name in _FLOW:
                 if name == "join":
-                    return __self.texts.joined(receiver, *args)
+                    return __self.texts.join_texts(receiver, *args)
                 if name == "replace" and len(args) in (2, 3) and not kwargs:
-                    return __self.texts.replaced(receiver, *args)
+                    return __self.texts.replace_text(receiver, *args)
                 __self.limits.charge(len(receiver))
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -310,8 +312,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return None
         receiver = value.__self__
         if value.__name__ == "format_map":
-            return lambda mapping: self.texts.formatted(receiver, (), mapping)
-        return lambda *args, **kwargs: self.texts.formatted(receiver, args, kwargs)
+            return lambda mapping: self.texts.format_text(receiver, (), mapping)
+        return lambda *args, **kwargs: self.texts.format_text(receiver, args, kwargs)
 
     def _tojson(
         self,
@@ -330,10 +332,10 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _filter_join(self, value: Iterable[Any], d: str = "", attribute: Any = None) -> str:
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(self, attribute), value)
-        return self.texts.joined(self.texts.text_of(d), [self.texts.text_of(item) for item in value])
+        return self.texts.join_texts(self.texts.text_of(d), [self.texts.text_of(item) for item in value])
 
     def _filter_replace(self, value: Any, old: str, new: str, count: int | None = None) -> str:
-        return self.texts.replaced(
+        return self.texts.replace_text(
             self.texts.text_of(value), self.texts.text_of(old), self.texts.text_of(new), -1 if count is None else count
         )
 
@@ -343,7 +345,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         total = start
         for item in iterable:
             self.limits.tick()
-            total = self.charged(total + item)
+            total = self.charge_value(total + item)
         return total
 
     def _filter_format(self, value: Any, *args: Any, **kwargs: Any) -> str:
@@ -355,7 +357,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """A filter whose results are charged; `keeps_owner`: text of one owner stays that owner's."""
 
         @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
             for number in (*args, *kwargs.values()):
                 if type(number) is int and number > 1000:
@@ -365,12 +367,12 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.limits.charge(len(result))
                 if keeps_owner and type(result) is not Owned:
                     source = next((value for value in args if isinstance(value, str)), "")
-                    return owned_as(source, str(result)) if type(result) is str else result
+                    return keep_owner(source, str(result)) if type(result) is str else result
             elif isinstance(result, list | tuple):
                 self.limits.charge(len(result))
             return result
 
-        return counted
+        return wrapper
 
 
 def _width(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

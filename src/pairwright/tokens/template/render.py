@@ -20,7 +20,7 @@ from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError, TemplateLimit
 from pairwright.tokens.template.environment import ChatEnvironment, Clock
 from pairwright.tokens.template.limits import SECONDS, Limits
-from pairwright.tokens.template.tracked_messages import Chat, keeping_json, marked, plain_chat, plain_data
+from pairwright.tokens.template.tracked_messages import Chat, cache_json, plain_chat, plain_data, track_chat
 from pairwright.tokens.template.tracked_str import FIELDS, TEMPLATE, Run, runs_of
 
 __all__ = ["Piece", "Rendered", "Template", "plain_chat"]
@@ -74,7 +74,7 @@ class Template:
     def render(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> Rendered:
         """The conversation with provenance; `prompt` adds the generation prompt."""
         self._environment.tracking = True
-        text = self._render(marked(chat), tools, prompt)
+        text = self._render(track_chat(chat), tools, prompt)
         return Rendered(str.__str__(text), pieces_of(runs_of(text)))
 
     def text(self, chat: Chat, tools: list[Json] | None = None, *, prompt: bool = False) -> str:
@@ -90,7 +90,7 @@ class Template:
     def _render(self, chat: Chat, tools: list[Json] | None, prompt: bool) -> str:
         self._limits.begin(chat)
         if tools is not self._tools[0]:  # one list of tools serves a whole file: its JSON is written once
-            self._tools = (tools, None if tools is None else keeping_json(tools))
+            self._tools = (tools, None if tools is None else cache_json(tools))
         try:
             return self._compiled.render(
                 {

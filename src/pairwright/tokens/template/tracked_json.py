@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pairwright.tokens.template.tracked_messages import OwnedDict, OwnedFloat, OwnedInt, OwnedList, PlainDict, PlainList
-from pairwright.tokens.template.tracked_str import Owned, join, owned
+from pairwright.tokens.template.tracked_str import Owned, join, track
 
 _PLAIN = (type(None), bool, int, float, str)
 
@@ -33,7 +33,7 @@ def to_json(
         text: str = value._json[dumps]
         return text
     if isinstance(value, OwnedDict | OwnedList | OwnedInt | OwnedFloat):
-        return owned(dumps(value), value._owner)
+        return track(dumps(value), value._owner)
     if kind is Owned:
         return _string(value, ensure_ascii)
     if not tracking or not _holds_owned(value):
@@ -71,7 +71,7 @@ def _string(value: Owned, ensure_ascii: bool) -> str:
     out, position, plain = ['"'], 0, str.__str__(value)
     for length, owner in value._runs:
         text = json.dumps(plain[position : position + length], ensure_ascii=ensure_ascii)[1:-1]
-        out.append(owned(text, owner))
+        out.append(track(text, owner))
         position += length
     return join([*out, '"'])
 
@@ -99,7 +99,7 @@ class _Writer:
         else:
             text = json.dumps(value, ensure_ascii=self.ensure_ascii)
             owner = getattr(value, "_owner", None)
-            self.out.append(text if owner is None else owned(text, owner))
+            self.out.append(text if owner is None else track(text, owner))
 
     def _dict(self, value: dict[Any, Any], newline: str) -> None:
         items = sorted(value.items()) if self.sort_keys else list(value.items())
@@ -119,7 +119,7 @@ class _Writer:
         owner = getattr(value, "_owner", None)
 
         def put(text: str) -> None:
-            self.out.append(text if owner is None else owned(text, owner))
+            self.out.append(text if owner is None else track(text, owner))
 
         if not items:
             put(brackets)

@@ -5,10 +5,11 @@ that templates read), so that both render the same text.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from pairwright.records.messages import Json
-from pairwright.tokens.template.tracked_str import CALL, CALL_ID, CONTENT, FIELDS, NAME, OTHER, REASONING, owned
+from pairwright.tokens.template.tracked_str import CALL, CALL_ID, CONTENT, FIELDS, NAME, OTHER, REASONING, track
 
 Chat = list[Json]
 
@@ -25,14 +26,14 @@ class OwnedInt(int):
     _owner: int
 
     def __str__(self) -> str:
-        return owned(int.__repr__(self), self._owner)
+        return track(int.__repr__(self), self._owner)
 
 
 class OwnedFloat(float):
     _owner: int
 
     def __str__(self) -> str:
-        return owned(float.__repr__(self), self._owner)
+        return track(float.__repr__(self), self._owner)
 
 
 class OwnedDict(dict[Any, Any]):
@@ -89,66 +90,67 @@ def plain_data(value: Any) -> Any:
     return f"<{type(value).__name__}>"
 
 
-def keeping_json(value: Any) -> Any:
+def cache_json(value: Any) -> Any:
     """Tool schemas, rebuilt so that `tojson` of each part is written once and not on every render."""
     if isinstance(value, Mapping):
-        mapping = PlainDict({plain_data(key): keeping_json(item) for key, item in value.items()})
+        mapping = PlainDict({plain_data(key): cache_json(item) for key, item in value.items()})
         mapping._json = {}
         return mapping
     if isinstance(value, list | tuple):
-        items = PlainList(keeping_json(item) for item in value)
+        items = PlainList(cache_json(item) for item in value)
         items._json = {}
         return items
     return plain_data(value)
 
 
-def marked(chat: Chat) -> Chat:
+def track_chat(chat: Chat) -> Chat:
     """The chat with every string owned by (message, field); roles and types stay template text."""
-    return [_marked_message(message, number * FIELDS) for number, message in enumerate(chat)]
-
-
-def _marked_message(message: Json, owner: int) -> Json:
-    result: Json = {}
-    for key, value in message.items():
-        if type(value) is str:
-            result[key] = value if key == "role" else owned(value, owner + _FIELD_OF.get(key, OTHER))
-        elif key == "tool_calls" and isinstance(value, list):
-            result[key] = [_marked_call(call, owner) for call in value]
-        else:
-            result[key] = _marked_value(value, owner + _FIELD_OF.get(key, OTHER))
+    result: Chat = []
+    for number, message in enumerate(chat):
+        owner = number * FIELDS
+        tracked: Json = {}
+        for key, value in message.items():
+            if type(value) is str:
+                tracked[key] = value if key == "role" else track(value, owner + _FIELD_OF.get(key, OTHER))
+            elif key == "tool_calls" and isinstance(value, list):
+                tracked[key] = list(map(_track_call, value, repeat(owner)))
+            else:
+                tracked[key] = _track_value(value, owner + _FIELD_OF.get(key, OTHER))
+        result.append(tracked)
     return result
 
 
-def _marked_call(call: Any, owner: int) -> Any:
+def _track_call(call: Any, owner: int) -> Any:
     """A call keeps its shape; its arguments become one piece."""
     if not isinstance(call, dict):
-        return _marked_value(call, owner + CALL)
+        return _track_value(call, owner + CALL)
     result: Json = {}
     for key, value in call.items():
         if key == "function":
-            result[key] = _marked_call(value, owner)
+            result[key] = _track_call(value, owner)
         elif key in ("arguments", "parameters", "input"):
-            result[key] = _owned_value(value, owner + CALL)
+            result[key] = _track_arguments(value, owner + CALL)
         else:
             field = CALL_ID if key == "id" else CALL
-            result[key] = value if key == "type" else _marked_value(value, owner + field)
+            result[key] = value if key == "type" else _track_value(value, owner + field)
     return result
 
 
-def _marked_value(value: Any, owner: int) -> Any:
+def _track_value(value: Any, owner: int) -> Any:
+    """A value whose strings belong to the owner; numbers, keys and containers stay template text."""
     if type(value) is str:
-        return owned(value, owner)
+        return track(value, owner)
     if isinstance(value, dict):
-        return {key: item if key in ("type", "role") else _marked_value(item, owner) for key, item in value.items()}
+        return {key: item if key in ("type", "role") else _track_value(item, owner) for key, item in value.items()}
     if isinstance(value, list):
-        return [_marked_value(item, owner) for item in value]
+        return [_track_value(item, owner) for item in value]
     return value
 
 
-def _owned_value(value: Any, owner: int) -> Any:
+def _track_arguments(value: Any, owner: int) -> Any:
     """A value that the model wrote as a whole: keys, numbers and containers belong to it as well as strings."""
     if type(value) is str:
-        return owned(value, owner)
+        return track(value, owner)
     if type(value) is int:
         number = OwnedInt(value)
         number._owner = owner
@@ -158,11 +160,13 @@ def _owned_value(value: Any, owner: int) -> Any:
         real._owner = owner
         return real
     if isinstance(value, dict):
-        mapping = OwnedDict({owned(key, owner): _owned_value(item, owner) for key, item in value.items()})
+        mapping = OwnedDict()
+        for key, item in value.items():
+            mapping[track(key, owner)] = _track_arguments(item, owner)
         mapping._owner = owner
         return mapping
     if isinstance(value, list):
-        items = OwnedList(_owned_value(item, owner) for item in value)
+        items = OwnedList(map(_track_arguments, value, repeat(owner)))
         items._owner = owner
         return items
     return value

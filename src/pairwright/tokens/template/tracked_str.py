@@ -4,7 +4,7 @@ Invariants: the lengths of the runs add up to the length of the text; the text o
 gives. An owner is `message * FIELDS + field`, TEMPLATE is text that no message owns. Empty text keeps a run of length
 zero, so that an empty message still has a position.
 
->>> text = "<user>" + owned("  hi ", 8).strip() + "</user>"
+>>> text = "<user>" + track("  hi ", 8).strip() + "</user>"
 >>> text, runs_of(text)
 ('<user>hi</user>', ((6, -1), (2, 8), (7, -1)))
 """
@@ -20,16 +20,18 @@ FIELDS = 8
 CONTENT, REASONING, CALL, CALL_ID, NAME, OTHER = range(6)
 
 
-def owned(text: str, owner: int) -> "Owned":
+def track(text: str, owner: int) -> "Owned":
     """Text that belongs to one owner."""
-    return _with(text, ((len(text), owner),))
+    result = str.__new__(Owned, text)  # as `_attach_runs`, without a call: this is the innermost step of a render
+    result._runs = ((len(text), owner),)
+    return result
 
 
 def runs_of(text: str) -> Runs:
     return text._runs if isinstance(text, Owned) else ((len(text), TEMPLATE),)
 
 
-def _with(text: str, runs: Runs) -> "Owned":
+def _attach_runs(text: str, runs: Runs) -> "Owned":
     result = str.__new__(Owned, text)
     result._runs = runs
     return result
@@ -47,7 +49,7 @@ def join(parts: Iterable[str]) -> str:
             runs.extend(part._runs)
         elif part:
             runs.append((len(part), TEMPLATE))
-    return text if plain else _with(text, tuple(runs))
+    return text if plain else _attach_runs(text, tuple(runs))
 
 
 def join_with(separator: str, parts: Iterable[Any]) -> str:
@@ -69,33 +71,35 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
         return str.replace(text, old, new, limit)
     plain, pieces, position, done = str.__str__(text), [], 0, 0
     while limit < 0 or done < limit:
-        found = plain.find(old, position + (1 if not old and done else 0))
-        if found < 0 or (not old and found > len(plain)):
+        index = plain.find(old, position + (1 if not old and done else 0))
+        if index < 0 or (not old and index > len(plain)):
             break
-        pieces += [text[position:found], new]
-        position, done = found + len(old), done + 1
+        pieces += [text[position:index], new]
+        position, done = index + len(old), done + 1
     return join([*pieces, text[position:]])
 
 
 def _cut(runs: Runs, start: int, stop: int) -> Runs:
     """The runs of `text[start:stop]`; at least one run, of length zero if nothing is left."""
-    kept: list[Run] = []
+    inside: list[Run] = []
     position, last = 0, TEMPLATE
     for length, owner in runs:
         low, high = max(start, position), min(stop, position + length)
         if low < high or (length == 0 and start <= position <= stop):
-            kept.append((high - low, owner))
+            inside.append((high - low, owner))
         if position <= start:
             last = owner
         position += length
-    return tuple(kept) or ((0, last),)
+    return tuple(inside) or ((0, last),)
 
 
-def _padded(text: "Owned", result: str) -> "Owned":
+def _pad(text: "Owned", result: str) -> "Owned":
     """The text with fill characters around it."""
     before = result.find(str.__str__(text))
     after = len(result) - before - len(text)
-    return _with(result, (((before, TEMPLATE),) if before else ()) + text._runs + ((after, TEMPLATE),) * bool(after))
+    return _attach_runs(
+        result, (((before, TEMPLATE),) if before else ()) + text._runs + ((after, TEMPLATE),) * bool(after)
+    )
 
 
 class Owned(str):
@@ -106,40 +110,42 @@ class Owned(str):
 
     def __new__(cls, text: object = "") -> "Owned":
         plain = str(text)
-        return _with(plain, runs_of(plain))
+        return _attach_runs(plain, runs_of(plain))
 
     def __str__(self) -> str:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_with, (str.__str__(self), self._runs))
+        return (_attach_runs, (str.__str__(self), self._runs))
 
     def __add__(self, other: str) -> str:
         text = str.__add__(self, other)
-        return _with(text, self._runs + (other._runs if type(other) is Owned else ((len(other), TEMPLATE),)))
+        return _attach_runs(text, self._runs + (other._runs if type(other) is Owned else ((len(other), TEMPLATE),)))
 
     def __radd__(self, other: str) -> str:
         if not isinstance(other, str):
             return NotImplemented
-        return _with(str.__add__(other, self), ((len(other), TEMPLATE), *self._runs))
+        return _attach_runs(str.__add__(other, self), ((len(other), TEMPLATE), *self._runs))
 
     def __mul__(self, count: SupportsIndex) -> str:
-        return _with(str.__mul__(self, count), self._runs * max(count.__index__(), 0) or ((0, self._runs[0][1]),))
+        return _attach_runs(
+            str.__mul__(self, count), self._runs * max(count.__index__(), 0) or ((0, self._runs[0][1]),)
+        )
 
     __rmul__ = __mul__
 
     def __getitem__(self, key: SupportsIndex | slice) -> str:
         text = str.__getitem__(self, key)
         if len(self._runs) == 1:
-            return _with(text, ((len(text), self._runs[0][1]),))
+            return _attach_runs(text, ((len(text), self._runs[0][1]),))
         if not isinstance(key, slice):
             position = key.__index__() % len(self)
-            return _with(text, tuple(run for run in _cut(self._runs, position, position + 1) if run[0]))
+            return _attach_runs(text, tuple(run for run in _cut(self._runs, position, position + 1) if run[0]))
         start, stop, step = key.indices(len(self))
         if step == 1:
-            return _with(text, _cut(self._runs, start, max(start, stop)))
+            return _attach_runs(text, _cut(self._runs, start, max(start, stop)))
         owners = [owner for length, owner in self._runs for _ in range(length)]
-        return _with(text, tuple((1, owner) for owner in owners[key]) or ((0, TEMPLATE),))
+        return _attach_runs(text, tuple((1, owner) for owner in owners[key]) or ((0, TEMPLATE),))
 
     def __iter__(self) -> Iterator[str]:
         for position in range(len(self)):
@@ -221,51 +227,51 @@ class Owned(str):
     def join(self, parts: Iterable[Any], /) -> str:
         return join_with(self, parts)
 
-    def _mapped(self, result: str, character: Callable[[str], str]) -> str:
+    def _map_characters(self, result: str, character: Callable[[str], str]) -> str:
         """A change of case: one character may become several."""
         if len(self._runs) == 1:
-            return _with(result, ((len(result), self._runs[0][1]),))
+            return _attach_runs(result, ((len(result), self._runs[0][1]),))
         if len(result) == len(self):
-            return _with(result, self._runs)
+            return _attach_runs(result, self._runs)
         runs, position, plain = [], 0, str.__str__(self)
         for length, owner in self._runs:
             runs.append((sum(len(character(char)) for char in plain[position : position + length]), owner))
             position += length
-        return _with(result, tuple(runs)) if sum(run[0] for run in runs) == len(result) else result
+        return _attach_runs(result, tuple(runs)) if sum(run[0] for run in runs) == len(result) else result
 
     def lower(self) -> str:
-        return self._mapped(str.lower(self), str.lower)
+        return self._map_characters(str.lower(self), str.lower)
 
     def upper(self) -> str:
-        return self._mapped(str.upper(self), str.upper)
+        return self._map_characters(str.upper(self), str.upper)
 
     def casefold(self) -> str:
-        return self._mapped(str.casefold(self), str.casefold)
+        return self._map_characters(str.casefold(self), str.casefold)
 
     def swapcase(self) -> str:
-        return self._mapped(str.swapcase(self), str.swapcase)
+        return self._map_characters(str.swapcase(self), str.swapcase)
 
     def title(self) -> str:
-        return self._mapped(str.title(self), str.title)
+        return self._map_characters(str.title(self), str.title)
 
     def capitalize(self) -> str:
-        return self._mapped(str.capitalize(self), str.capitalize)
+        return self._map_characters(str.capitalize(self), str.capitalize)
 
     def translate(self, table: Any, /) -> str:
-        return self._mapped(str.translate(self, table), lambda char: str.translate(char, table))
+        return self._map_characters(str.translate(self, table), lambda char: str.translate(char, table))
 
     def expandtabs(self, tabsize: SupportsIndex = 8) -> str:
-        return self._mapped(str.expandtabs(self, tabsize), lambda char: char)
+        return self._map_characters(str.expandtabs(self, tabsize), lambda char: char)
 
     def center(self, width: SupportsIndex, fill: str = " ", /) -> str:
-        return _padded(self, str.center(self, width, fill))
+        return _pad(self, str.center(self, width, fill))
 
     def ljust(self, width: SupportsIndex, fill: str = " ", /) -> str:
-        return _padded(self, str.ljust(self, width, fill))
+        return _pad(self, str.ljust(self, width, fill))
 
     def rjust(self, width: SupportsIndex, fill: str = " ", /) -> str:
-        return _padded(self, str.rjust(self, width, fill))
+        return _pad(self, str.rjust(self, width, fill))
 
     def zfill(self, width: SupportsIndex, /) -> str:
         result = str.zfill(self, width)
-        return self if len(result) == len(self) else _with(result, ((len(result), self._runs[0][1]),))
+        return self if len(result) == len(self) else _attach_runs(result, ((len(result), self._runs[0][1]),))

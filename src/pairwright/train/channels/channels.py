@@ -76,12 +76,12 @@ class Channel(Protocol):
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]: ...
     @property
     def num_items(self) -> int: ...
-    def held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[Held]:
         """The sequences of an item, for the ledger."""
         ...
 
     @property
-    def refused(self) -> dict[str, str]:
+    def refusals(self) -> dict[str, str]:
         """What could not be encoded: id -> reason."""
         ...
 
@@ -155,7 +155,7 @@ def load_channels(
 ) -> list[Any]:
     """The channels that have a weight, their data encoded and their reference computed."""
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
-    show = _shown(progress, "encode")
+    show = _report_to(progress, "encode")
     folders = TokenFolders(tokens, output / "tokens")
     # one process encodes; the others then find everything in the cache
     if not ranks.is_first:
@@ -166,27 +166,27 @@ def load_channels(
     if pairs is not None and (weights.dpo or weights.sft):
         pair_data = load_pairs(pairs, options=options, show=show, where=settings.where, **folders.of("pairs"))
     if weights.dpo:
-        data = _given(pair_data, "dpo", "--pairs")
+        data = _require(pair_data, "dpo", "--pairs")
         channels.append(PreferenceChannel(data, settings.dpo, weights.dpo, _order(config, data.train, data), limits))
     if weights.sft:
-        likely = _chosen(pair_data) if pair_data is not None else None
+        likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
             load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
-            likely = _runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
-        likely = _given(likely, "sft", "--pairs or --experience")
+            likely = _likely_of_runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
+        likely = _require(likely, "sft", "--pairs or --experience")
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
     if pair_data is not None and pair_data.curriculum is not None:
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
-        source = _given(experience, "grpo", "--experience")
+        source = _require(experience, "grpo", "--experience")
         runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
         channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
     if weights.sdpo:
-        source = _given(experience, "sdpo", "--experience")
-        found = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
-        order = _order(config, np.arange(len(found.items)))
-        channels.append(DistillChannel(found, settings.sdpo, weights.sdpo, order, limits))
+        source = _require(experience, "sdpo", "--experience")
+        hinted = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
+        order = _order(config, np.arange(len(hinted.items)))
+        channels.append(DistillChannel(hinted, settings.sdpo, weights.sdpo, order, limits))
         folders.encoded.append("hinted turns")
     channels[0].notes += folders.describe()
     if ranks.is_first:
@@ -221,20 +221,20 @@ def _compute_references(
     wanted = [make for channel in wanting for _, make in channel.reference_trees()]
     lacking = [make for make in wanted if known.lacks(make())]
     ranks.wait()  # nobody adds anything until all know what is lacking, so that the shares are shares of one list
-    show = _shown(progress, "reference")
+    show = _report_to(progress, "reference")
     if lacking:
         scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
         scorer.model.eval()
         mine = ranks.share(lacking)
         done = 0
 
-        def shown(more: int) -> None:
+        def advance(more: int) -> None:
             nonlocal done
             done += more
             show(done, len(mine))
 
         batches = _batches(mine, settings.micro_batch_tokens)
-        known.add(scorer, batches, ranks, lambda: [lacking[0]()], shown)
+        known.add(scorer, batches, ranks, lambda: [lacking[0]()], advance)
         scorer.settle()
         ranks.wait()
         known.refresh()
@@ -268,7 +268,7 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                 )
 
 
-def _chosen(data: PairData) -> Likely:
+def _likely_of_pairs(data: PairData) -> Likely:
     def tree(item: int) -> Tree:
         pair = data.tree(item)
         return Tree(pair.prompt, pair.branches[:1], pair.masks[:1])
@@ -277,17 +277,17 @@ def _chosen(data: PairData) -> Likely:
         tree=tree,
         num_tokens=lambda item: int(data.pairs.lengths[item, 0]),
         identity=lambda item: data.pairs.ids[item],
-        held=lambda item: data.held(item)[:1],
+        list_held=lambda item: data.list_held(item)[:1],
         weights=data.weights,
         train=data.train,
         validation=data.validation,
         counts=data.counts,
-        refused=data.refused,
+        refusals=data.refusals,
         fingerprint=data.fingerprint,
     )
 
 
-def _runs(parts: list[PolicyData]) -> Likely:
+def _likely_of_runs(parts: list[PolicyData]) -> Likely:
     """Runs of a table, and where there is a second one, its runs for validation."""
     trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
@@ -297,7 +297,7 @@ def _runs(parts: list[PolicyData]) -> Likely:
         tree=lambda item: trees[item],
         num_tokens=lambda item: trees[item].num_tokens,
         identity=lambda item: ids[item],
-        held=lambda item: [_held(ids[item], sequences[item])],
+        list_held=lambda item: [_make_held(ids[item], sequences[item])],
         weights=np.ones(len(trees), np.float32),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
@@ -305,12 +305,12 @@ def _runs(parts: list[PolicyData]) -> Likely:
             **parts[0].counts,
             **{f"validation: {name}": count for part in parts[1:] for name, count in part.counts.items()},
         },
-        refused=parts[0].refused,
+        refusals=parts[0].refusals,
         fingerprint=content_hash([part.fingerprint for part in parts]),
     )
 
 
-def _held(name: str, sequence: Sequence) -> Held:
+def _make_held(name: str, sequence: Sequence) -> Held:
     return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
 
 
@@ -339,13 +339,13 @@ def _curriculum_note(curriculum: Curriculum, order: Order, settings: TrainConfig
     return note
 
 
-def _given(value: Any, channel: str, option: str) -> Any:
+def _require(value: Any, channel: str, option: str) -> Any:
     if value is None:
         raise ConfigError(f"the {channel} channel needs {option}")
     return value
 
 
-def _shown(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[int, int], None]:
+def _report_to(progress: Callable[[dict[str, Any]], None], kind: str) -> Callable[[int, int], None]:
     return lambda done, total: progress({"kind": kind, "done": done, "total": total})
 
 

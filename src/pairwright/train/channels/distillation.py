@@ -66,8 +66,8 @@ class DistillChannel:
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
-        students, teachers = [_student(item) for item in chosen], [_taught(item) for item in chosen]
-        student_KH, target_K, _, _ = policy.hidden(students)
+        students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
+        student_KH, target_K, _, _ = policy.compute_hidden(students)
         teacher = policy if self.teacher is None else self.teacher
 
         def bare() -> Any:
@@ -75,19 +75,19 @@ class DistillChannel:
             return policy.without_adapter() if is_adapter_off else nullcontext()
 
         with torch.no_grad(), bare():
-            teacher_KH, _, _, _ = teacher.hidden(teachers)
-        recorded_K = torch.from_numpy(np.concatenate([_recorded(item) for item in chosen])).to(policy.device)
+            teacher_KH, _, _, _ = teacher.compute_hidden(teachers)
+        recorded_K = torch.from_numpy(np.concatenate([_get_logps(item) for item in chosen])).to(policy.device)
         sums = dict.fromkeys(("loss", "divergence", "clipped"), torch.zeros((), device=policy.device))
         for start in range(0, max(1, len(target_K)), ROWS_AT_ONCE):  # once at least: all processes use the head
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
-            found: DistillLosses = checkpoint(
+            losses: DistillLosses = checkpoint(
                 self._rows, policy, student_KH[rows], teacher_KV, target_K[rows], recorded_K[rows], use_reentrant=False
             )
-            sums["loss"] = sums["loss"] + found.loss_K.sum()
-            sums["divergence"] = sums["divergence"] + found.divergence_K.sum()
-            sums["clipped"] = sums["clipped"] + found.num_clipped
+            sums["loss"] = sums["loss"] + losses.loss_K.sum()
+            sums["divergence"] = sums["divergence"] + losses.divergence_K.sum()
+            sums["clipped"] = sums["clipped"] + losses.num_clipped
         num = float(len(target_K))
         tokens = sum(tree.num_tokens for tree in (*students, *teachers))
         measured: Sums = {
@@ -114,16 +114,16 @@ class DistillChannel:
     def num_items(self) -> int:
         return len(self.data.items)
 
-    def held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[Held]:
         one = self.data.items[item]
         return [Held(self.data.ids[item], "", one.student.ids, one.student_mask, one.student.message_index)]
 
     @property
-    def refused(self) -> dict[str, str]:
-        return self.data.refused
+    def refusals(self) -> dict[str, str]:
+        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
-        return [self.data.ids[item] for item in items], [_student(self.data.items[item]) for item in items]
+        return [self.data.ids[item] for item in items], [_student_tree(self.data.items[item]) for item in items]
 
     def _rows(
         self, policy: Policy, student_KH: Tensor, teacher_KV: Tensor, target_K: Tensor, recorded_K: Tensor
@@ -151,15 +151,15 @@ def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
         slow.lerp_(fast, rate)
 
 
-def _student(item: Distillation) -> Tree:
+def _student_tree(item: Distillation) -> Tree:
     return tree_of(item.student.ids, item.student_mask)
 
 
-def _taught(item: Distillation) -> Tree:
+def _teacher_tree(item: Distillation) -> Tree:
     return tree_of(item.teacher.ids, item.teacher_mask)
 
 
-def _recorded(item: Distillation) -> Array:
+def _get_logps(item: Distillation) -> Array:
     if item.student.logprobs is None:
         return np.full(len(item.student_index), np.nan, np.float32)
     return item.student.logprobs[item.student_index].astype(np.float32)

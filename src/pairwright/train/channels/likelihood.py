@@ -29,12 +29,12 @@ class Likely:
     tree: Callable[[int], Tree]
     num_tokens: Callable[[int], int]
     identity: Callable[[int], str]
-    held: Callable[[int], list[Held]]
+    list_held: Callable[[int], list[Held]]
     weights: Array
     train: Array
     validation: Array
     counts: dict[str, int]
-    refused: dict[str, str]
+    refusals: dict[str, str]
     fingerprint: str
 
 
@@ -95,12 +95,12 @@ class LikelihoodChannel:
     def num_items(self) -> int:
         return len(self.data.weights)
 
-    def held(self, item: int) -> list[Held]:
-        return self.data.held(item)
+    def list_held(self, item: int) -> list[Held]:
+        return self.data.list_held(item)
 
     @property
-    def refused(self) -> dict[str, str]:
-        return self.data.refused
+    def refusals(self) -> dict[str, str]:
+        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.identity(item) for item in items], [self.data.tree(item) for item in items]

@@ -37,10 +37,12 @@ class PolicyChannel:
     ) -> None:
         self.options = options
         self.data, self.weight, self._limits = data, weight, limits
-        found = group_advantages(torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage)
-        self._advantages = found.values_S.numpy()
+        grouped = group_advantages(
+            torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage
+        )
+        self._advantages = grouped.values_S.numpy()
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
-        is_active = found.is_active_S.numpy().copy()
+        is_active = grouped.is_active_S.numpy().copy()
         for item in self._by_token:
             trained = self._advantage(item)
             is_active[item] = trained.any()
@@ -49,12 +51,12 @@ class PolicyChannel:
         self._active = set(active.tolist())
         if not len(active):
             raise PairwrightError(
-                f"grpo: {found.num_groups} groups, and in none do the rewards differ: nothing to learn from"
+                f"grpo: {grouped.num_groups} groups, and in none do the rewards differ: nothing to learn from"
             )
         self.order = order(active)
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None
-        self.counts = {**data.counts, "flat_groups": found.num_flat_groups, "groups": found.num_groups}
+        self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
         if self._by_token:
             self.counts["runs_by_token"] = len(self._by_token)
         left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
@@ -105,23 +107,23 @@ class PolicyChannel:
             advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
             sequence_N=scored.branch_N,
             num_sequences=scored.num_branches,
-            old_logps_N=torch.from_numpy(np.concatenate([self._recorded(item) for item in items])).to(policy.device),
+            old_logps_N=torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device),
             ref_logps_N=reference_N,
         )
-        found = policy_loss(tokens, self.options)
-        num, rewards = float(found.num_tokens), self.data.rewards[items]
+        losses = policy_loss(tokens, self.options)
+        num, rewards = float(losses.num_tokens), self.data.rewards[items]
         sums: Sums = {
-            "grpo/ratio": (float(found.ratio_sum), num),
-            "grpo/clipped": (float(found.num_clipped_low + found.num_clipped_high), num),
-            "grpo/unrecorded": (float(found.num_unrecorded), num),
+            "grpo/ratio": (float(losses.ratio_sum), num),
+            "grpo/clipped": (float(losses.num_clipped_low + losses.num_clipped_high), num),
+            "grpo/unrecorded": (float(losses.num_unrecorded), num),
             "grpo/advantage": (float(self._advantages[items].sum()), float(len(items))),
             "grpo/reward": (float(np.nansum(rewards)), float(np.isfinite(rewards).sum())),
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
             "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
         if reference_N is not None:
-            sums["grpo/kl"] = (float(found.kl_sum), num)
-        return found.total / max(total, 1e-12), sums
+            sums["grpo/kl"] = (float(losses.kl_sum), num)
+        return losses.total / max(total, 1e-12), sums
 
     def after_update(self, policy: Policy) -> None:
         pass
@@ -133,7 +135,7 @@ class PolicyChannel:
     def num_items(self) -> int:
         return len(self.data.ids)
 
-    def held(self, item: int) -> list[Held]:
+    def list_held(self, item: int) -> list[Held]:
         sequence, unused = self.data.sequences[item], None
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
@@ -141,8 +143,8 @@ class PolicyChannel:
         return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
 
     @property
-    def refused(self) -> dict[str, str]:
-        return self.data.refused
+    def refusals(self) -> dict[str, str]:
+        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
@@ -155,7 +157,7 @@ class PolicyChannel:
             return self._by_token[item][len(tree.prompt) :][mask]
         return np.full(int(mask.sum()), self._advantages[item], np.float32)
 
-    def _recorded(self, item: int) -> Array:
+    def _get_logps(self, item: int) -> Array:
         """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
         tree, known = self.data.trees[item], self.data.sequences[item].logprobs
         mask = tree.masks[0]

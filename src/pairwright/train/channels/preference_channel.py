@@ -64,7 +64,7 @@ class PreferenceChannel:
         items = np.concatenate([self.data.train, self.data.validation])
         wanted = [(self.data.num_tokens(item), lambda item=item: self.data.tree(item)) for item in items]
         if self.kind.needs_reference_point:
-            wanted += [(self.data.num_tokens(item), lambda item=item: self._mismatched(item)) for item in items]
+            wanted += [(self.data.num_tokens(item), lambda item=item: self._mismatch(item)) for item in items]
         return wanted
 
     def total(self, items: Array) -> float:
@@ -82,13 +82,13 @@ class PreferenceChannel:
         total = count = 0.0
         with torch.no_grad():
             for part, is_mine in even_parts(self, items, ranks):
-                trees = [self._mismatched(item) for item in part]
+                trees = [self._mismatch(item) for item in part]
                 scored = policy.score(trees)
                 sums_S, _ = _sums(scored)
                 known_S, _ = _sums_of(self._reference_of(trees, policy), scored)
-                found = mismatch_sums(sums_S, known_S)
+                mismatch = mismatch_sums(sums_S, known_S)
                 if is_mine:
-                    total, count = total + float(found[0]), count + float(found[1])
+                    total, count = total + float(mismatch[0]), count + float(mismatch[1])
         summed = ranks.sum_values({"z0": (total, count)})["z0"]
         self._point = reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
 
@@ -115,7 +115,7 @@ class PreferenceChannel:
             reference_point=self._point,
         )
         losses = preference_loss(self.loss_name, logps, self.options)
-        sums = _measured(losses, plain_S.detach(), policy, scored)
+        sums = _measure(losses, plain_S.detach(), policy, scored)
         sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
         sums["mask_fraction"] = (float(len(scored.logps_N)), sums["num_tokens"][0])
         sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
@@ -131,12 +131,12 @@ class PreferenceChannel:
     def num_items(self) -> int:
         return len(self.data.pairs)
 
-    def held(self, item: int) -> list[Held]:
-        return self.data.held(item)
+    def list_held(self, item: int) -> list[Held]:
+        return self.data.list_held(item)
 
     @property
-    def refused(self) -> dict[str, str]:
-        return self.data.refused
+    def refusals(self) -> dict[str, str]:
+        return self.data.refusals
 
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]
@@ -145,7 +145,7 @@ class PreferenceChannel:
         assert self.reference is not None, "the loop computes the reference before the first update"
         return torch.from_numpy(self.reference.of(trees)).to(policy.device)
 
-    def _mismatched(self, item: int) -> Tree:
+    def _mismatch(self, item: int) -> Tree:
         """The prompt of a pair with the chosen completion of another, always the same one."""
         other = (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
         mine, others = self.data.tree(item), self.data.tree(other)
@@ -169,7 +169,7 @@ def _sums_of(values_N: Tensor, scored: Scored, weight_N: Tensor | None = None) -
     return sum_by_sequence(weighted_N, scored.branch_N, scored.num_branches)
 
 
-def _measured(losses: PairLosses, plain_S: Tensor, policy: Policy, scored: Scored) -> Sums:
+def _measure(losses: PairLosses, plain_S: Tensor, policy: Policy, scored: Scored) -> Sums:
     """Sums and counts of TRL's metrics over pairs that are not empty."""
     full_B = losses.weight_B > 0
     num = float(full_B.sum())

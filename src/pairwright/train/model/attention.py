@@ -95,34 +95,34 @@ def tree_attention(
     if num_groups > 1:
         key, value = key.repeat_interleave(num_groups, dim=1), value.repeat_interleave(num_groups, dim=1)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for part in plan.parts:
         if isinstance(part, Segment):
-            found += _large(part, query, key, value, sliding_window, options)
+            outputs += _attend_tree(part, query, key, value, sliding_window, options)
             continue
         number, group = part
         row = slice(group[0].start, group[-1].end)
         mask = plan.group_mask(number, group, sliding_window)
-        found.append(
+        outputs.append(
             scaled_dot_product_attention(query[:, :, row], key[:, :, row], value[:, :, row], attn_mask=mask, **options)
         )
-    return torch.cat(found, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _large(
+def _attend_tree(
     segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: int | None, options: Any
 ) -> list[Tensor]:
     """A tree by itself: its prompt, then each branch."""
     start, end = segment.prompt
     prompt = key[:, :, start:end], value[:, :, start:end]
-    found = [_attend(query[:, :, start:end], *prompt, 0, window, options)]
+    outputs = [_attend(query[:, :, start:end], *prompt, 0, window, options)]
     for first, last in segment.branches:
         if first == last:
             continue
         keys = torch.cat([prompt[0], key[:, :, first:last]], dim=2)
         values = torch.cat([prompt[1], value[:, :, first:last]], dim=2)
-        found.append(_attend(query[:, :, first:last], keys, values, end - start, window, options))
-    return found
+        outputs.append(_attend(query[:, :, first:last], keys, values, end - start, window, options))
+    return outputs
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, offset: int, window: int | None, options: Any) -> Tensor:

@@ -56,13 +56,13 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
     transformers_logging.set_verbosity_error()  # what it would warn of is an error below
     transformers_logging.disable_progress_bar()
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
+        model, info = AutoModelForCausalLM.from_pretrained(folder, **options)
     except Exception as error:  # whatever a broken folder makes transformers raise
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
-    missing = sorted(found["missing_keys"]) + sorted(str(key) for key in found["mismatched_keys"])
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
     model.config.use_cache = False

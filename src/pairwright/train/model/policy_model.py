@@ -78,12 +78,12 @@ class Policy:
 
     def score(self, trees: Sequence[Tree]) -> Scored:
         """Log-probabilities of the trained tokens of trees, with gradients where they are enabled."""
-        hidden_NH, target_N, branch_N, num_branches = self.hidden(trees)
+        hidden_NH, target_N, branch_N, num_branches = self.compute_hidden(trees)
         with self._autocast():
             logps_N = masked_logps(hidden_NH, self.head.weight, self.head.bias, target_N, **self.scaling)
         return Scored(logps_N, branch_N, hidden_NH, num_branches)
 
-    def hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
+    def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
         """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
         batch = collate_trees(trees, "shared" if self.can_share else "padded")
         inputs: dict[str, Any] = {"input_ids": self._tensor(batch.input_ids)}
@@ -131,8 +131,8 @@ class Policy:
             return self._run(lambda: backbone(**inputs, use_cache=False).last_hidden_state)
 
     def _run(self, work: Any) -> Tensor:
-        found: Tensor = work() if self.root is None else self.root(work)
-        return found
+        states: Tensor = work() if self.root is None else self.root(work)
+        return states
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
@@ -166,13 +166,13 @@ class Policy:
             register()
             self._use(NAME)
             self.can_share = True
-            found_N = self.score(trees).logps_N
+            shared_N = self.score(trees).logps_N
         except Exception as error:  # a model may fail in its own way on a row of trees
             self.settle()
             self._use(self._own_attention)
             reason = str(error) if isinstance(error, CannotShare) else f"{type(error).__name__}: {str(error)[:120]}"
             return False, f"{type(self.plain).__name__}: {reason}"
-        off = float((found_N - expected_N).abs().max())
+        off = float((shared_N - expected_N).abs().max())
         if not off <= TOLERANCE:
             self._use(self._own_attention)
             return False, f"{type(self.plain).__name__}: log-probabilities of a shared row differ by {off:.2g}"

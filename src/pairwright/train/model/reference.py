@@ -44,20 +44,20 @@ class ReferenceLogps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._found: dict[bytes, Array] = {}
+        self._logps: dict[bytes, Array] = {}
         for part in sorted(folder.glob("part-*.arrow")):
             self._read(part)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._logps)
 
     def of(self, trees: Iterable[Tree]) -> Array:
         """The values (N,) of all trained tokens of trees, in the order in which a policy scores them."""
-        parts = [self._found[key] for tree in trees for key in branch_keys(tree)]
+        parts = [self._logps[key] for tree in trees for key in branch_keys(tree)]
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def lacks(self, tree: Tree) -> bool:
-        return any(key not in self._found for key in branch_keys(tree))
+        return any(key not in self._logps for key in branch_keys(tree))
 
     def add(
         self, policy: Policy, batches: Iterable[list[Tree]], ranks: Ranks, spare: Callable[[], list[Tree]],
@@ -66,10 +66,10 @@ class ReferenceLogps:
         """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`."""
         rows: list[tuple[bytes, Array]] = []
         for trees, is_mine in ranks.in_step(batches, spare):
-            found = list(_scored(policy, trees))
+            scored = list(_score_branches(policy, trees))
             if not is_mine:
                 continue
-            rows += found
+            rows += scored
             progress(len(trees))
             if len(rows) >= ROWS_PER_PART:
                 self._write(rows)
@@ -109,13 +109,13 @@ class ReferenceLogps:
                 offsets = batch.column("logps").offsets.to_numpy()
                 values = batch.column("logps").values.to_numpy()
                 for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
-                    self._found[key] = values[start:end]
+                    self._logps[key] = values[start:end]
         except (OSError, pa.ArrowException, KeyError) as error:
             raise PairwrightError(f"{part}: cannot be read ({error}): remove it, and it is computed again") from error
 
 
 @torch.no_grad()
-def _scored(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
+def _score_branches(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
     scored = policy.score(trees)
     logps, branches = scored.logps_N.float().cpu().numpy(), scored.branch_N.cpu().numpy()
     ends = np.searchsorted(branches, np.arange(scored.num_branches), side="right")

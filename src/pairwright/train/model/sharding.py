@@ -155,7 +155,7 @@ def load_sharded(folder: Path, settings: TrainConfig, ranks: Ranks, *, is_traine
     return root
 
 
-def gathered_model(folder: Path, settings: TrainConfig, weights: dict[str, Any], ranks: Ranks) -> Any:
+def gather_model(folder: Path, settings: TrainConfig, weights: dict[str, Any], ranks: Ranks) -> Any:
     """In the first process the model of the folder with the weights that were trained, whole; None in the others."""
     model = load_model(folder, settings, device=torch.device("cpu")) if ranks.is_first else None
     places = {} if model is None else trainable(model)
@@ -183,21 +183,21 @@ class _Filling:
 
     def fill(self, module: Any, prefix: str) -> None:
         """A unit: what is in it is whole until it is sharded, so nothing here may hold on to it."""
-        made: dict[int, tuple[Any, Any]] = {}  # by the tensor before: tied weights are one, before and after
+        filled: dict[int, tuple[Any, Any]] = {}  # by the tensor before: tied weights are one, before and after
         for name, holder, key, empty in list(_without_memory(module, prefix)):
-            if id(empty) not in made:
-                made[id(empty)] = (empty, self._received(name, key, empty))
-            holder[key] = made[id(empty)][1]
+            if id(empty) not in filled:
+                filled[id(empty)] = (empty, self._receive(name, key, empty))
+            holder[key] = filled[id(empty)][1]
 
-    def _received(self, name: str, key: str, empty: Any) -> Any:
+    def _receive(self, name: str, key: str, empty: Any) -> Any:
         value = torch.empty(empty.shape, dtype=empty.dtype, device=self.device)
         if self.source is not None:
             owner = self.source.get_submodule(name)
-            found = getattr(owner, key)
-            if found.shape != empty.shape:
-                raise ModelError(f"{name}.{key} has the shape {tuple(found.shape)}, expected {tuple(empty.shape)}")
-            value.copy_(found.detach())
-            found.data = found.data.new_empty(0)  # sent: the first process needs no second copy of it
+            source = getattr(owner, key)
+            if source.shape != empty.shape:
+                raise ModelError(f"{name}.{key} has the shape {tuple(source.shape)}, expected {tuple(empty.shape)}")
+            value.copy_(source.detach())
+            source.data = source.data.new_empty(0)  # sent: the first process needs no second copy of it
         dist.broadcast(value, 0)
         return torch.nn.Parameter(value, empty.requires_grad) if isinstance(empty, torch.nn.Parameter) else value
 
@@ -215,14 +215,14 @@ def _blocks(model: Any) -> dict[str, Any]:
     """The decoder blocks by name: what transformers says is not to be split, else the longest list of modules."""
     kinds = set(plain_model(model)._no_split_modules or ())
     modules = dict(model.named_modules())
-    found = {name: module for name, module in modules.items() if type(module).__name__ in kinds}
-    if not found:
+    blocks = {name: module for name, module in modules.items() if type(module).__name__ in kinds}
+    if not blocks:
         lists = [name for name, module in modules.items() if isinstance(module, torch.nn.ModuleList)]
         longest = max(lists, key=lambda name: len(modules[name]), default=None)
         if longest is not None:
-            found = {f"{longest}.{number}": module for number, module in enumerate(modules[longest])}
+            blocks = {f"{longest}.{number}": module for number, module in enumerate(modules[longest])}
     return {
         name: module
-        for name, module in found.items()
-        if any(True for _ in module.parameters()) and not any(name.startswith(f"{other}.") for other in found)
+        for name, module in blocks.items()
+        if any(True for _ in module.parameters()) and not any(name.startswith(f"{other}.") for other in blocks)
     }
