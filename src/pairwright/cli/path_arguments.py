@@ -85,6 +85,6 @@ def engine_settings(
 
 def opened_engine(settings: "EngineConfig") -> AbstractContextManager["Engine | None"]:
     """The engine that the settings ask for; None stands for what a stage does by itself on this machine."""
-    from pairwright.engines import opened
+    from pairwright.engines import open_engine
 
-    return opened(settings)
+    return open_engine(settings)
