@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from collect.upstream import Upstream, serving
 from pairwright import Message, Table
-from pairwright.collect.proxy.exchange import Exchanges, NotRecorded, Place, decoded
+from pairwright.collect.proxy.exchange import Exchanges, NotRecorded, Place, decompress
 from pairwright.collect.proxy.proxy import Proxy
 from pairwright.errors import TableError
 
@@ -305,7 +305,7 @@ def test_a_compressed_answer_stays_compressed_and_is_read(tmp_path):
 def test_what_cannot_be_read_is_refused_with_a_reason_and_bombs_do_not_unpack():
     for data, encoding in [(b"\0" * 40, "gzip"), (b"x", "zstd"), (b"x", "br"), (gzip.compress(b"\0" * 2**27), "gzip")]:
         with pytest.raises(NotRecorded):
-            decoded(data, encoding)
+            decompress(data, encoding)
     exchanges, headers = Exchanges(), {"content-type": "application/json"}
     good = b'{"choices": [{"message": {"content": "x"}}]}'
     for request, response in [(b"no", good), (b"[]", good), (b'{"messages": 5}', good), (b'{"messages": []}', b"{}"), (b'{"messages": [1]}', good)]:  # fmt: skip

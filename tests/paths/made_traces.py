@@ -6,7 +6,7 @@ import subprocess
 import sys
 from hashlib import sha256
 
-from pairwright.paths import paths as place
+from pairwright.paths import place
 from pairwright.paths.addresses import Remote
 
 

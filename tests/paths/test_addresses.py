@@ -10,8 +10,7 @@ from pairs.made_tables import candidate
 from pairwright import Table
 from pairwright.errors import PlaceError, SourceError, TableError
 from pairwright.pairs import build_pairs
-from pairwright.paths import local_folder, scratch, size_of, staged, stamp_of
-from pairwright.paths import paths as place
+from pairwright.paths import local_folder, place, scratch, size_of, stage_file, stamp_of
 from pairwright.paths.addresses import Remote
 from pairwright.sources.files import expand_paths
 from pairwright.store.importing import import_files
@@ -65,7 +64,7 @@ def test_errors_name_the_address_and_no_secret(monkeypatch):
 def test_a_file_is_put_whole_read_renamed_and_deleted(memory, tmp_path):
     there = place("memory://box/a/b.txt")
     assert not there.exists()
-    with staged(there) as written:
+    with stage_file(there) as written:
         written.write_bytes(b"one\ntwo\n")
         assert not there.exists()
     assert there.is_file()
@@ -93,11 +92,11 @@ def test_a_file_is_put_whole_read_renamed_and_deleted(memory, tmp_path):
 
 def test_nothing_appears_of_a_file_whose_writing_fails(memory):
     there = place("memory://box/a.txt")
-    with pytest.raises(RuntimeError), staged(there) as written:
+    with pytest.raises(RuntimeError), stage_file(there) as written:
         written.write_bytes(b"half")
         raise RuntimeError
     assert not there.exists()
-    with pytest.raises(PlaceError, match=r"memory://box/a\.txt: while it was written"), staged(there) as written:
+    with pytest.raises(PlaceError, match=r"memory://box/a\.txt: while it was written"), stage_file(there) as written:
         (written.parent / "no" / "folder").write_bytes(b"")
 
 

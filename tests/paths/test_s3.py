@@ -19,7 +19,7 @@ from pairwright.export import EXPORTERS, ExportOptions
 from pairwright.pairs import PairOptions, build_pairs
 from pairwright.pairs.outcomes import explain
 from pairwright.pairs.pair_stats import pair_statistics
-from pairwright.paths import paths as place
+from pairwright.paths import place
 from pairwright.sources.format import Options
 from pairwright.store.arrow import to_batch
 from pairwright.store.exporting import EXPORTERS as TABLE_EXPORTERS

@@ -7,7 +7,7 @@ import pytest
 
 from pairwright.cli import main
 from pairwright.errors import PairwrightError
-from pairwright.paths import paths as place
+from pairwright.paths import place
 from pairwright.tokens.tokenizer import ChatTokenizer
 from paths.made_traces import command, digests, trace_lines
 from train.made_runs import make_model, make_tokenizer
@@ -125,7 +125,6 @@ def test_no_network_is_one_line(tmp_path):
         (("record", "--upstream", "http://x", "-o", "s3://bucket/x"), "output"),
         (("tokens", "a", "--tokenizer", "s3://bucket/tok", "-o", "b"), "tokenizer"),
         (("import", "a", "-o", "b", "--scores", "s3://bucket/scores.csv"), "scores"),
-        (("pairs", "a", "-o", "b", "--votes", "s3://bucket/votes.csv"), "votes"),
         (("train", "--pairs", "a", "--model", "s3://bucket/model", "-o", "b"), "model"),
         (("serve", "model", "s3://bucket/model"), "checkpoint"),
         (("run", "s3://bucket/config.yaml"), "config"),
@@ -144,17 +143,27 @@ def test_a_configuration_names_addresses_and_is_kept_without_their_credentials(r
     config = tmp_path / "config.yaml"
     config.write_text(
         "sources: {paths: ['s3://key:in-the-address@bucket/a/*.jsonl', traces/]}\n"
-        "pairs: {teachers: ['s3://key:in-the-address@bucket/t'], votes: s3://bucket/votes.csv}\n"
+        "pairs: {teachers: ['s3://key:in-the-address@bucket/t']}\n"
     )
     code, out, _ = run("config", "show", config)
     assert code == 0
     assert "s3://bucket/a/*.jsonl" in out
-    code, _, err = run("pairs", "x", "-o", "y", "--config", config)
-    assert (code, "pairs.votes: an address, but votes are read on this machine only" in err) == (3, True)
+    assert "in-the-address" not in out
     code, _, err = run("tokens", "show", tmp_path, "--tokenizer", "s3://bucket/x")
     assert (code, "takes its tokenizer only on this machine" in err) == (3, True)
     with pytest.raises(PairwrightError, match=r"^s3://bucket/x: an address, but a tokenizer is read on this machine"):
         ChatTokenizer.from_folder("s3://key:in-the-address@bucket/x")
+
+
+def test_votes_at_an_address_are_refused_on_the_command_line_and_in_a_configuration(run, tmp_path):
+    reason = "an address, but votes are read on this machine only: copy the file here"
+    code, _, err = run("pairs", "a", "-o", "b", "--votes", "s3://bucket/votes.csv")
+    assert (code, err) == (3, f"pairwright: --votes: {reason}\n")
+    config = tmp_path / "config.yaml"
+    config.write_text("pairs: {votes: s3://bucket/votes.csv}\n")
+    for words in (("config", "show", config), ("pairs", "x", "-o", "y", "--config", config)):
+        code, _, err = run(*words)
+        assert (code, f"pairs.votes: {reason}" in err) == (3, True), err
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from engines.mapped import Dying
 from pairwright import Table
 from pairwright.config import TokensConfig
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.paths import paths as place
+from pairwright.paths import place
 from pairwright.store.importing import import_files
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.stage import encode_source

@@ -10,8 +10,7 @@ import fsspec
 import pytest
 
 from pairwright.errors import PlaceError, TableError
-from pairwright.paths import append_synced, write_atomic, write_bytes, write_json
-from pairwright.paths import paths as place
+from pairwright.paths import append_synced, place, write_atomic, write_bytes, write_json
 
 
 def names(folder):
@@ -120,14 +119,14 @@ def test_an_error_of_the_system_can_be_one_of_ours(tmp_path):
 def test_an_address_gets_a_file_in_one_put_or_not_at_all():
     system = fsspec.filesystem("memory")
     system.store.clear()
-    target = place("memory://box/a.json")
+    target = place("memory://writing/a.json")
     with pytest.raises(RuntimeError), write_atomic(target) as temporary:
         temporary.write_bytes(b"half")
         raise RuntimeError
     assert not target.exists()
     write_json(target, [])
     assert target.read_bytes() == b"[]\n"
-    with pytest.raises(PlaceError, match=r"memory://box/a\.json: while it was written"), write_atomic(target):
+    with pytest.raises(PlaceError, match=r"memory://writing/a\.json: while it was written"), write_atomic(target):
         raise OSError(28, "No space left on device")
     assert target.read_bytes() == b"[]\n"
     assert target.parent.names() == ["a.json"]

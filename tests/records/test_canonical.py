@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from pairwright.records.canonical import content_hash, digest, packed
+from pairwright.records.canonical import content_hash, digest, pack
 
 
 @settings(deadline=None)
@@ -21,4 +21,4 @@ def test_integers_of_any_size_are_told_apart():
 
 def test_packed_bytes_stand_for_their_value():
     tools = [{"b": 1, "a": ["\u00e9"]}]
-    assert digest(packed(("x", Raw(packed(tools))))) == content_hash("x", tools)
+    assert digest(pack(("x", Raw(pack(tools))))) == content_hash("x", tools)

@@ -1,4 +1,4 @@
-"""Collecting: a workflow over tasks, its policy, its scorer, and everything it does recorded; and a recording proxy."""
+"""Collection: runs a workflow over tasks with a policy and a scorer, and records it; also a recording proxy."""
 
 import pairwright
 from pairwright.collect.collecting import collect

@@ -1,4 +1,4 @@
-"""Collecting from Python: a workflow and tasks in, an experience table out."""
+"""`pairwright.collect`: the Python interface of a collection. A workflow and tasks in, an experience table out."""
 
 import os
 import sys
@@ -33,23 +33,23 @@ def collect(
     base: PathLike | None = None,
     **options: Any,
 ) -> Collected:
-    """Play tasks with a workflow and record what it does. Works in scripts and in notebooks.
+    """Run a workflow over tasks and record it in an experience table. Works in scripts and in notebooks.
 
     Args:
         play: The workflow: an `async def` function of (task, policy, recorder), or its name: "module:function",
             "path/file.py:function". A configuration here is the same as `config`.
-        tasks: Rows (dicts), a file of them, or how many numbered tasks to play.
+        tasks: Rows (dicts), a file of them, or the number of tasks, which then have only an id.
         output: Folder of the run; the table is in `experience/`.
         workflow: The workflow, if it is not `play`.
         model: Folder of a local model, or the name of one at the endpoint of `policy`.
         policy: Options of the `policy` section as a dict, e.g. {"base_url": ..., "num_candidates": 4}, or an object
-            with `name`, `complete` and `close` that answers itself.
-        config: A configuration or its YAML file; the other arguments come on top of it.
+            with `name`, `complete` and `close`.
+        config: A configuration or its YAML file; the other arguments override it.
         seed: Seed of all runs.
-        resume: Play only what is not done yet.
+        resume: Continue a collection: run only what is not done yet.
         watch: A function that is called with the status twice a second.
         progress: True prints the status to stderr.
-        base: Folder from which paths of the configuration count, too.
+        base: Second folder to resolve relative paths of the configuration from.
         **options: Every other option of the `collect` section: `num_runs`, `max_concurrency`, `scorer`, ...
 
     Returns:
@@ -64,6 +64,7 @@ def collect(
     >>> collected.status.num_done, len(collected.table)
     (3, 6)
     """
+    # `values` are overrides of the configuration by section; objects that have no place in it are passed on as they are
     values: dict[str, Any] = {"collect": dict(options)}
     if isinstance(play, Config):
         config = play
@@ -72,7 +73,7 @@ def collect(
     elif play is not None:
         workflow = play
     rows: Iterable[Json] | None = None
-    if isinstance(tasks, int):
+    if isinstance(tasks, int):  # a number of tasks replaces a configured dataset
         values["collect"] |= {"num_tasks": tasks, "dataset": None}
     elif isinstance(tasks, str | os.PathLike):
         values["collect"]["dataset"] = os.fspath(tasks)

@@ -1,4 +1,7 @@
-"""What is asked of a policy and what it answers; prompts and answers in the forms that people have them."""
+"""The policy interface: Ask (a request), Completion (an answer), Policy; conversion of prompts; errors of a collection.
+
+Prompts and answers may be text, messages, or chat dicts; `as_messages` normalizes them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -15,7 +18,7 @@ Prompt = str | Message | Mapping[str, Any] | Sequence[Message | Mapping[str, Any
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """A question to the model, complete: equal asks with equal seeds may be answered from a record."""
+    """A complete request to the model: equal requests with equal seeds may be answered from the log."""
 
     messages: tuple[Message, ...]
     tools: tuple[Json, ...] = ()
@@ -27,15 +30,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def key(self) -> str:
-        """Equal for equal questions, whatever their seed."""
-        return content_hash(
-            msgspec.to_builtins(self.messages), list(self.tools), self.n, self.temperature, self.top_p, self.max_tokens,
-            self.stop,
-        )  # fmt: skip
+        """A hash that is equal for equal requests, whatever their seed."""
+        sampling = (self.n, self.temperature, self.top_p, self.max_tokens, self.stop)
+        return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One answer. Token ids and log-probabilities are there where the model or its server gives them."""
+    """One answer. Token ids and log-probabilities are set if the model or its server returns them."""
 
     message: Message
     finish_reason: str | None = None
@@ -44,7 +45,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_ids: list[int] | None = None
     token_ids: list[int] | None = None
     logprobs: list[float] | None = None
-    token_texts: list[str] | None = None  # what the log-probabilities belong to where there are no ids
+    token_texts: list[str] | None = None  # the tokens of the log-probabilities as text, if there are no ids
     num_prompt_tokens: int = 0
     num_tokens: int = 0
 
@@ -54,20 +55,20 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Policy(Protocol):
-    """A model that answers. `name` is the version that is recorded with what it does."""
+    """A model that answers requests. `name` is recorded as the model version."""
 
     @property
     def name(self) -> str | int: ...
 
     async def complete(self, ask: Ask) -> list[Completion]:
-        """As many answers as were asked for, or PolicyError."""
+        """Return `ask.n` answers, or raise PolicyError."""
         ...
 
     async def close(self) -> None: ...
 
 
 def as_messages(value: Prompt, where: str, *, role: str) -> tuple[Message, ...]:
-    """Messages of text (one message of `role`), of a message, or of chat messages in OpenAI's form."""
+    """Convert text (to one message of `role`), a message, or chat dicts in OpenAI's form to messages."""
     if isinstance(value, str):
         return (Message(role, value),)
     if isinstance(value, Message | Mapping):
@@ -88,7 +89,7 @@ def _message(value: Any, where: str) -> Message:
         raise RecordError(where, value, str(error)) from None
 
 
-# Why a run failed: one short kind for counting, one message for reading.
+# Failures of a run: a short kind to count by, and a message
 
 FailureKind = Literal[
     "timeout", "connection", "rate_limited", "server_error", "refused", "bad_response", "scorer", "record", "workflow"
@@ -96,11 +97,11 @@ FailureKind = Literal[
 
 
 class CollectError(PairwrightError):
-    """A collection that cannot start or go on."""
+    """A collection that cannot start or continue."""
 
 
 class PolicyError(CollectError):
-    """The policy gave no answer, after the retries that make sense for the kind of failure."""
+    """The policy returned no answer, after the retries for this kind of failure."""
 
     def __init__(self, kind: FailureKind, message: str) -> None:
         self.kind: FailureKind = kind
@@ -108,11 +109,11 @@ class PolicyError(CollectError):
 
 
 class ScorerError(CollectError):
-    """The scorer gave no score."""
+    """The scorer failed or returned no valid score."""
 
 
 def one_line(error: BaseException, limit: int = 500) -> str:
-    """An exception in one line, for ledgers and tables."""
+    """Format an exception as one line, for ledgers and tables."""
     text = " ".join(str(error).split())
-    shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return shown if len(shown) <= limit else f"{shown[:limit]}…"
+    line = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return line if len(line) <= limit else f"{line[:limit]}…"

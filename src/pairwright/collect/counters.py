@@ -1,4 +1,4 @@
-"""What a collection has so far: counts for people, kept up to date in constant time for each candidate."""
+"""Progress counters of a collection and of one run, updated in constant time per candidate."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from pairwright.records.experience import Experience
 
 
 class PairCount:
-    """How many pairs of comparable candidates have different rewards: same group, finite scores."""
+    """Counts pairs of comparable candidates with different rewards: same group, finite scores."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[str, int, str], Counter[float]] = {}
@@ -32,19 +32,20 @@ class PairCount:
         """
         if reward is None or not math.isfinite(reward):
             return
+        # the new candidate forms a pair with each earlier one of its group that has another reward
         rewards = self._groups.setdefault(group, Counter())
         self.total += rewards.total() - rewards[reward]
         rewards[reward] += 1
 
 
 def reasons_of(experiences: Iterable[Experience]) -> list[str]:
-    """Why experiences have no token ids; nothing for those that have them."""
+    """The reasons why experiences have no token ids, one per such experience."""
     return [str(item.info.get("without_ids", "no_ids")) for item in experiences if item.tokens is None]
 
 
 @dataclass
 class RunTally:
-    """What one run has recorded."""
+    """Counters of one run."""
 
     num_candidates: int = 0
     num_scored: int = 0
@@ -56,7 +57,7 @@ class RunTally:
     without_ids: Counter[str] = field(default_factory=Counter)
 
     def add(self, experience: Experience, prompt_hash: str) -> float | None:
-        """Count a candidate; gives its reward if that is a score."""
+        """Count a candidate; returns its reward if it is finite."""
         self.num_candidates += 1
         self.without_ids.update(reasons_of([experience]))
         self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
@@ -72,7 +73,7 @@ class RunTally:
 
 @dataclass
 class Status:
-    """The live figures of a collection. Runs that an earlier process finished count as done."""
+    """Live figures of a collection. Runs finished by an earlier process count as done."""
 
     num_tasks: int = 0
     num_runs: int = 0
@@ -91,7 +92,7 @@ class Status:
     started: float = field(default_factory=time.monotonic)
 
     def lines_without_ids(self) -> list[str]:
-        """One line for each reason for which candidates have no token ids."""
+        """One line for each reason why candidates have no token ids."""
         which = f"of {self.num_candidates:,} candidates without token ids"
         return [
             f"{count:,} {which}: {reason}, {WITHOUT_IDS.get(reason, '')}"
@@ -116,7 +117,7 @@ class Status:
 
     @property
     def seconds_left(self) -> float | None:
-        """From the pace of the runs that ended since the start; None before the first."""
+        """Estimate from the runs that ended since this process started; None before the first."""
         ended = self.num_done - self.num_before + self.num_failed
         left = self.num_runs - self.num_done - self.num_failed
         return None if ended <= 0 else self.seconds / ended * left

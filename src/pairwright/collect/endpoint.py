@@ -1,8 +1,8 @@
-"""A policy at an OpenAI-compatible endpoint, through the `openai` SDK, with retries that make sense.
+"""A policy at an OpenAI-compatible endpoint: SDK clients, rate limits, retries, and decoding of chat completions.
 
-Retried: connections that fail or break off, timeouts, 408, 409, 429, 5xx, answers that are no answers. Not retried:
-what the endpoint refuses for a reason that stays (4xx, no more quota). The key is read from the environment by name
-and appears in no message and no record.
+Retried: failed or broken connections, timeouts, 408, 409, 429, 5xx, malformed responses. Not retried: permanent
+refusals (other 4xx, exhausted quota). The API key is read from an environment variable and never appears in a message
+or a record.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-# SDK clients for one endpoint: a new one for every few dozen requests in flight.
+# SDK clients of one endpoint: a new one for every few dozen requests in flight
 
-_NO_KEY = "none"  # the SDK wants one; local servers ignore it
+_NO_KEY = "none"  # the SDK requires a key; local servers ignore it
 _REQUESTS_PER_CLIENT = 32
 
 
@@ -40,7 +40,7 @@ class _Slot:
 
 
 class ClientPool:
-    """`async with pool.one() as client` for one request. All clients share the key, the address and the settings."""
+    """`async with pool.acquire() as client` for one request. All clients share the key, address and settings."""
 
     def __init__(self, config: PolicyConfig) -> None:
         try:
@@ -56,11 +56,11 @@ class ClientPool:
             if not self._key:
                 raise ConfigError(f"policy.api_key_env: the environment has no {config.api_key_env}")
         _allow_many_connections()
-        self._tls = ssl.create_default_context()
+        self._tls = ssl.create_default_context()  # shared: loading the CA certificates takes milliseconds
         self._slots: list[_Slot] = []
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator["AsyncOpenAI"]:
+    async def acquire(self) -> AsyncIterator["AsyncOpenAI"]:
         slot = next((slot for slot in self._slots if slot.in_flight < _REQUESTS_PER_CLIENT), None)
         if slot is None:
             slot = _Slot(self._client())
@@ -89,41 +89,41 @@ class ClientPool:
 
 
 def _allow_many_connections() -> None:
-    """As many open files as this process may have: a connection is one, and the usual limit is 1,024."""
+    """Raise the limit of open files: each connection needs one, and the usual soft limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and (hard == resource.RLIM_INFINITY or soft < hard):
         wanted = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-# Rate limits and waits between retries, for all requests of one endpoint together.
+# Rate limits and retry delays, shared by all requests of one endpoint
 
 
 class RateLimit:
-    """`wait` before a request, `spend` its tokens after it. None: no limit."""
+    """Rate limiter: `wait` before a request, `spend` its tokens after it. None: no limit."""
 
     def __init__(self, requests_per_minute: float | None = None, tokens_per_minute: float | None = None) -> None:
         self._interval = 60 / requests_per_minute if requests_per_minute else 0.0
         self._seconds_per_token = 60 / tokens_per_minute if tokens_per_minute else 0.0
-        self._next = 0.0
-        self._paid_until = 0.0
+        self._next = 0.0  # the earliest start of the next request
+        self._paid_until = 0.0  # when the tokens spent so far fit the limit
 
     async def wait(self) -> None:
         if not self._interval and not self._seconds_per_token:
             return
         now = time.monotonic()
-        start = max(now, self._next, self._paid_until - 60)  # a minute's worth of tokens may be spent at once
+        start = max(now, self._next, self._paid_until - 60)  # allows a burst of one minute's tokens
         self._next = start + self._interval
         if start > now:
             await asyncio.sleep(start - now)
 
     def spend(self, num_tokens: int) -> None:
-        """Tokens are known only when the answer is there: later requests wait for what was spent."""
+        """Account for the tokens of an answer. Their number is known only afterwards, so later requests wait."""
         self._paid_until = max(self._paid_until, time.monotonic()) + num_tokens * self._seconds_per_token
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """The seconds that an endpoint asks to wait: retry-after-ms, or retry-after as seconds or as a date."""
+    """Seconds to wait according to the response headers: retry-after-ms, or retry-after as seconds or as a date."""
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             return max(0.0, float(headers[name]) * scale)
@@ -137,18 +137,18 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def backoff(attempt: int, *, first: float, longest: float, asked: float | None) -> float:
-    """Seconds before the next try: doubling, with jitter, never shorter than what the endpoint asks for."""
+    """Seconds before the next attempt: exponential with jitter, never shorter than what the endpoint `asked` for."""
     own: float = min(longest, first * 2**attempt) * random.uniform(0.5, 1.0)
     return own if asked is None else max(own, asked * random.uniform(1.0, 1.1))
 
 
-# Chat completions, as an endpoint gives them, to completions: messages, finish reasons, token ids, log-probabilities.
+# Chat completion responses to Completions: messages, finish reasons, token ids, log-probabilities
 
-_ID_PREFIX = "token_id:"
+_ID_PREFIX = "token_id:"  # vLLM's return_tokens_as_token_ids writes ids as token texts
 
 
 def completions_of_chat(response: Any) -> list[Completion]:
-    """The choices of a decoded response, in order; PolicyError where there is none."""
+    """The choices of a decoded response, in order; PolicyError if there are none."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices:
         raise PolicyError("bad_response", f"the endpoint's answer has no choices: {str(response)[:200]}")
@@ -158,9 +158,10 @@ def completions_of_chat(response: Any) -> list[Completion]:
 def _completion(response: Json, choice: Any, where: str) -> Completion:
     if not isinstance(choice, dict) or not isinstance(choice.get("message"), dict):
         raise PolicyError("bad_response", f"{where} of the endpoint's answer has no message")
-    given = {key: item for key, item in choice["message"].items() if item is not None and item != []}
+    # servers write unset fields as null or []
+    fields = {key: item for key, item in choice["message"].items() if item is not None and item != []}
     try:
-        message = message_from_chat({"role": "assistant", **given}, f"{where}.message")
+        message = message_from_chat({"role": "assistant", **fields}, f"{where}.message")
     except PairwrightError as error:
         raise PolicyError("bad_response", f"the endpoint's answer cannot be read: {error}") from None
     texts, logprobs = token_logprobs(choice.get("logprobs"))
@@ -168,6 +169,7 @@ def _completion(response: Json, choice: Any, where: str) -> Completion:
     usage = response.get("usage")
     usage = usage if isinstance(usage, dict) else {}
     choices = response["choices"]
+    # usage counts all choices together: without ids or log-probabilities each gets an equal share
     num_tokens = len(token_ids or logprobs or ()) or _share(usage.get("completion_tokens"), len(choices))
     return Completion(
         message=message,
@@ -184,7 +186,7 @@ def _completion(response: Json, choice: Any, where: str) -> Completion:
 
 
 def token_logprobs(value: Any) -> tuple[list[str] | None, list[float] | None]:
-    """Texts and log-probabilities of `logprobs.content`; None where there are none, or not one for each token."""
+    """Texts and log-probabilities of `logprobs.content`; None if there are none, or if any token lacks one."""
     content = value.get("content") if isinstance(value, dict) else None
     if not isinstance(content, list) or not content:
         return None, None
@@ -217,11 +219,11 @@ def _share(value: Any, count: int) -> int:
     return value // count if type(value) is int and value > 0 else 0
 
 
-# A policy at an OpenAI-compatible endpoint, through the `openai` SDK, with retries that make sense.
+# The policy
 
 
 class EndpointPolicy:
-    """Asks an endpoint. Counts what it had to repeat, by kind."""
+    """Requests answers from an endpoint. `retries` counts repeated requests by kind of failure."""
 
     def __init__(self, config: PolicyConfig) -> None:
         if not config.base_url or not config.model:
@@ -234,33 +236,33 @@ class EndpointPolicy:
         self._slots: Any = asyncio.Semaphore(config.max_in_flight) if config.max_in_flight else contextlib.nullcontext()
 
     async def complete(self, ask: Ask) -> list[Completion]:
-        """As many answers as asked for; an endpoint that gives fewer at once is asked again for the rest."""
-        found: list[Completion] = []
-        while len(found) < ask.n:
-            wanted = min(ask.n - len(found), self._config.max_choices_per_request or ask.n)
-            found += await self._request(ask, wanted, (ask.seed + len(found)) % 2**31)
-        return found[: ask.n]
+        """Return `ask.n` answers; an endpoint that returns fewer per request is asked again for the rest."""
+        answers: list[Completion] = []
+        while len(answers) < ask.n:
+            num_choices = min(ask.n - len(answers), self._config.max_choices_per_request or ask.n)
+            answers += await self._request(ask, num_choices, (ask.seed + len(answers)) % 2**31)
+        return answers[: ask.n]
 
     async def close(self) -> None:
         await self._clients.close()
 
-    async def _request(self, ask: Ask, wanted: int, seed: int) -> list[Completion]:
+    async def _request(self, ask: Ask, num_choices: int, seed: int) -> list[Completion]:
         config = self._config
-        body = _body(ask, config, wanted, seed)
+        body = _body(ask, config, num_choices, seed)
         for attempt in range(config.max_retries + 1):
             await self._limit.wait()
             kind: FailureKind
             asked: float | None = None
             async with self._slots:
                 try:
-                    async with self._clients.one() as client:
-                        # the body as it is: the SDK's typed method takes 5 ms to look it through
-                        found = completions_of_chat(await client.post("/chat/completions", body=body, cast_to=object))
-                    self._limit.spend(sum(item.num_tokens for item in found) + found[0].num_prompt_tokens)
-                    return found
+                    async with self._clients.acquire() as client:
+                        # post() sends the body unchanged: the SDK's typed method takes 5 ms to validate it
+                        answers = completions_of_chat(await client.post("/chat/completions", body=body, cast_to=object))
+                    self._limit.spend(sum(item.num_tokens for item in answers) + answers[0].num_prompt_tokens)
+                    return answers
                 except asyncio.CancelledError:
                     raise
-                except Exception as error:  # the SDK's boundary: every failure is given a kind, or raised again
+                except Exception as error:  # boundary of the SDK: classified by _failure, or raised again
                     failure, asked = _failure(error)
             kind = failure.kind
             last = attempt == config.max_retries
@@ -273,13 +275,13 @@ class EndpointPolicy:
         raise AssertionError("the last attempt returned or raised")
 
 
-def _body(ask: Ask, config: PolicyConfig, wanted: int, seed: int) -> Json:
+def _body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
     body: Json = {
         "model": config.model,
         "messages": [to_chat_message(message, missing_id="") for message in ask.messages],
         "temperature": ask.temperature,
         "top_p": ask.top_p,
-        "n": wanted,
+        "n": num_choices,
     }
     if ask.tools:
         body["tools"] = list(ask.tools)
@@ -297,7 +299,7 @@ def _body(ask: Ask, config: PolicyConfig, wanted: int, seed: int) -> Json:
 
 
 def _failure(error: Exception) -> tuple[PolicyError, float | None]:
-    """What went wrong as a kind, and how long the endpoint asks to wait."""
+    """Classify an exception as PolicyError, with the seconds that the endpoint asks to wait."""
     import openai
 
     if isinstance(error, PolicyError):
@@ -305,6 +307,7 @@ def _failure(error: Exception) -> tuple[PolicyError, float | None]:
     if isinstance(error, openai.APIStatusError):
         status, headers = error.status_code, error.response.headers
         kind: FailureKind = "refused"
+        # an exhausted quota is a 429, too, but waiting does not help
         if status == 429 and error.code != "insufficient_quota":
             kind = "rate_limited"
         elif status >= 500:

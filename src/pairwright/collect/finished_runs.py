@@ -1,8 +1,8 @@
-"""The ledger of a collection: which runs are done, which failed and why. One line a run that ended.
+"""The ledger of a collection (which runs are done, which failed and why), and the writer of its table and ledger.
 
-    ledger.jsonl    {"task", "run", "state": "done" | "failed", ...}; of several lines for a run the last one counts
+    ledger.jsonl    a line per ended run: {"task", "run", "state": "done" | "failed", ...}; the last one of a run counts
 
-A line says "done" only after everything that the run recorded is durable, so a run that is done is never played again.
+A line says "done" only after all records of the run are durable, so a run that is done never has to be repeated.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reward_sum: float = 0.0
     reward_min: float | None = None
     reward_max: float | None = None
-    reward: float | None = None  # the final reward, where the run has one
+    reward: float | None = None  # the final reward of the run, if any
     num_tokens: int = 0
-    without_ids: dict[str, int] = {}  # candidates that have no token ids, by reason (sampled.py)
+    without_ids: dict[str, int] = {}  # candidates without token ids, by reason (sampled_tokens.py)
 
     @property
     def key(self) -> RunKey:
@@ -52,7 +52,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND, 0o644)
-        try:
+        try:  # the lock ends with the process, also if it is killed
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._fd)
@@ -67,7 +67,7 @@ class Ledger:
     def append(self, entries: Sequence[Entry]) -> None:
         """Write lines and sync them. Called from one thread at a time."""
         line = memoryview(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
-        while line:
+        while line:  # os.write may write only a part
             line = line[os.write(self._fd, line) :]
         os.fdatasync(self._fd)
 
@@ -79,7 +79,7 @@ class Ledger:
     def _read(self) -> None:
         data = self.path.read_bytes()
         whole = data.rfind(b"\n") + 1
-        if whole < len(data):  # a line that a crash cut short was never acknowledged
+        if whole < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
             os.ftruncate(self._fd, whole)
         decoder = msgspec.json.Decoder(Entry)
         for number, line in enumerate(data[:whole].splitlines(), start=1):
@@ -90,7 +90,7 @@ class Ledger:
             self.entries[entry.key] = entry
 
 
-# The one writer of a collection: what is recorded goes to the table in batches, each durable before it counts.
+# The writer: records go to the table in batches, each durable before its runs count as done
 
 
 class Writer:
@@ -115,7 +115,7 @@ class Writer:
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until all that was added is durable."""
+        """Wait until everything added so far is durable."""
         self._check()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(future)
@@ -132,12 +132,13 @@ class Writer:
 
     async def _run(self) -> None:
         while self._experiences or self._entries or self._waiting:
+            # take the whole queue: what arrives during the write below forms the next batch (group commit)
             experiences, self._experiences = self._experiences, []
             entries, self._entries = self._entries, []
             waiting, self._waiting = self._waiting, []
             try:
                 await asyncio.to_thread(self._write, experiences, entries)
-            except Exception as error:  # a full disk ends the collection: told to everyone who waits, now and later
+            except Exception as error:  # e.g. a full disk: raised to all present and later callers
                 self._error = error
             for future in waiting:
                 if not future.done():
@@ -146,6 +147,6 @@ class Writer:
                 self._experiences, self._entries = [], []
 
     def _write(self, experiences: list[Experience], entries: list[Entry]) -> None:
-        self._table.append(experiences)
+        self._table.append(experiences)  # before the ledger: a run is done only when its records are durable
         if entries and self._ledger is not None:
             self._ledger.append(entries)

@@ -1,11 +1,11 @@
-"""The files that NAT's trainer writes for a collection, in the run folder, with its names and fields.
+"""Progress files in the format of NAT's trainer, and the identity file that decides whether a run can be resumed.
 
     data_collection_progress.jsonl   one line each time that all tasks of a run number have ended
     collection_history.json          the last such line of each run number
     final_metrics.json               the whole collection
 
-NAT counts a trajectory for each pair; here `num_trajectories` is runs that are done. They are made from the ledger, so
-they are complete after a resume as well.
+NAT counts a trajectory for each pair; here `num_trajectories` is the number of runs done. The files are derived from
+the ledger, so they are complete after a resume, too.
 """
 
 import os
@@ -28,18 +28,18 @@ FINAL = "final_metrics.json"
 
 
 class History:
-    """The progress of a collection, run number by run number."""
+    """The progress of a collection, by run number."""
 
     def __init__(self, folder: Path, run_id: str, *, num_tasks: int, num_runs: int) -> None:
         self._folder, self._run_id = folder, run_id
         self._num_tasks, self._num_runs = num_tasks, num_runs
-        self._told: dict[int, Json] = {}
+        self._reported: dict[int, Json] = {}
         if (folder / HISTORY).exists():
             listed = msgspec.json.decode((folder / HISTORY).read_bytes(), type=list[Json])
-            self._told = {int(item["run_number"]): item for item in listed if item.get("run_id") == run_id}
+            self._reported = {int(item["run_number"]): item for item in listed if item.get("run_id") == run_id}
 
     def update(self, entries: Mapping[RunKey, Entry]) -> None:
-        """Write what is new: run numbers that all tasks have ended, or that have ended otherwise than before."""
+        """Write new lines: for run numbers whose tasks have all ended, or whose figures changed after a resume."""
         by_run: dict[int, list[Entry]] = {}
         for entry in entries.values():
             by_run.setdefault(entry.run, []).append(entry)
@@ -49,16 +49,16 @@ class History:
             if len(ended) < self._num_tasks:
                 continue
             figures = _figures(number, ended)
-            known = self._told.get(number, {})
+            known = self._reported.get(number, {})
             if any(known.get(key) != value for key, value in figures.items()):
-                self._told[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
-                news.append(self._told[number])
+                self._reported[number] = {**figures, "run_id": self._run_id, "timestamp": _now()}
+                news.append(self._reported[number])
         if news:
             append_synced(self._folder / PROGRESS, b"".join(msgspec.json.encode(item) + b"\n" for item in news))
-            write_json(self._folder / HISTORY, [self._told[number] for number in sorted(self._told)])
+            write_json(self._folder / HISTORY, [self._reported[number] for number in sorted(self._reported)])
 
     def finish(self, *, status: str, message: str, num_groups: int) -> None:
-        runs = [self._told[number] for number in sorted(self._told)]
+        runs = [self._reported[number] for number in sorted(self._reported)]
         means = [run["avg_reward"] for run in runs]
         final = {
             "run_id": self._run_id,
@@ -101,14 +101,14 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-# What a collection is a collection of: written when it begins, compared when it is resumed.
+# Identity: the settings that all parts of a collection share, written at its start and compared on resume
 
 FILE = "collection.json"
 _SAMPLING = ("model", "model_version", "temperature", "top_p", "max_tokens", "num_candidates", "stop", "extra_body")
 
 
 def begin_or_resume(folder: Path, config: Config, *, resume: bool, workflow: str) -> str:
-    """The id of the collection in a folder, a new one or the one that is resumed."""
+    """The id of the collection in a folder: a new one, or the one that is resumed."""
     identity = _identity(config, workflow)
     if not _is_begun(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,19 +123,19 @@ def begin_or_resume(folder: Path, config: Config, *, resume: bool, workflow: str
 
 
 def check_resumable(folder: Path, config: Config, *, workflow: str) -> None:
-    """Refuse as `begin_or_resume` would, and write nothing."""
+    """Raise the errors of `begin_or_resume` without writing anything."""
     if _is_begun(folder):
         _resume(folder, _identity(config, workflow))
 
 
 def _is_begun(folder: Path) -> bool:
-    """Whether there is something to resume: what ended before its first answer, for want of a model say, is not."""
+    """Whether there is something to resume: a collection that ended before its first answer does not count."""
     logs = [folder / name for name in ("ledger.jsonl", "calls.jsonl")]
     return (folder / FILE).exists() and any(log.exists() and log.stat().st_size for log in logs)
 
 
 def _resume(folder: Path, identity: Json) -> str:
-    """The id of the collection in a folder, if it is a collection of the same things."""
+    """The id of the collection in a folder, if its identity is the same."""
     known = msgspec.json.decode((folder / FILE).read_bytes(), type=dict[str, Any])
     before: Json = known["identity"]
     changed = [key for key in identity if before.get(key) != identity[key]]
@@ -152,7 +152,7 @@ def _identity(config: Config, workflow: str) -> Json:
     policy = config.policy.model_dump(mode="json")
     scorer = config.collect.scorer.model_dump(mode="json")
     scorer["judge"] = {key: scorer["judge"][key] for key in _SAMPLING}
-    for key in ("timeout_seconds", "max_concurrency"):
+    for key in ("timeout_seconds", "max_concurrency"):  # these may change on resume: they do not change results
         del scorer[key]
     identity: Json = {
         "seed": config.seed,
@@ -161,5 +161,6 @@ def _identity(config: Config, workflow: str) -> Json:
         "scorer": scorer,
         **{f"policy.{key}": policy[key] for key in _SAMPLING},
     }
-    found: Json = msgspec.json.decode(msgspec.json.encode(identity))
-    return found
+    # a round trip through JSON, so that it compares equal to the file (tuples become lists)
+    plain: Json = msgspec.json.decode(msgspec.json.encode(identity))
+    return plain

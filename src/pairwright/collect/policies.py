@@ -1,7 +1,7 @@
-"""Which policy a configuration means, and the policy as one run sees it.
+"""Policies: the log of answers of unfinished runs, the policy object of a run, and the local policy.
 
-A run's questions are numbered by their content: the n-th time that a run asks the same. That number and the run's
-seed give the seed of the answer, and find the answer again when a run that was cut short is played once more.
+Requests of a run are numbered per content: the n-th time that the run makes the same request. That number and the
+run's seed give the seed of the answer, and the key under which an interrupted run finds its answer again on resume.
 """
 
 import os
@@ -20,31 +20,31 @@ from pairwright.paths import write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
 
-# The answers of runs that are not finished, so that a run that was cut short is never asked for again.
+# The call log: answers of unfinished runs, so that a resumed run repeats no request
 
-_Line = tuple[int | str, int, str, int, list[Completion]]
+_Line = tuple[int | str, int, str, int, list[Completion]]  # task, run, key of the request, its number, answers
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(_Line)
 Known = dict[tuple[str, int], list[Completion]]
 
 
 class CallLog:
-    """An open log. `is_done(task, run)` says which lines need not be kept."""
+    """An open log. Lines of runs for which `is_done(task, run)` holds are dropped on opening."""
 
     def __init__(self, path: Path, *, is_done: Callable[[int | str, int], bool]) -> None:
         self.path = path
         self._known: dict[tuple[int | str, int], Known] = {}
-        kept = []
+        lines = []
         for line in _whole_lines(path):
             task, run, key, number, answers = _decoder.decode(line)
             if not is_done(task, run):
                 self._known.setdefault((task, run), {})[key, number] = answers
-                kept.append(line)
-        write_bytes(path, b"".join(kept))
+                lines.append(line)
+        write_bytes(path, b"".join(lines))
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
 
     def take(self, task: Task) -> Known:
-        """The answers that a run had before it was cut short."""
+        """Remove and return the answers of an interrupted run."""
         return self._known.pop((task.id, task.run), {})
 
     def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
@@ -61,7 +61,7 @@ class CallLog:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file; what a crash cut short at its end is left out."""
+    """The complete lines of a file; an incomplete last line, cut by a crash, is left out."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -69,11 +69,11 @@ def _whole_lines(path: Path) -> list[bytes]:
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
-# Which policy a configuration means, and the policy as one run sees it.
+# The policy of a configuration, and the policy object that a workflow gets
 
 
 def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
-    """The policy of a configuration; a local folder is looked for from here, then from `base`."""
+    """Create the policy of a configuration; a local folder is resolved from the working directory, then from `base`."""
     if config.base_url is not None:
         from pairwright.collect.endpoint import EndpointPolicy
 
@@ -86,7 +86,7 @@ def make_policy(config: PolicyConfig, *, base: Path | None = None) -> Policy:
 
 
 class RunPolicy:
-    """What a workflow asks: `await policy.complete(prompt, n=8)`. Settings that it does not give are the config's."""
+    """The policy of one run: `await policy.complete(prompt, n=8)`. Settings default to the configuration."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class RunPolicy:
         stop: Sequence[str] | None = None,
         seed: int | None = None,
     ) -> list[Completion]:
-        """Answers to a prompt (text, messages, or chat messages as dicts), as many as `n`.
+        """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
 
-        `on_answer` learns of those that were asked for just now, `on_call` of all of them.
+        `on_answer` is called with new answers only, `on_call` with those from the log, too.
         """
         config = self._config
         ask = Ask(
@@ -134,19 +134,19 @@ class RunPolicy:
             stop=config.stop if stop is None else tuple(stop),
             seed=0 if seed is None else seed,
         )
-        answers = await self._answered(ask, seed)
+        answers = await self._answer(ask, seed)
         if self._on_call is not None:
             self._on_call(ask, answers)
         return answers
 
-    async def _answered(self, ask: Ask, seed: int | None) -> list[Completion]:
+    async def _answer(self, ask: Ask, seed: int | None) -> list[Completion]:
         key = content_hash(ask.key(), seed)
         number = self._asked[key] = self._asked.get(key, -1) + 1
         known = self._known.pop((key, number), None)
         if known is not None:
             return known
         if seed is None:
-            # 31 bits, which every server takes: a model gives the same answers here and behind an endpoint
+            # 31 bits, which every server accepts: a model gives the same answers locally and behind an endpoint
             drawn = int(content_hash("call", self._task.seed, key, number)[:8], 16) >> 1
             ask = msgspec.structs.replace(ask, seed=drawn)
         answers = await self._policy.complete(ask)
@@ -157,11 +157,11 @@ class RunPolicy:
         return answers
 
 
-# A policy in this process: a checkpoint loaded once, and the questions of all tasks answered in batches.
+# The local policy: a checkpoint loaded once, requests of all tasks answered in batches
 
 
 class LocalPolicy:
-    """Answers from an engine. Token ids and log-probabilities are recorded exactly as they were drawn."""
+    """Answers from a local engine. Token ids and log-probabilities are recorded exactly as sampled."""
 
     def __init__(self, engine: Engine, *, name: str | int | None = None) -> None:
         self.name: str | int = engine.name if name is None else name
@@ -214,7 +214,7 @@ class LocalPolicy:
     def _message(self, text: str, ask: Ask) -> Message:
         if not ask.tools or self._call_format is None:
             return Message("assistant", text)
-        rest, calls = split_calls(self._call_format, text)
+        rest, calls = split_calls(self._call_format, text)  # the text around the calls, and the calls
         numbered = tuple(
             ToolCall(call.name, call.arguments, f"call_{number}", call.type) for number, call in enumerate(calls)
         )

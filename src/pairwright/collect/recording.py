@@ -1,14 +1,14 @@
-"""Recording: steps, candidates and trajectories of one run, from any depth of the code that plays it.
+"""Recording: steps, candidates and trajectories of one run, from anywhere in the workflow's code.
 
-    async with step(prompt) as s:                       # the recorder of the run that is going on
+    async with step(prompt) as s:                       # the recorder of the current run
         for answer in await policy.complete(s.prompt, n=8):
             s.candidate(answer, score=quality(answer.text))
 
-A candidate goes to the table when it has its score: at the end of its step, or at the end of the run for what the
-final reward or the scorer of finished runs decides. Its id is made of its place and content, so a run that is played
-again after a crash records nothing twice. What the policy returned in this run is matched with what is recorded
-(sampled.py): token ids, log-probabilities, finish reasons and tools come from there. Outside of a collection recording
-does nothing, so that the same code runs in production.
+A candidate is written to the table when it has its score: at the end of its step, or at the end of the run if the
+final reward or a scorer of finished runs decides it. Its id is derived from its position and content, so a run that is
+repeated after a crash records nothing twice. Recorded messages are matched with the completions that the policy
+returned (sampled_tokens.py), which provide token ids, log-probabilities, finish reasons and tools. Outside of a
+collection recording does nothing, so the same code runs in production.
 """
 
 import itertools
@@ -27,12 +27,12 @@ from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 
-Emit = Callable[[str, list[Experience]], None]  # the hash of the prompt, and candidates of it
+Emit = Callable[[str, list[Experience]], None]  # called with a prompt hash and candidates for that prompt
 
 
 @dataclass(eq=False)
 class Candidate:
-    """One answer at a step, with its score once there is one."""
+    """One answer at a step, and its score (None until it is scored)."""
 
     messages: tuple[Message, ...]
     completion: Completion | None = None
@@ -48,9 +48,9 @@ class Candidate:
 
 
 class Step:
-    """A decision point: a prompt and the candidates that compete for it.
+    """A decision point: a prompt and its competing candidates.
 
-    `tools` that are not named (None) are those that the policy was asked with for each candidate.
+    Without `tools` (None) each candidate has the tools of the request that produced it.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Step:
 
     @property
     def tools(self) -> tuple[Json, ...]:
-        """The tools of the step: those that were named, else those of its first candidate."""
+        """The tools of the step: those passed explicitly, else those of its first candidate."""
         return self.tools_of(self.candidates[0]) if self.candidates else self._tools or ()
 
     def tools_of(self, candidate: Candidate) -> tuple[Json, ...]:
         return (candidate.sampled.tools or ()) if self._tools is None else self._tools
 
     def prompt_hash_of(self, candidate: Candidate) -> str:
-        """What a candidate may be compared with: the same prompt with the same tools."""
-        tools = self.tools_of(candidate)
+        """Hash of prompt and tools: candidates with the same hash may be compared."""
+        tools = self.tools_of(candidate)  # the last hash is cached: candidates of a step usually share their tools
         if self._hashed is None or self._hashed[0] != tools:
             self._hashed = tools, prompt_hash(self.prompt, tools)
         return self._hashed[1]
@@ -88,16 +88,18 @@ class Step:
         info: Json | None = None,
         metrics: Json | None = None,
     ) -> Candidate:
-        """Record an answer: what the policy gave, or text or messages from elsewhere. Its score may come later."""
-        given = completion if isinstance(completion, Completion) else None
-        messages = (given.message,) if given else as_messages(completion, "completion", role="assistant")  # type: ignore[arg-type]
+        """Record an answer: a completion of the policy, or text or messages. Its score may be set later."""
+        answer = completion if isinstance(completion, Completion) else None
+        messages = (answer.message,) if answer else as_messages(completion, "completion", role="assistant")  # type: ignore[arg-type]
         if not messages:
             raise RecordError("completion", completion, "at least one message")
         calls = SampledCalls() if self._recorder is None else self._recorder.calls
-        sampled = calls.match_messages(self.prompt, messages) if given is None else calls.match_completion(given)
-        made = Candidate(messages, given, score, dict(components or {}), dict(info or {}), dict(metrics or {}), sampled)
-        self.candidates.append(made)
-        return made
+        sampled = calls.match_messages(self.prompt, messages) if answer is None else calls.match_completion(answer)
+        candidate = Candidate(
+            messages, answer, score, dict(components or {}), dict(info or {}), dict(metrics or {}), sampled
+        )
+        self.candidates.append(candidate)
+        return candidate
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,7 +120,7 @@ class Step:
             self._recorder.emit_scored(self)
 
     def take_scored(self) -> list[tuple[int, Candidate]]:
-        """The candidates that were not taken yet, if all of them have a score."""
+        """Take the candidates that were not taken yet, if all of them have a score."""
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
         if any(candidate.score is None for _, candidate in waiting):
             return []
@@ -126,7 +128,7 @@ class Step:
         return waiting
 
     def take_rest(self) -> list[tuple[int, Candidate]]:
-        """The candidates that were not taken yet, with a score or without."""
+        """Take the candidates that were not taken yet, scored or not."""
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
         self._num_emitted = len(self.candidates)
         return waiting
@@ -140,7 +142,7 @@ ScoreStep = Callable[[Step], Awaitable[None]]
 
 
 class Recorder:
-    """What one run records. `score_step`, if there is one, scores the candidates that a step leaves unscored."""
+    """The records of one run. `score_step`, if any, scores candidates that the workflow left unscored."""
 
     def __init__(
         self, task: Task, emit: Emit, *, model_version: str | int | None = None, score_step: ScoreStep | None = None
@@ -155,19 +157,19 @@ class Recorder:
         self._numbers = itertools.count()
 
     def place(self, *, task: int | str, run: int) -> None:
-        """Record under another task and run from now on: what a replay asks belongs to the run that it replays."""
+        """Record under another task and run from now on, as a replay does for the run that it replays."""
         self.task = replace(self.task, id=task, run=run)
 
     def step(
         self, prompt: Prompt, *, tools: Sequence[Json] | None = None, name: str | None = None, index: int | None = None
     ) -> Step:
-        """A step of this run; they are numbered as they begin unless `index` says otherwise."""
-        made = Step(self, prompt, tools, name, next(self._numbers) if index is None else index)
-        self.steps.append(made)
-        return made
+        """Begin a step of this run; steps are numbered in order unless `index` is passed."""
+        new_step = Step(self, prompt, tools, name, next(self._numbers) if index is None else index)
+        self.steps.append(new_step)
+        return new_step
 
     def start(self, name: str, prompt: Prompt, *, tools: Sequence[Json] | None = None) -> None:
-        """Begin a step whose candidates come as events with its name."""
+        """Begin a named step, whose candidates are added with `end`."""
         self._open[name] = self.step(prompt, tools=tools, name=name)
 
     def end(
@@ -180,7 +182,7 @@ class Recorder:
         tools: Sequence[Json] | None = None,
         info: Json | None = None,
     ) -> None:
-        """A candidate of the step with this name. Where no start came, the prompt that is given here begins it."""
+        """Add a candidate to the named step. If it was not started, `prompt` starts it."""
         if name not in self._open:
             if prompt is None:
                 raise RecordError("prompt", None, f"the prompt of step {name!r}: it has no start that gave one")
@@ -199,16 +201,16 @@ class Recorder:
         info: Json | None = None,
         metrics: Json | None = None,
     ) -> None:
-        """A whole trajectory as one experience: everything that the model and its tools did after the prompt.
+        """Record a whole trajectory as one experience: all turns of the model and its tools after the prompt.
 
-        The ids that the policy sampled in its turns become one sequence, with what the environment added masked out.
+        The token ids of the model's turns become one sequence, with the tokens of the environment masked out.
         """
-        made = self.step(prompt, tools=tools)
-        made.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
-        self.emit_scored(made)
+        single_step = self.step(prompt, tools=tools)
+        single_step.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
+        self.emit_scored(single_step)
 
     def reward(self, value: float) -> None:
-        """The final reward of the run: the score of every candidate that has none of its own."""
+        """Set the final reward of the run: the score of every candidate without its own."""
         self.final_reward = float(value)
 
     async def close_step(self, closed: Step, *, failed: bool) -> None:
@@ -217,21 +219,21 @@ class Recorder:
         self.emit_scored(closed)
 
     async def close(self) -> None:
-        """The end of a run that went well: score and hand over what waits."""
+        """End a successful run: score and emit the remaining candidates."""
         for waiting in self.steps:
             if self._score_step is not None and waiting.unscored and self.final_reward is None:
                 await self._score_step(waiting)
             for candidate in waiting.unscored:
                 candidate.score = self.final_reward
             self.emit_scored(waiting)
-        for waiting in self.steps:  # what nobody scored is kept as unscored
+        for waiting in self.steps:  # candidates without any score are recorded as unscored
             self._emit_all(waiting, waiting.take_rest())
 
     def emit_scored(self, closed: Step) -> None:
         self._emit_all(closed, closed.take_scored())
 
     def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
-        """Hand candidates over, apart by what they may be compared with."""
+        """Emit candidates, grouped by prompt hash."""
         groups: dict[str, list[Experience]] = {}
         for number, candidate in numbered:
             experience = self._experience(closed, number, candidate)
@@ -239,14 +241,14 @@ class Recorder:
         for key, experiences in groups.items():
             self._emit(key, experiences)
 
-    def _experience(self, of: Step, number: int, candidate: Candidate) -> Experience:
+    def _experience(self, owner: Step, number: int, candidate: Candidate) -> Experience:
         return experience_of(
             self.task,
-            prompt=of.prompt,
-            tools=of.tools_of(candidate),
-            prompt_hash=of.prompt_hash_of(candidate),
-            step=of.index,
-            step_name=of.name,
+            prompt=owner.prompt,
+            tools=owner.tools_of(candidate),
+            prompt_hash=owner.prompt_hash_of(candidate),
+            step=owner.index,
+            step_name=owner.name,
             number=number,
             messages=candidate.messages,
             sampled=candidate.sampled,
@@ -258,17 +260,18 @@ class Recorder:
         )
 
 
+# A context variable, since many runs are interleaved in one event loop; asyncio tasks inherit it
 _current: ContextVar[Recorder | None] = ContextVar("pairwright_recorder", default=None)
 
 
 def current_recorder() -> Recorder | None:
-    """The recorder of the run that this code is part of; None outside of a collection."""
+    """The recorder of the current run; None outside of a collection."""
     return _current.get()
 
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[Recorder]:
-    """Make a recorder the current one for what runs inside, tasks that are started there included."""
+    """Make a recorder the current one inside the block, also for asyncio tasks that are started in it."""
     token = _current.set(recorder)
     try:
         yield recorder
@@ -279,7 +282,7 @@ def recording(recorder: Recorder) -> Iterator[Recorder]:
 def step(
     prompt: Prompt, *, tools: Sequence[Json] | None = None, name: str | None = None, index: int | None = None
 ) -> Step:
-    """A step of the run that is going on. Outside of a collection its candidates go nowhere."""
+    """Begin a step of the current run. Outside of a collection its candidates are not recorded."""
     recorder = _current.get()
     if recorder is None:
         return Step(None, prompt, tools, name, 0 if index is None else index)

@@ -1,12 +1,12 @@
-"""The runner: a workflow over all tasks and runs, bounded, timed, recorded, resumable.
+"""The runner: runs a workflow over all tasks, with bounded concurrency, time limits, recording and resume.
 
-    RUN/experience/                  the table that everything goes to
-    RUN/collection/collection.json   what this is a collection of     ledger.jsonl   which runs ended, and how
-    RUN/collection/calls.jsonl       answers of runs that are not finished
+    RUN/experience/                  the table of all records
+    RUN/collection/collection.json   identity of the collection       ledger.jsonl   runs that ended, and how
+    RUN/collection/calls.jsonl       answers of unfinished runs
 
-A run ends as done, after what it recorded is durable, or as failed, with a kind and a message. On resume what is done
-is left alone, the rest is played again with the same seed; answers that it had are not asked for again, and what it
-had recorded is recognised by its id.
+A run ends as done, once its records are durable, or as failed, with a kind and a message. On resume, runs that are
+done are skipped and the others are repeated with the same seed: their logged answers are reused, and records that
+exist already are recognised by their ids.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
-# How a run that raised ended: the kind of its failure, and a message with the place in the user's code.
+# Failures: an exception as a ledger entry, with its kind and the line of the user's code
 
 _OURS = str(Path(pairwright.__file__).parent)
 
 
-def failed_entry(task: Task, error: Exception, *, expired: float | None = None) -> Entry:
-    """The entry of a run that raised; `expired` is the run's time limit if that is what ended it."""
+def describe_failure(task: Task, error: Exception, *, expired: float | None = None) -> Entry:
+    """The ledger entry of a run that raised; `expired` is the time limit if the run exceeded it."""
     if expired is not None:
         return _entry(task, "timeout", f"took longer than {expired:g} s")
     cause = _first_cause(error)
@@ -68,18 +68,19 @@ def _entry(task: Task, kind: FailureKind, message: str) -> Entry:
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """What a group of exceptions, as asyncio.TaskGroup raises them, is about."""
+    """The first exception of a group, as asyncio.TaskGroup raises them."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _place(error: BaseException) -> str:
+    # the innermost frame outside of this package is the user's line
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-# The runner: a workflow over all tasks and runs, bounded, timed, recorded, resumable.
+# The collection
 
 Watch = Callable[[Status], None]
 Workflow = Callable[..., Awaitable[Any]]
@@ -88,7 +89,7 @@ _WATCH_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Collected:
-    """How a collection ended."""
+    """The result of a collection."""
 
     status: Status
     experience: Path
@@ -97,11 +98,11 @@ class Collected:
 
     @property
     def table(self) -> Table:
-        """What was recorded."""
+        """The table of all records."""
         return Table(self.experience, create=False)
 
     def why_empty(self) -> str | None:
-        """Why there is nothing to go on with, or None: every run failed, or none recorded a candidate."""
+        """Why the collection has no result (every run failed, or none recorded a candidate); None if it has one."""
         status, ledger = self.status, self.experience.parent / "collection" / "ledger.jsonl"
         if status.num_runs and not status.num_done:
             return f"all {status.num_runs:,} runs failed: look at {ledger}, then add --resume"
@@ -125,10 +126,10 @@ def collect(
     tasks: Iterable[Json] | None = None,
     base: Path | None = None,
 ) -> Collected:
-    """Run a workflow over tasks and record what it does in `output`; returns when all runs have ended.
+    """Run a workflow over tasks and record it in `output`; returns when all runs have ended.
 
-    `workflow`, `policy` and `tasks` stand in for what the configuration names. Paths of the configuration count from
-    here, then from `base`.
+    `workflow`, `policy` and `tasks` override the configuration. Its relative paths are resolved from the working
+    directory, then from `base`.
     """
     settings = config.collect
     if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
@@ -141,30 +142,37 @@ def collect(
     if not inspect.iscoroutinefunction(workflow):
         raise ConfigError(f"{_name(workflow)}: a workflow is an `async def` function of (task, policy, recorder)")
     folder = Path(output) / "collection"
-    named = settings.workflow or _name(workflow)
-    run_id = begin_or_resume(folder, config, resume=resume, workflow=named)
+    workflow_name = settings.workflow or _name(workflow)
+    run_id = begin_or_resume(folder, config, resume=resume, workflow=workflow_name)
 
     async def run() -> Collected:
         scorer = make_scorer(settings.scorer, base=base)
-        asked = make_policy(config.policy, base=base) if policy is None else policy
-        collection = Collection(config, Path(output), run_id, listed, workflow, asked, scorer, watch)
+        answering = make_policy(config.policy, base=base) if policy is None else policy
+        collection = Collection(config, Path(output), run_id, listed, workflow, answering, scorer, watch)
         try:
             return await collection.run()
         finally:
             if policy is None:
-                await asked.close()
+                await answering.close()
             await scorer.close()
 
     return run_to_end(run())
 
 
 class Collection:
-    """One process's part of a collection: from what the ledger says to the end of the last run."""
+    """One process's part of a collection: from the state of the ledger to the end of the last run."""
 
     def __init__(
-        self, config: Config, output: Path, run_id: str, tasks: list[Task], workflow: Workflow, policy: Policy,
-        scorer: Scorer, watch: Watch | None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        output: Path,
+        run_id: str,
+        tasks: list[Task],
+        workflow: Workflow,
+        policy: Policy,
+        scorer: Scorer,
+        watch: Watch | None,
+    ) -> None:
         self._config, self._output, self._tasks = config, output, tasks
         self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
         self._num_parameters = len(inspect.signature(workflow).parameters)
@@ -175,15 +183,15 @@ class Collection:
         num_runs = config.collect.num_runs
         self._history = History(output, run_id, num_tasks=len(tasks), num_runs=num_runs)
         self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
-        self._left = [len(tasks)] * num_runs
+        self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
         self._pairs = PairCount()
-        self._known: set[str] = set()
+        self._known: set[str] = set()  # uids that unfinished runs of an earlier process recorded
         self.status = Status(num_tasks=len(tasks), num_runs=len(self._wanted))
         self._take_stock()
 
     async def run(self) -> Collected:
-        """Play what is not done yet; the table is whole and closed when this returns or raises."""
-        watcher = asyncio.create_task(self._watching()) if self._watch is not None else None
+        """Run what is not done yet; the table is complete and closed when this returns or raises."""
+        watcher = asyncio.create_task(self._watch_loop()) if self._watch is not None else None
         problem: CollectError | None = None
         try:
             await self._play_all()
@@ -200,7 +208,7 @@ class Collection:
         return Collected(self.status, self._table.folder, self.status.seconds, errors)
 
     async def _play_all(self) -> None:
-        todo = self._todo()
+        todo = self._todo()  # one iterator shared by all workers: each takes the next task
         count = min(self._config.collect.max_concurrency, self.status.num_runs - self.status.num_done)
 
         async def work() -> None:
@@ -211,11 +219,11 @@ class Collection:
             async with asyncio.TaskGroup() as group:
                 for _ in range(count):
                     group.create_task(work())
-        except BaseExceptionGroup as errors:
+        except BaseExceptionGroup as errors:  # the first error cancelled the other workers
             raise errors.exceptions[0] from None
 
     def _todo(self) -> Iterator[Task]:
-        """All tasks of run 0, then of run 1, and so on, without what is done."""
+        """All tasks of run 0, then of run 1, and so on, except those that are done."""
         config = self._config
         for run in range(config.collect.num_runs):
             for task in self._tasks:
@@ -224,7 +232,7 @@ class Collection:
                     yield replace(task, batch=config.collect.batch, run=run, seed=seed)
 
     async def _play(self, task: Task) -> None:
-        """One run, to its entry in the ledger."""
+        """Execute one run up to its entry in the ledger."""
         tally, started = RunTally(), time.monotonic()
         recorder = Recorder(
             task,
@@ -238,8 +246,8 @@ class Collection:
         try:
             async with asyncio.timeout(limit) as scope:
                 await self._call(task, recorder, tally)
-        except Exception as error:  # the user's code: whatever it raises is how this run ended
-            failure = failed_entry(task, error, expired=limit if scope.expired() else None)
+        except Exception as error:  # any exception of the user's code fails this run only
+            failure = describe_failure(task, error, expired=limit if scope.expired() else None)
         finally:
             self.status.num_running -= 1
         entry = Entry(
@@ -261,7 +269,7 @@ class Collection:
             without_ids=dict(tally.without_ids),
         )
         await self._writer.finish(entry)
-        self._ended(entry)
+        self._finish_run(entry)
 
     async def _call(self, task: Task, recorder: Recorder, tally: RunTally) -> None:
         def count(answers: list[Completion]) -> None:
@@ -272,6 +280,7 @@ class Collection:
         policy = RunPolicy(
             self._policy, self._config.policy, task, calls=self._calls, on_answer=count, on_call=recorder.calls.add
         )
+        # a workflow may take fewer parameters: (task, policy), or only (task)
         with recording(recorder):
             output = await self._workflow(*(task, policy, recorder)[: self._num_parameters])
         unscored = any(step.unscored for step in recorder.steps)
@@ -295,11 +304,12 @@ class Collection:
         self.status.without_ids.update(reasons_of(experiences))
         self.status.num_candidates += len(experiences)
         self.status.num_pairs = self._pairs.total
+        # a repeated run records the same ids again: skip those that the table has
         self._writer.add(
             [item for item in experiences if item.eid.uid not in self._known] if self._known else experiences
         )
 
-    def _ended(self, entry: Entry) -> None:
+    def _finish_run(self, entry: Entry) -> None:
         self._ledger.entries[entry.key] = entry
         status = self.status
         if entry.state == "done":
@@ -310,7 +320,7 @@ class Collection:
         status.retries = getattr(self._policy, "retries", {})
         self._left[entry.run] -= 1
         if not self._left[entry.run]:
-            self._history.update({found.key: found for found in self._entries()})
+            self._history.update({item.key: item for item in self._entries()})
         if entry.state == "failed" and not self._config.collect.continue_on_collection_error:
             raise CollectError(
                 f"task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}; "
@@ -321,7 +331,7 @@ class Collection:
         return [entry for key, entry in self._ledger.entries.items() if key in self._wanted]
 
     def _take_stock(self) -> None:
-        """Count what earlier processes did, and learn which experiences of runs that are not done exist already."""
+        """Restore the counters from the ledger, and load the ids that unfinished runs have recorded already."""
         done = {entry.key: entry for entry in self._entries() if entry.state == "done"}
         for entry in done.values():
             self._left[entry.run] -= 1
@@ -334,15 +344,15 @@ class Collection:
         batch = self._config.collect.batch
         tids = {EID(batch, task.id).tid: task.id for task in self._tasks}
         columns = ["uid", "tid", "run", "step", "prompt_hash", "reward"]
-        for found in self._table.scan(where=pl.col("batch") == str(batch), columns=[*columns]):
-            for uid, tid, run, step, prompt_hash, reward in zip(*found.to_pydict().values(), strict=True):
+        for rows in self._table.scan(where=pl.col("batch") == str(batch), columns=[*columns]):
+            for uid, tid, run, step, prompt_hash, reward in zip(*rows.to_pydict().values(), strict=True):
                 if (tids.get(tid), run) in done:
                     self._pairs.add((tid, step, prompt_hash), reward)
                 else:
                     self._known.add(uid)
         self.status.num_pairs = self._pairs.total
 
-    async def _watching(self) -> None:
+    async def _watch_loop(self) -> None:
         assert self._watch is not None
         while True:
             self._watch(self.status)

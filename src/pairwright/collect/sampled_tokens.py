@@ -1,10 +1,10 @@
-"""What the policy sampled in one run, matched with the messages that the workflow records.
+"""Matches recorded messages with the completions of the policy, to recover the sampled token ids; builds experiences.
 
-A workflow records messages; the ids that the model drew belong to the completions that it got them from. A recorded
-message is a completion's if it is the very object, or equal in canonical form to what the policy returned at the same
-conversation. A trajectory has one sequence of ids if every prompt continues the ids before it; where a template
-rewrites history, or the text of an answer encodes to other ids than were drawn, there is no such sequence, and the
-reason is recorded instead. Equal messages are taken in the order in which the policy returned them.
+A workflow records messages; the sampled ids belong to completions. A message matches a completion if it is the same
+object, or equal in canonical form to what the policy returned for the same conversation. A trajectory has one sequence
+of ids if every prompt extends the ids before it. If a template rewrites history, or the text of an answer encodes to
+other ids than were sampled, there is no such sequence, and the reason is recorded instead. Equal messages are matched
+in the order in which the policy returned them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message
 from pairwright.sources.shapes.recorded_tokens import TurnTokens, tokens_of_turns
 
-# Why a candidate has no token ids. The keys are in `info.without_ids`, in the ledger and in the figures.
+# Reasons for missing token ids. The keys appear in `info.without_ids`, in the ledger and in the figures.
 WITHOUT_IDS = {
     "no_ids": "the policy returned none (policy.return_token_ids: true asks an endpoint for them)",
     "not_sampled": "a message that the policy did not return in this run at the recorded prompt",
@@ -32,11 +32,11 @@ WITHOUT_IDS = {
 
 @dataclass(frozen=True)
 class Sampled:
-    """What is known of a candidate's generated messages.
+    """The completions of a candidate's generated messages.
 
-    `completions` has one for each of them, None where the policy did not return it. `tools` are those of the first
-    call, None where no call is known. `arrays` are the token fields of the experience, empty where `without_ids` says
-    why there are none.
+    `completions` has one item per generated message, None if the policy did not return it. `tools` are those of the
+    first request, None if no request is known. `arrays` are the token fields of the experience; if they are empty,
+    `without_ids` is the reason.
     """
 
     completions: tuple[Completion | None, ...] = ()
@@ -48,7 +48,7 @@ class Sampled:
 
 @dataclass(eq=False)
 class _Answer:
-    """One completion and what was asked for it."""
+    """One completion and its request."""
 
     ask: Ask
     completion: Completion
@@ -68,7 +68,8 @@ class SampledCalls:
 
     def __init__(self) -> None:
         self._answers: list[_Answer] = []
-        # By the id of the completion and of its message, which the answers keep alive: a run may have thousands.
+        # Lookup by id() of the completion and of its message, valid since `_answers` keeps both alive. A run may have
+        # thousands of answers, so a linear search per candidate would be slow.
         self._by_object: dict[int, _Answer] = {}
 
     def add(self, ask: Ask, completions: Iterable[Completion]) -> None:
@@ -79,9 +80,9 @@ class SampledCalls:
             self._by_object.setdefault(id(completion.message), answer)
 
     def match_completion(self, completion: Completion) -> Sampled:
-        """A candidate that is one completion: its own ids, and the tools that it was asked with."""
+        """Match a candidate that is one completion: its own ids, and the tools of its request."""
         answer = self._by_object.get(id(completion))
-        if answer is None:  # a changed copy, say: the same ids with another message
+        if answer is None:  # for example a modified copy: the same ids with another message
             known = [answer for answer in self._answers if answer.completion.token_ids is not None]
             answer = next((answer for answer in known if answer.completion.token_ids == completion.token_ids), None)
         if answer is not None:
@@ -91,7 +92,7 @@ class SampledCalls:
         return Sampled((completion,), tools, arrays=arrays, without_ids=None if arrays else "no_ids")
 
     def match_messages(self, prompt: Sequence[Message], messages: Sequence[Message]) -> Sampled:
-        """A candidate of messages: the completion of each generated one, and their ids as one sequence."""
+        """Match a candidate of messages: the completion of each generated one, and their ids as one sequence."""
         generated = [number for number, message in enumerate(messages) if message.is_generated]
         conversation = [*prompt, *messages]
         matches = [
@@ -106,7 +107,7 @@ class SampledCalls:
         has_other_tools = any(tools != asked[0] for tools in asked)
         without_ids = None if arrays else _reason(answers, has_other_tools=has_other_tools)
         if len(messages) == 1:
-            arrays.pop("action_mask", None)  # a single turn: all of the response was generated
+            arrays.pop("action_mask", None)  # a single turn: the whole response was generated
         return Sampled(
             completions=tuple(None if answer is None else answer.completion for answer in answers),
             tools=asked[0] if asked else None,
@@ -116,9 +117,9 @@ class SampledCalls:
         )
 
     def _matches(self, message: Message, conversation: list[Message], *, is_only: bool) -> list[_Answer]:
-        """The answers that a recorded message may be, the likeliest first.
+        """The answers that may match a recorded message, most likely first.
 
-        An equal text that was sampled at another conversation counts only in a trajectory of several turns, whose
+        An equal text that was sampled for another conversation matches only in a trajectory of several turns, whose
         prompts show that they belong together.
         """
         same = self._by_object.get(id(message))
@@ -129,12 +130,13 @@ class SampledCalls:
         if not equal:
             return []
         state = _key(conversation)
+        # prefer answers to this very conversation, and among them those that no candidate has used yet
         at_state = [answer for answer in equal if answer.state == state]
         return sorted(at_state or ([] if is_only else equal), key=lambda answer: answer.is_recorded)
 
 
 def arrays_of(completion: Completion) -> Json:
-    """Prompt and answer as one sequence of ids, if both are known; all of the answer was generated."""
+    """Token fields of prompt and answer as one sequence, if the ids of both are known; empty otherwise."""
     prompt, answer = completion.prompt_ids, completion.token_ids
     if not prompt or not answer:
         return {}
@@ -148,13 +150,13 @@ def arrays_of(completion: Completion) -> Json:
 
 
 def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
-    """One answer for each generated message, and their ids as one sequence if there is one.
+    """Choose one answer for each generated message, and join their ids to one sequence if possible.
 
-    The last prompt holds all that came before it, so it decides which of several equal answers a turn was.
+    The last prompt contains all earlier turns, so it decides which of several equal answers a turn was.
     """
     for last in matches[-1] if matches else ():
         whole = last.completion.prompt_ids or []
-        fitting = [[one for one in answers if _is_start(one.completion, whole)] for answers in matches[:-1]]
+        fitting = [[answer for answer in answers if _is_start(answer.completion, whole)] for answers in matches[:-1]]
         earlier = _distinct(fitting)
         arrays = tokens_of_turns([_turn(answer) for answer in (*earlier, last)])
         if arrays is not None:
@@ -163,7 +165,7 @@ def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
 
 
 def _distinct(matches: list[list[_Answer]]) -> list[_Answer | None]:
-    """The first match of each turn that no earlier turn has taken."""
+    """The first match of each turn that no earlier turn uses."""
     chosen: list[_Answer | None] = []
     for answers in matches:
         chosen.append(next((answer for answer in answers if answer not in chosen), None))
@@ -198,7 +200,7 @@ def _key(messages: Sequence[Message]) -> str:
     return content_hash(canonical_messages(messages))
 
 
-# One candidate of a step as an experience, with the token ids and log-probabilities that were sampled.
+# Candidates as experiences
 
 
 def experience_of(
@@ -218,6 +220,7 @@ def experience_of(
     metrics: Json,
     model_version: str | int | None,
 ) -> Experience:
+    # the id depends on content only: a repeated run gets the same ids, which the runner recognises
     suffix = content_hash(prompt_hash, number, canonical_messages(messages))[:24]
     facts: Json = {"candidate": number, **({} if step_name is None else {"step_name": step_name})}
     is_cut = any(completion is not None and completion.finish_reason == "length" for completion in sampled.completions)
@@ -238,7 +241,7 @@ def experience_of(
 
 
 def facts_of_turns(sampled: Sampled) -> Json:
-    """What is worth keeping of the answers beside messages and ids; lists have one item for each generated message."""
+    """Fields of `info` from the answers of a candidate; lists have one item per generated message."""
     turns = [{} if completion is None else facts_of(completion) for completion in sampled.completions]
     facts: Json = {}
     if len(turns) == 1:
@@ -257,7 +260,7 @@ def facts_of_turns(sampled: Sampled) -> Json:
 
 
 def facts_of(completion: Completion) -> Json:
-    """What is worth keeping of an answer beside its message; log-probabilities only where no token ids hold them."""
+    """Fields of `info` from one answer; log-probabilities only if there are no token ids to store them with."""
     facts: Json = {"finish_reason": completion.finish_reason, "response_id": completion.response_id}
     if completion.logprobs is not None and completion.token_texts is not None:
         facts["logprobs"] = {"tokens": completion.token_texts, "logprobs": completion.logprobs}

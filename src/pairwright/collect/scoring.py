@@ -1,10 +1,10 @@
-"""Scorers: who scores what a workflow leaves unscored.
+"""Scorers, which score what a workflow leaves unscored.
 
-    function    score(task, candidate) of each candidate              evaluator   score(run) of each finished run
+    function    score(task, candidate) for each candidate             evaluator   score(run) for each finished run
     command     a program with the case as JSON on its stdin          judge       a model, see judge.py
 
-A score is a number, or {"score": number, "components": {...}}; None leaves it unscored. A scorer that fails fails the
-run, whose answers are kept: on resume only the scoring is done again.
+A score is a number, or {"score": number, "components": {...}}; None means unscored. A scorer that fails fails the run,
+but its answers are logged: on resume only the scoring is repeated.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from pairwright.collect.user_code import SCORERS, load_function
 from pairwright.config import ScorerConfig
 from pairwright.records.messages import Json
 
-# A verifier command: the case as JSON on its standard input, the verdict as its exit code or as JSON on its output.
+# Commands: the case as JSON on stdin, the verdict as exit code or as JSON on stdout
 
 MAX_OUTPUT_BYTES = 2**20
-_NOT_FOUND_OR_KILLED = 126  # what shells and wrappers return when the program itself did not run
+_NOT_FOUND_OR_KILLED = 126  # shells and wrappers exit with 126 or more if the program did not run or was killed
 
 
 class CommandScorer:
-    """Runs the command for a case; at most so many at once."""
+    """Runs the command for a case; at most `max_concurrency` at once."""
 
     def __init__(self, config: ScorerConfig, *, folder: Path | None = None) -> None:
         self.name = f"scorer {config.command[0]}"
@@ -40,7 +40,7 @@ class CommandScorer:
         self._slots = asyncio.Semaphore(config.max_concurrency)
 
     async def score(self, case: Json) -> Any:
-        """What the command said: a number, an object with a score, or None."""
+        """The verdict of the command: a number, an object with a score, or None."""
         try:
             data = msgspec.json.encode(case) + b"\n"
         except (TypeError, ValueError) as error:
@@ -61,6 +61,7 @@ class CommandScorer:
     async def _run(self, data: bytes) -> tuple[int, bytes, str]:
         pipe = asyncio.subprocess.PIPE
         try:
+            # a session of its own, so that _end can kill the command with all its children
             process = await asyncio.create_subprocess_exec(
                 *self._config.command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True, cwd=self._folder
             )
@@ -68,6 +69,7 @@ class CommandScorer:
             raise ScorerError(f"{self.name}: cannot be started: {error.strerror}") from None
         try:
             async with asyncio.timeout(self._config.timeout_seconds):
+                # write and read at the same time: a full pipe on either side would block both processes
                 _, output, complaint = await asyncio.gather(
                     _feed(process.stdin, data), _read(process.stdout), _read(process.stderr)
                 )
@@ -92,17 +94,17 @@ async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader | None) -> bytes | None:
-    """All output, or None if it is more than a verdict can be; the rest is read and dropped so that nothing blocks."""
+    """All output, or None if it exceeds the limit; the rest is read and dropped, so that the command does not block."""
     assert stream is not None
-    kept = bytearray()
+    output = bytearray()
     while chunk := await stream.read(65_536):
-        if len(kept) <= MAX_OUTPUT_BYTES:
-            kept += chunk
-    return bytes(kept) if len(kept) <= MAX_OUTPUT_BYTES else None
+        if len(output) <= MAX_OUTPUT_BYTES:
+            output += chunk
+    return bytes(output) if len(output) <= MAX_OUTPUT_BYTES else None
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End what is left of the command's session."""
+    """Kill all remaining processes of the command's session."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -116,12 +118,12 @@ def _ending(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-# Scorers: who scores what a workflow leaves unscored.
+# Scorers by kind
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A run as an evaluator sees it: the task, what the workflow returned, and its steps with their candidates."""
+    """A finished run for an evaluator: the task, the workflow's return value, and its steps with their candidates."""
 
     task: Task
     output: Any
@@ -134,7 +136,7 @@ async def _nothing() -> None:
 
 @dataclass(frozen=True)
 class Scorer:
-    """What can be asked of a scorer: to score the candidates of a step, or a finished run, or neither."""
+    """The functions of a scorer: one that scores the candidates of a step, or one for a finished run, or neither."""
 
     step: Callable[[Task, Step], Awaitable[None]] | None = None
     run: Callable[[FinishedRun], Awaitable[float | None]] | None = None
@@ -146,7 +148,7 @@ def make_scorer(config: ScorerConfig, *, base: Path | None = None) -> Scorer:
 
 
 def as_score(value: Any, where: str) -> tuple[float | None, Json]:
-    """A score and its components, from what a scorer gave."""
+    """Parse the value of a scorer to a score and its components."""
     components: Json = {}
     if isinstance(value, dict):
         if not isinstance(components := value.get("components", {}), dict):
@@ -168,7 +170,7 @@ def _function(config: ScorerConfig, base: Path | None) -> Scorer:
 
     async def score(task: Task, step: Step) -> None:
         for candidate in step.unscored:
-            _set(candidate, *as_score(await _called(function, name, task, candidate), name))
+            _set(candidate, *as_score(await _call_function(function, name, task, candidate), name))
 
     return Scorer(step=score)
 
@@ -178,7 +180,7 @@ def _evaluator(config: ScorerConfig, base: Path | None) -> Scorer:
     function = load_function(name, group=SCORERS, base=base)
 
     async def score(run: FinishedRun) -> float | None:
-        return as_score(await _called(function, name, run), name)[0]
+        return as_score(await _call_function(function, name, run), name)[0]
 
     return Scorer(run=score)
 
@@ -188,12 +190,13 @@ def _command(config: ScorerConfig, base: Path | None) -> Scorer:
 
     async def score_step(task: Task, step: Step) -> None:
         for candidate in step.unscored:
-            case = {**_case(task, step), "completion": _shown(candidate), "text": candidate.text}
+            case = {**_case(task, step), "completion": _candidate_json(candidate), "text": candidate.text}
             _set(candidate, *as_score(await command.score(case), command.name))
 
     async def score_run(run: FinishedRun) -> float | None:
         steps = [
-            {**_case(run.task, step), "candidates": [_shown(item) for item in step.candidates]} for step in run.steps
+            {**_case(run.task, step), "candidates": [_candidate_json(item) for item in step.candidates]}
+            for step in run.steps
         ]
         case = {"task": run.task.data, "id": run.task.id, "run": run.task.run, "output": run.output, "steps": steps}
         return as_score(await command.score(case), command.name)[0]
@@ -218,13 +221,13 @@ _KINDS: dict[str, Callable[[ScorerConfig, Path | None], Scorer]] = {
 }
 
 
-async def _called(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+async def _call_function(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     try:
         value = function(*arguments)
         return await value if inspect.isawaitable(value) else value
     except CollectError:
         raise
-    except Exception as error:  # the user's code: whatever it raises is the scorer's failure
+    except Exception as error:  # any exception of the user's code is a failure of the scorer
         raise ScorerError(f"{name}: {one_line(error)}") from error
 
 
@@ -246,8 +249,8 @@ def _case(task: Task, step: Step) -> Json:
     }
 
 
-def _shown(candidate: Candidate) -> list[Json]:
+def _candidate_json(candidate: Candidate) -> list[Json]:
     import msgspec
 
-    shown: list[Json] = msgspec.to_builtins(candidate.messages)
-    return shown
+    messages: list[Json] = msgspec.to_builtins(candidate.messages)
+    return messages

@@ -1,7 +1,7 @@
-"""Tasks from a dataset: JSON, JSON lines, CSV, Parquet, or a Hugging Face dataset on disk.
+"""Tasks from a dataset: JSON, JSON Lines, CSV, Parquet, or a Hugging Face dataset on disk.
 
-A task has an id that does not change when the dataset is reordered or extended: its own, or a hash of its content.
-Two tasks with one id are an error, since what is recorded for one would count for the other.
+The id of a task does not change when the dataset is reordered or extended: it is a field of the row, or a hash of its
+content. Duplicate ids are an error, since the records of one task would count for the other.
 """
 
 import csv
@@ -27,7 +27,7 @@ _LISTS = ("data", "tasks", "rows", "examples")
 
 @dataclass(frozen=True)
 class Task:
-    """One problem put to the agent, as one run sees it: `task["question"]` is a field of its dataset row."""
+    """One problem for the agent, in one run: `task["question"]` is a field of its dataset row."""
 
     id: int | str
     data: Json = field(default_factory=dict)
@@ -48,7 +48,7 @@ def run_seed(seed: int, batch: int | str, task: int | str, run: int) -> int:
 
 
 def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> list[Task]:
-    """The tasks of a configuration, or of rows that are given instead of its dataset."""
+    """The tasks of a configuration, or of `rows`, which override its dataset."""
     if rows is None and config.dataset is None:
         if config.num_tasks is None:
             raise ConfigError("collect: expected a dataset of tasks, or num_tasks")
@@ -56,21 +56,21 @@ def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> lis
     where = "tasks" if rows is not None else str(config.dataset)
     rows = rows if rows is not None else read_rows(Path(str(config.dataset)), split=config.split)
     tasks: list[Task] = []
-    places: dict[int | str, int] = {}
-    seen: dict[str, int] = {}
+    first_rows: dict[int | str, int] = {}
+    num_copies: dict[str, int] = {}
     for number, row in enumerate(rows, start=1):
         if config.num_tasks is not None and len(tasks) >= config.num_tasks:
             break
         task = identifier(row.get(config.id_field))
-        if task is None:
+        if task is None:  # no id: a hash of the row; equal rows get .2, .3, ...
             key = content_hash(row)[:16]
-            seen[key] = seen.get(key, 0) + 1
-            task = key if seen[key] == 1 else f"{key}.{seen[key]}"
-        if task in places:
+            num_copies[key] = num_copies.get(key, 0) + 1
+            task = key if num_copies[key] == 1 else f"{key}.{num_copies[key]}"
+        if task in first_rows:
             raise SourceError(
-                f"{where}: row {number} has the {config.id_field} {task!r} of row {places[task]}: give each its own"
+                f"{where}: row {number} has the {config.id_field} {task!r} of row {first_rows[task]}: give each its own"
             )
-        places[task] = number
+        first_rows[task] = number
         tasks.append(Task(task, row))
     if not tasks:
         raise SourceError(f"{where}: no tasks in it")
@@ -78,7 +78,7 @@ def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> lis
 
 
 def read_rows(path: Path, *, split: str | None = None) -> Iterator[Json]:
-    """The rows of a dataset, told by what the file is; a row that is none is an error with its place."""
+    """Read the rows of a dataset, by type of file; a malformed row is an error with its position."""
     if not path.exists():
         raise SourceError(f"{path}: no such file or folder")
     if path.is_dir():
@@ -116,6 +116,7 @@ def _csv_rows(path: Path) -> Iterator[Json]:
         reader = csv.DictReader(file)
         try:
             for row in reader:
+                # csv marks extra cells with the key None, and missing cells with the value None
                 if None in row or None in row.values():
                     width = len(reader.fieldnames or ())
                     raise SourceError(f"{path}:{reader.line_num}: expected {width} cells as in the first line")
@@ -139,16 +140,16 @@ def _hf_rows(path: Path, split: str | None) -> Iterator[Json]:
     except ImportError:
         raise SourceError(f"{path}: a folder is read as a Hugging Face dataset: pip install 'pairwright[hf]'") from None
     try:
-        found = load_from_disk(str(path))
+        dataset = load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise SourceError(f"{path}: not a dataset that `save_to_disk` wrote: {error}") from error
-    if isinstance(found, DatasetDict):
-        if split is None and len(found) > 1:
-            raise ConfigError(f"{path}: has the splits {', '.join(found)}: say which with collect.split")
-        if split is not None and split not in found:
-            raise ConfigError(f"{path}: no split {split!r}, there are {', '.join(found)}")
-        found = found[split or next(iter(found))]
-    for batch in found.iter(_ROWS):
+    if isinstance(dataset, DatasetDict):
+        if split is None and len(dataset) > 1:
+            raise ConfigError(f"{path}: has the splits {', '.join(dataset)}: say which with collect.split")
+        if split is not None and split not in dataset:
+            raise ConfigError(f"{path}: no split {split!r}, there are {', '.join(dataset)}")
+        dataset = dataset[split or next(iter(dataset))]
+    for batch in dataset.iter(_ROWS):  # a batch is a dict of columns
         columns = list(batch)
         yield from _plain(
             [dict(zip(columns, row, strict=True)) for row in zip(*batch.values(), strict=True)], str(path)
@@ -156,7 +157,7 @@ def _hf_rows(path: Path, split: str | None) -> Iterator[Json]:
 
 
 def _plain(rows: Sequence[Any], where: str) -> Iterator[Json]:
-    """Rows with JSON values only: dates and the like become text."""
+    """Convert rows to JSON values: dates and similar values become text."""
     import msgspec
 
     for row in rows:

@@ -1,11 +1,11 @@
-"""Teacher replay: teachers are asked for one action at every decision that a student's table recorded.
+"""Teacher replay: asks teachers for one action at every decision in a student's table.
 
-    OUTPUT/NAME/experience/    one single-turn experience a state: its prompt is the state, its completion the action
-    OUTPUT/NAME/collection/    the ledger: the same call again asks only what is missing
+    OUTPUT/NAME/experience/    one single-turn experience per state: its prompt is the state, its completion the action
+    OUTPUT/NAME/collection/    the ledger: repeating the call asks only what is missing
 
 A decision is a generated message of an experience; its state is everything before it, with the experience's tools. A
-teacher is asked once at each state, however many runs of the student went through it, since it has one vote there
-(strategy `teachers`). An answer has task, run and step of the first decision at its state, and names it in `info`.
+teacher is asked once per state, however many runs of the student reached it, since it has one vote there (strategy
+`teachers`). An answer has the task, run and step of the first decision at its state, and refers to it in `info`.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """A generated message of a student's experience: its place in the completion, and the state before it."""
+    """A generated message of a student's experience: its position in the completion, and the state before it."""
 
     student: EID
     position: int
@@ -40,19 +40,19 @@ class Decision:
 
 @dataclass
 class States:
-    """The states of a table at which a student decided, each once, in the order of the table.
+    """The distinct states at which a student decided, in the order of the table.
 
     `skipped` counts the experiences without a decision, by reason.
     """
 
-    decisions: dict[str, Decision] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)  # by prompt hash of the state
     num_experiences: int = 0
     num_decisions: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
 
 
 def read_states(table: Table) -> States:
-    """The states of all decisions in a table."""
+    """Read the states of all decisions in a table."""
     states = States()
     for experience in table.records():
         states.num_experiences += 1
@@ -80,10 +80,10 @@ def teach(
     base: Path | None = None,
     watch: Callable[[str], Watch] | None = None,
 ) -> dict[str, Collected]:
-    """Ask each teacher at each state, one teacher after the other; what is in `output` already is not asked again.
+    """Ask each teacher at each state, one teacher after the other; answers that exist in `output` are not repeated.
 
-    `teachers` maps names to policies: endpoints, or folders of local models, which count from here, then from `base`.
-    `watch(name)` gives what is shown the status of a teacher's collection.
+    `teachers` maps names to policies: endpoints, or folders of local models, resolved from the working directory, then
+    from `base`. `watch(name)` returns the function that is called with the status of that teacher's collection.
     """
     if not teachers:
         raise ConfigError("teach: expected at least one teacher, e.g. --teacher big=http://127.0.0.1:8001/v1#model")
@@ -98,6 +98,7 @@ def teach(
     tasks: list[dict[str, Any]] = [{"id": key, "decision": decision} for key, decision in states.decisions.items()]
     collected = {}
     for name, policy in teachers.items():
+        # each teacher is a collection of its own, with one task per state and the teacher's name as batch and version
         config = Config.model_validate(
             {"seed": seed, "collect": {"batch": name, "max_concurrency": max_concurrency}}
         ).model_copy(update={"policy": policy.model_copy(update={"model_version": name, "num_candidates": 1})})
@@ -114,7 +115,7 @@ def teach(
 
 
 async def ask_teacher(task: Task, policy: Any, recorder: Any) -> None:
-    """The workflow: one action at one state, recorded at the place of the student's decision."""
+    """The workflow: one action at one state, recorded with the task, run and step of the student's decision."""
     decision: Decision = task["decision"]
     student = decision.student
     recorder.place(task=student.task, run=student.run)

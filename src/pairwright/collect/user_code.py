@@ -1,4 +1,4 @@
-"""The user's functions by name: `module:function`, `path/file.py:function`, or the name of an entry point."""
+"""Loads user functions by name: `module:function`, `path/file.py:function`, or the name of an entry point."""
 
 import hashlib
 import importlib
@@ -17,22 +17,22 @@ SCORERS = "pairwright.scorers"
 
 
 def load_function(name: str, *, group: str, base: Path | None = None) -> Callable[..., Any]:
-    """The function of a name. Paths count from here, then from `base`, the folder of the configuration."""
+    """Load a function. Paths are relative to the working directory, then to `base`, the configuration's folder."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
-        return _of_entry_point(name, group)
-    module = _of_file(place, base) if place.endswith(".py") else _of_module(place)
-    found: Any = module
+        return _load_entry_point(name, group)
+    module = _load_file(place, base) if place.endswith(".py") else _load_module(place)
+    target: Any = module  # a dotted attribute may name a method of a class
     for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
+        target = getattr(target, part, None)
+    if not callable(target):
         have = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{name}: {place} has no function {attribute!r}; it has {', '.join(sorted(have)) or 'none'}")
-    function: Callable[..., Any] = found
+    function: Callable[..., Any] = target
     return function
 
 
-def _of_entry_point(name: str, group: str) -> Callable[..., Any]:
+def _load_entry_point(name: str, group: str) -> Callable[..., Any]:
     known = {point.name: point for point in entry_points(group=group)}
     if name not in known:
         raise ConfigError(
@@ -43,17 +43,18 @@ def _of_entry_point(name: str, group: str) -> Callable[..., Any]:
     return function
 
 
-def _of_file(place: str, base: Path | None) -> ModuleType:
+def _load_file(place: str, base: Path | None) -> ModuleType:
     path = Path(place)
     if not path.is_file() and base is not None:
         path = base / place
     if not path.is_file():
         raise ConfigError(f"{place}: no such file")
     path = path.resolve()
+    # a unique module name per path, so that two files with one name do not replace each other
     name = f"pairwright_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    if str(path.parent) not in sys.path:  # as for a script: modules beside it can be imported
+    if str(path.parent) not in sys.path:  # as for a script: modules in the same folder can be imported
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -68,12 +69,13 @@ def _of_file(place: str, base: Path | None) -> ModuleType:
     return module
 
 
-def _of_module(place: str) -> ModuleType:
+def _load_module(place: str) -> ModuleType:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
+        # the module itself is missing; a missing import inside of it is the user's error and passes
         if error.name is not None and (place == error.name or place.startswith(f"{error.name}.")):
             raise ConfigError(f"{place}: no such module from here; a file is written path/file.py:function") from None
         raise

@@ -1,6 +1,6 @@
-"""Engines: where the pieces of a stage run. The pieces, and what comes of them, are the same on each.
+"""Engines: where the tasks of a stage run. Tasks and results are the same on each engine.
 
-`ENGINES` lists them by the name that `engine.name` takes. Each is a function that opens one for a while.
+`ENGINES` maps the value of `engine.name` to a context manager that opens the engine.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,6 @@ from pairwright.engines.ray_engine import RayEngine, open_ray
 if TYPE_CHECKING:
     from pairwright.config.sections import EngineConfig
 
-# The engine that a configuration asks for.
 
 ENGINES: dict[str, Callable[["EngineConfig"], AbstractContextManager[Engine]]] = {
     "embedded": open_pool,
@@ -22,8 +21,8 @@ ENGINES: dict[str, Callable[["EngineConfig"], AbstractContextManager[Engine]]] =
 
 
 @contextmanager
-def opened(settings: "EngineConfig") -> Iterator[Engine | None]:
-    """An engine for a while; None where nothing was asked for, and a stage does what pays on this machine."""
+def open_engine(settings: "EngineConfig") -> Iterator[Engine | None]:
+    """Open the configured engine; None for the defaults, where a stage chooses what is fastest on this machine."""
     if settings.name == "embedded" and settings.workers is None:
         yield None
         return
@@ -31,6 +30,4 @@ def opened(settings: "EngineConfig") -> Iterator[Engine | None]:
         yield engine
 
 
-# Engines: where the pieces of a stage run. The pieces, and what comes of them, are the same on each.
-
-__all__ = ["ENGINES", "Engine", "EngineError", "Pool", "RayEngine", "open_pool", "open_ray", "opened"]
+__all__ = ["ENGINES", "Engine", "EngineError", "Pool", "RayEngine", "open_engine", "open_pool", "open_ray"]

@@ -1,7 +1,7 @@
-"""What an engine is: a function mapped over tasks, with the results in the order of the tasks.
+"""The engine interface (map a function over tasks, results in order), the local process pool, and progress output.
 
-A function that is mapped is a module's own, depends on its argument alone, and may be run again: a worker that dies
-takes its piece with it, and another one does it. So the results do not depend on who worked, and on how many.
+A mapped function is defined at module level, depends only on its argument, and may run again: when a worker dies, its
+task is retried on another one. So the results do not depend on the workers or their number.
 """
 
 import os
@@ -30,40 +30,40 @@ R = TypeVar("R")
 
 
 class EngineError(PairwrightError):
-    """Workers that cannot be had, or that die again and again."""
+    """No workers available, or workers that die repeatedly."""
 
 
 class Engine(Protocol):
-    """Workers. `num_workers` is how many pieces are done at once."""
+    """Runs tasks on workers. `num_workers` is the number of tasks that run at once."""
 
     @property
     def num_workers(self) -> int: ...
 
     def map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
-        """The function's results in the order of the tasks, which are taken as they are needed: only a few are done
-        or under way before their results are asked for. An error of the function is raised here, and ends it."""
+        """Yield the function's results in the order of the tasks. Tasks are consumed lazily, only a few ahead of the
+        results that are read. An exception of the function is raised here and ends the iteration."""
         ...
 
 
-# Threads that nobody needs: numpy's BLAS starts one a core when it is loaded, and each waits by spinning at first.
+# BLAS threads: numpy's BLAS starts one per core when it is loaded, and each of them spins while it is idle
 
 _VARIABLE = "OPENBLAS_NUM_THREADS"
 
 
 @contextmanager
 def without_blas_threads() -> Iterator[None]:
-    """Processes that are started in here, and numpy if it is first loaded in here, start none of them. A number that
-    the environment asks for stays."""
-    asked = os.environ.get(_VARIABLE)
+    """Limit BLAS to one thread in processes started here, and in numpy if it is first loaded here. A number that the
+    environment sets is respected."""
+    original = os.environ.get(_VARIABLE)
     os.environ.setdefault(_VARIABLE, "1")
     try:
         yield
     finally:
-        if asked is None:
+        if original is None:
             del os.environ[_VARIABLE]
 
 
-# The embedded engine: processes of this machine, or this process alone where there is one worker or one task.
+# The embedded engine: local processes, or this process alone for one worker or one task
 
 DEFAULT_RETRIES = 3
 
@@ -86,7 +86,7 @@ class Pool:
         try:
             for task in chain(first, rest):
                 work.submit(task)
-                if len(work.waiting) > 2 * self.num_workers:  # bounds what is done but not asked for yet
+                if len(work.waiting) > 2 * self.num_workers:  # bounds the results that wait to be read
                     yield work.result()
             while work.waiting:
                 yield work.result()
@@ -96,12 +96,12 @@ class Pool:
 
 @contextmanager
 def open_pool(settings: "EngineConfig") -> Iterator[Engine]:
-    """Processes as the configuration has them: by default one a core."""
+    """Open a process pool as configured: by default one process per core."""
     yield Pool(settings.workers or os.cpu_count() or 1, settings.max_retries)
 
 
 class _Work(Generic[T, R]):
-    """Tasks under way, the oldest first. When a process dies, so does its pool: all of them start anew in another."""
+    """Submitted tasks, oldest first. A process that dies breaks its pool: all tasks are resubmitted to a new one."""
 
     def __init__(self, function: Callable[[T], R], num_workers: int, max_retries: int) -> None:
         self._function = function
@@ -118,14 +118,14 @@ class _Work(Generic[T, R]):
             self.submit(task)
 
     def result(self) -> R:
-        """The result of the oldest."""
+        """Wait for the result of the oldest task."""
         try:
-            found = self.waiting[0][1].result()
+            value = self.waiting[0][1].result()
         except BrokenProcessPool as error:
             self._restart(error)
             return self.result()
         self.waiting.popleft()
-        return found
+        return value
 
     def _restart(self, error: BrokenProcessPool) -> None:
         self.pool.shutdown()
@@ -150,20 +150,19 @@ class _Work(Generic[T, R]):
 
 
 def _begin_worker(environment: dict[str, str]) -> None:
-    """What this process has now, credentials and endpoints of addresses among it: a forked worker has what was there
-    when the first of all pools was opened. Ctrl-C reaches every process of a terminal: whoever started the work stops
-    it, the workers say nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Set up a worker process: ignore Ctrl-C, and take over the parent's current environment (credentials, endpoints),
+    because a worker forked by the fork server has the environment of the time when that server started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all its processes; the parent handles it
     os.environ.clear()
     os.environ.update(environment)
 
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that this thread starts in here do not import the user's script.
+    """Start processes of this thread without importing the user's script.
 
-    A fresh process runs the main script again, up to `if __name__ == "__main__":`, so that it can unpickle what is
-    defined there. Nothing of ours is, and a script without that guard would start its work again in every worker.
+    A spawned process runs the main script again, up to `if __name__ == "__main__":`, so that it can unpickle functions
+    defined there. We never map such functions, and a script without that guard would start its work in every worker.
     """
     original, thread = spawn.get_preparation_data, threading.get_ident()
 
@@ -181,7 +180,7 @@ def _without_main() -> Iterator[None]:
 
 
 def _context(module: str) -> BaseContext:
-    """Fresh processes. Where the system can fork, one that has loaded the work is forked, again and again."""
+    """Spawned processes, or, where the system can fork, forks of a server process that has preloaded the module."""
     if "forkserver" not in get_all_start_methods():
         return get_context("spawn")
     context = get_context("forkserver")
@@ -191,7 +190,7 @@ def _context(module: str) -> BaseContext:
     return context
 
 
-# Progress for Python callers: nothing unless asked for; True prints a line to stderr now and then.
+# Progress for Python callers: silent by default; True prints a line to stderr every few seconds
 
 Progress = Callable[[int, int], None]
 _SECONDS = 2.0

@@ -1,4 +1,4 @@
-"""Runs a coroutine to its end from plain code, also inside a Jupyter kernel, whose event loop is already running."""
+"""Runs a coroutine from synchronous code, also inside a Jupyter kernel, whose event loop is already running."""
 
 import asyncio
 import contextvars
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine. Where this thread runs an event loop, the coroutine gets a thread with its own.
+    """Run a coroutine and return its result. If this thread already runs an event loop, a second thread gets its own.
 
     An interrupt (Ctrl-C, or a kernel's stop button) cancels the coroutine and waits until it has cleaned up.
     """
@@ -21,7 +21,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(coroutine)
     result: Future[T] = Future()
     runner = asyncio.Runner()
-    context = contextvars.copy_context()
+    context = contextvars.copy_context()  # context variables of the caller hold in the other thread, too
 
     def run() -> None:
         try:
@@ -36,6 +36,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
         return result.result()
     except KeyboardInterrupt:
         loop = runner.get_loop()
+        # tasks may only be cancelled from the thread of their loop
         loop.call_soon_threadsafe(lambda: [task.cancel() for task in asyncio.all_tasks(loop)])
         raise
     finally:

@@ -1,7 +1,7 @@
-"""One way to listen: the recording proxy, the job service and the model server bind and serve through here.
+"""Sockets and HTTP serving, shared by the recording proxy, the job service and the model server.
 
-The socket is bound before anything is loaded or announced, so that a port that is taken is an error at once and clients
-wait for the server instead of being refused.
+The socket is bound before anything is loaded or announced: a port in use is an error at once, and clients that connect
+early wait for the server instead of being refused.
 """
 
 import socket
@@ -11,7 +11,7 @@ from pairwright.errors import PairwrightError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one."""
+    """Open a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -27,7 +27,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """A port of the loopback interface that is free at the moment."""
     with listen("127.0.0.1", 0) as listener:
         return int(listener.getsockname()[1])
 
@@ -38,7 +38,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:
-    """Serve an ASGI application until a signal ends it; `options` are further ones of uvicorn."""
+    """Serve an ASGI application until a signal ends it; `options` are passed to uvicorn."""
     import uvicorn
 
     config = uvicorn.Config(

@@ -1,8 +1,8 @@
 """The engine for more than one machine: plain tasks of a Ray cluster.
 
-Tasks and results go through Ray's object store; files are on storage that all nodes see, at an address or under the
-same path. Every worker has to run the very versions that this command runs, since another one might write other bytes:
-it says so and refuses otherwise. A worker that dies, or the whole node under it, costs only the piece that it had.
+Tasks and results go through Ray's object store; files are on storage that all nodes can access, at an address or under
+the same path. Every worker has to run the same package versions as the driver, since others might write other bytes; a
+mismatch is an error. When a worker or a node dies, only its task is repeated.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ if TYPE_CHECKING:  # the configuration loads pydantic, which a worker does not n
     from pairwright.config.sections import EngineConfig
 
 _CONNECT_SECONDS = 10.0
-# what decides about the bytes that are written
+# packages whose version decides what bytes are written
 _VERSIONS_OF = ("pairwright", "numpy", "polars", "pyarrow", "tokenizers")
-# a task has one core: more threads in it would only get into each other's way
+# a task has one core: more threads would only compete for it
 _WORKER_ENVIRONMENT = {"POLARS_MAX_THREADS": "1", "RAYON_NUM_THREADS": "1", "ARROW_IO_THREADS": "2"}
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Tasks of the cluster that this process is connected to. `in_flight` is how many are handed in at a time."""
+    """Tasks on the cluster that this process is connected to. `in_flight` is the number submitted at a time."""
 
     num_workers: int
     in_flight: int
@@ -51,24 +51,24 @@ class RayEngine:
             while waiting:
                 yield _result(waiting.popleft())
         finally:
-            for left in waiting:  # after an error, or where nobody asks any more
-                ray.cancel(left, force=True)
+            for reference in waiting:  # after an error, or when the caller stops reading
+                ray.cancel(reference, force=True)
 
 
 @contextmanager
 def open_ray(settings: "EngineConfig") -> Iterator[Engine]:
     """Connect to a cluster, or start one on this machine for as long as it is needed."""
-    with connected(settings) as num_cpus:
+    with connect(settings) as num_cpus:
         workers = settings.workers or num_cpus
-        # where the cluster has as many cores as we may use, some tasks can wait at the workers
+        # if we may use all cores of the cluster, a second task per worker can wait in its queue
         in_flight = 2 * workers if workers >= num_cpus else workers
         yield RayEngine(min(workers, num_cpus), max(2, in_flight), settings.max_retries)
 
 
 @contextmanager
-def connected(settings: "EngineConfig") -> Iterator[int]:
-    """Be connected to a Ray cluster; gives the number of its cores. A connection that is there already is used."""
-    ray = _imported_ray()
+def connect(settings: "EngineConfig") -> Iterator[int]:
+    """Connect to a Ray cluster and yield the number of its cores. An existing connection is reused."""
+    ray = _import_ray()
     ours = not ray.is_initialized()
     if ours:
         _probe(settings.address)
@@ -76,10 +76,13 @@ def connected(settings: "EngineConfig") -> Iterator[int]:
         started = {} if settings.address else {"num_cpus": settings.workers, "include_dashboard": False}
         try:
             ray.init(
-                address=settings.address or "local", log_to_driver=False, logging_level="ERROR",
-                runtime_env={"env_vars": _WORKER_ENVIRONMENT}, **started,
-            )  # fmt: skip
-        except Exception as error:  # whatever Ray, gRPC or the network have to say
+                address=settings.address or "local",
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"env_vars": _WORKER_ENVIRONMENT},
+                **started,
+            )
+        except Exception as error:  # any error of Ray, gRPC or the network
             raise _no_cluster(settings.address, error) from error
     try:
         yield max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -89,7 +92,7 @@ def connected(settings: "EngineConfig") -> Iterator[int]:
 
 
 def _probe(address: str | None) -> None:
-    """Say at once where nobody listens: Ray would try for a quarter of an hour."""
+    """Fail at once if nothing listens at the address: Ray would retry for a quarter of an hour."""
     match = re.fullmatch(r"(?:ray://)?([^:/]+|\[[^\]]+\]):(\d+)", address or "")
     if match:
         try:
@@ -105,7 +108,7 @@ def _no_cluster(address: str | None, error: Exception) -> EngineError:
     )
 
 
-def _imported_ray() -> Any:
+def _import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
@@ -114,13 +117,14 @@ def _imported_ray() -> Any:
 
 
 def _call(function: Callable[[T], R], place: tuple[str, dict[str, str | None]], task: T) -> tuple[R | None, str, int]:
-    """Runs in the worker: the function's result, or the message and exit code of its error, which not every error
-    would keep on its way. Relative paths are those of the command, where the node has its folder."""
+    """Runs in the worker. Returns the function's result, or the message and exit code of its error, because not every
+    exception survives pickling. Relative paths resolve as in the driver, if the node has its working directory."""
     folder, versions = place
-    here = _versions()
-    other = [f"{name} {here[name]}, not {version}" for name, version in versions.items() if here[name] != version]
-    if other:
-        return None, f"a Ray worker has {', '.join(other)}: install the same on every node", PairwrightError.exit_code
+    own = _versions()
+    differing = [f"{name} {own[name]}, not {version}" for name, version in versions.items() if own[name] != version]
+    if differing:
+        message = f"a Ray worker has {', '.join(differing)}: install the same on every node"
+        return None, message, PairwrightError.exit_code
     try:
         with contextlib.chdir(folder if os.path.isdir(folder) else "."):
             return function(task), "", 0
@@ -132,7 +136,7 @@ def _result(reference: Any) -> Any:
     import ray
 
     try:
-        found, message, exit_code = ray.get(reference)
+        value, message, exit_code = ray.get(reference)
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:
@@ -144,7 +148,7 @@ def _result(reference: Any) -> Any:
         failure = EngineError(message)
         failure.exit_code = exit_code
         raise failure
-    return found
+    return value
 
 
 def _versions() -> dict[str, str | None]:

@@ -1,6 +1,6 @@
-"""The stages of a run as functions of the configuration and folders. Each returns what it counted.
+"""The stages of a run as functions of the configuration and folders. Each returns its counts for the manifest.
 
-Every stage calls the same function as its own command; nothing here knows more than where its input and output lie.
+Every stage calls the same function as its own command; this module only decides where inputs and outputs lie.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.config import Config
-from pairwright.engines import opened
+from pairwright.engines import open_engine
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
@@ -21,7 +21,7 @@ _TOKEN_COUNTS = (
 
 @dataclass(frozen=True)
 class View:
-    """Where a run tells what it is doing; the command line shows it."""
+    """Callbacks for the progress of a run; the command line displays it."""
 
     say: Callable[[str], None] = lambda line: None
     collecting: Callable[[Any], None] = lambda status: None
@@ -30,31 +30,35 @@ class View:
 
 
 def collect_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
-    """Play the workflow over the tasks; what a run that was cut off has recorded is kept."""
+    """Run the workflow over the tasks, resuming a collection that was interrupted."""
     from pairwright.collect import collect
 
-    found = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
-    status = found.status
-    if (reason := found.why_empty()) is not None:
+    collected = collect(config, output=folder, resume=True, watch=view.collecting, base=base)
+    status = collected.status
+    if (reason := collected.why_empty()) is not None:
         raise PairwrightError(reason)
     for line in status.lines_without_ids():
         view.say(line)
     return {
-        "runs": status.num_done, "failed": status.num_failed, "candidates": status.num_candidates,
-        "without_token_ids": status.without_ids.total(), "silent_runs": status.num_silent,
-        "tokens": status.num_tokens, "mean_reward": status.mean_reward,
-    }  # fmt: skip
+        "runs": status.num_done,
+        "failed": status.num_failed,
+        "candidates": status.num_candidates,
+        "without_token_ids": status.without_ids.total(),
+        "silent_runs": status.num_silent,
+        "tokens": status.num_tokens,
+        "mean_reward": status.mean_reward,
+    }
 
 
 def check_collection(config: Config, folder: Path) -> None:
-    """Refuse a collection that was begun with another workflow, model or seed, as `collect_stage` would."""
+    """Raise if the folder has a collection with another workflow, model or seed, as `collect_stage` would."""
     from pairwright.collect.nat_files import check_resumable
 
     check_resumable(folder / "collection", config, workflow=str(config.collect.workflow))
 
 
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
-    """Read what `sources` names into an experience table."""
+    """Import the files of `sources` into an experience table."""
     from pairwright.paths import is_address
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files, refuse_empty
@@ -65,11 +69,16 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
         path if base is None or is_address(path) or Path(path).is_absolute() else str(base / path)
         for path in sources.paths
     ]
-    with opened(config.engine) as engine:
+    with open_engine(config.engine) as engine:
         summary = import_files(
-            paths, Table(folder / "experience"), format_name=sources.format, options=Options(reward=sources.reward),
-            redact=sources.redact, engine=engine, progress=view.counting,
-        )  # fmt: skip
+            paths,
+            Table(folder / "experience"),
+            format_name=sources.format,
+            options=Options(reward=sources.reward),
+            redact=sources.redact,
+            engine=engine,
+            progress=view.counting,
+        )
     refuse_empty(summary)
     quarantined = summary.total("quarantined")
     if quarantined and sources.on_bad_record == "fail":
@@ -83,7 +92,7 @@ def pairs_stage(config: Config, tables: list[Path], folder: Path) -> Json:
     from pairwright.pairs.options import pair_options
     from pairwright.store.table import Table
 
-    with opened(config.engine) as engine:
+    with open_engine(config.engine) as engine:
         summary = build_pairs(
             [Table(path, create=False) for path in tables], folder, pair_options(config), engine=engine
         )
@@ -98,20 +107,20 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
     from pairwright.tokens.stage.stage import encode_source
 
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
-    with opened(config.engine) as engine:
-        found = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
-    if not found["encoded"]:
+    with open_engine(config.engine) as engine:
+        manifest = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
+    if not manifest["encoded"]:
         raise PairwrightError(
-            f"no pair could be encoded: {found['refused']}; pairwright tokens show {folder} --tokenizer "
+            f"no pair could be encoded: {manifest['refused']}; pairwright tokens show {folder} --tokenizer "
             f"{options.tokenizer} has the reasons"
         )
-    for line in describe_losses(found):
+    for line in describe_losses(manifest):
         view.say(f"warning: {line}")
-    return {name: found[name] for name in _TOKEN_COUNTS}
+    return {name: manifest[name] for name in _TOKEN_COUNTS}
 
 
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
-    """Train on this machine, or hand the job to a backend and follow it. `model` in the result is where it is."""
+    """Train locally, or submit a job to a backend and wait for it. `model` in the result is the trained folder."""
     if config.backend.name == "local":
         from pairwright.jobs.ray_training import train_on_ray
         from pairwright.train import train
@@ -119,17 +128,23 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         run = train_on_ray if config.engine.name == "ray" else train
         channels = config.train.channels
         result = run(
-            config, model=model, output=folder, resume=(folder / "train.json").exists(), progress=view.training,
-            pairs=inputs["pairs"], experience=inputs["experience"],
+            config,
+            model=model,
+            output=folder,
+            resume=(folder / "train.json").exists(),
+            progress=view.training,
+            pairs=inputs["pairs"],
+            experience=inputs["experience"],
+            # only these channels train on the encoded sequences
             tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
-        )  # fmt: skip
+        )
         counts = _account(folder, view)
         return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}
-    return _submitted(config, model, folder, inputs, view)
+    return _submit_job(config, model, folder, inputs, view)
 
 
 def _account(folder: Path, view: View) -> Json:
-    """The ledger of a training: tokens that were generated and trained, by channel. It has to add up."""
+    """Build the ledger of a training run (generated and trained tokens by channel); raise if it does not add up."""
     from pairwright.ledger import LedgerError, build_ledger
 
     ledger = build_ledger(folder.parent.name, folder, encode=False)
@@ -138,48 +153,58 @@ def _account(folder: Path, view: View) -> Json:
     if ledger.problems:
         raise LedgerError("the ledger does not add up: " + "; ".join(ledger.problems))
     counts: Json = {}
-    for one in ledger.accounts:
-        trained = next((fate.tokens for fate in one.fates if fate.name == "trained"), 0)
-        counts[f"{one.channel}_trained_tokens"] = trained
-        view.say(f"ledger: {one.channel}: {trained:,} of {one.tokens:,} known generated tokens trained; the sums agree")
+    for account in ledger.accounts:
+        trained = next((fate.tokens for fate in account.fates if fate.name == "trained"), 0)
+        counts[f"{account.channel}_trained_tokens"] = trained
+        known = f"{account.tokens:,} known generated tokens"
+        view.say(f"ledger: {account.channel}: {trained:,} of {known} trained; the sums agree")
     return counts
 
 
-def _submitted(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
+def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     from pairwright.jobs import BACKENDS, JobRequest, is_submitted, read_job
 
     backend = BACKENDS[config.backend.name]
-    if not is_submitted(folder):
+    if not is_submitted(folder):  # on resume the job may be running already
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
     if config.backend.name == "nemo-customizer" and not config.backend.nemo_customizer.wait_for_completion:
         return {"job": read_job(folder).id, "model": None}
     status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
-    found = folder / "model"
-    return {"job": read_job(folder).id, "state": str(status.state), "model": str(found) if found.exists() else None}
+    trained_model = folder / "model"
+    return {
+        "job": read_job(folder).id,
+        "state": str(status.state),
+        "model": str(trained_model) if trained_model.exists() else None,
+    }
 
 
 def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base: Path | None, view: View) -> Json:
-    """Both models on the held-out tasks with the same seeds; the comparison is in evaluation.json."""
+    """Evaluate both models on the held-out tasks with the same seeds; writes evaluation.json."""
     from pairwright.evaluate import write_evaluation
     from pairwright.evaluate.evaluation import evaluate_models
 
-    compared, played = evaluate_models(
+    evaluation, runs = evaluate_models(
         config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting
     )
-    write_evaluation(folder, compared)
-    first = compared.comparisons[0]
+    write_evaluation(folder, evaluation)
+    first = evaluation.comparisons[0]
     return {
-        "metric": first.metric.name, "before": first.before.mean, "after": first.after.mean,
-        "difference": first.difference.mean, "low": first.difference.low, "high": first.difference.high,
-        "failed": sum(len(side.errors) for side in played), "passed": compared.passed,
-        "verdict": None if compared.verdict is None else compared.verdict.reason,
-    }  # fmt: skip
+        "metric": first.metric.name,
+        "before": first.before.mean,
+        "after": first.after.mean,
+        "difference": first.difference.mean,
+        "low": first.difference.low,
+        "high": first.difference.high,
+        "failed": sum(len(side.errors) for side in runs),
+        "passed": evaluation.passed,
+        "verdict": None if evaluation.verdict is None else evaluation.verdict.reason,
+    }
 
 
 def deploy_stage(config: Config, folder: Path, view: View) -> Json:
-    """Deploy through the backend that trained."""
+    """Deploy with the backend that trained the model."""
     from pairwright.jobs import BACKENDS, read_job
 
     backend = BACKENDS[config.backend.name]

@@ -17,7 +17,7 @@ import msgspec
 from pairwright.config import Config
 from pairwright.config.sections import EngineConfig
 from pairwright.engines.engine import EngineError
-from pairwright.engines.ray_engine import connected
+from pairwright.engines.ray_engine import connect
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.ledger.run_status import read_status
 from pairwright.paths import write_bytes
@@ -63,7 +63,7 @@ def train_on_ray(
         "folder": os.getcwd(),
         "paths": {name: None if path is None else str(path.absolute()) for name, path in paths.items()},
     }
-    with connected(config.engine), _watch_metrics(output, progress):
+    with connect(config.engine), _watch_metrics(output, progress):
         _fit(task, output, config.engine)
     return _result(output)
 

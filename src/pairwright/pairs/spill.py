@@ -19,7 +19,7 @@ import pyarrow as pa
 from pairwright.pairs.candidates.candidates import no_rows, read_rows, row_batches
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.strategies.strategies import IN_GROUPS
-from pairwright.paths import Place, arrow_input, at_once, deliver, is_address, opened, staged, workspace_of
+from pairwright.paths import Place, arrow_input, at_once, deliver, is_address, open_binary, stage_file, workspace_of
 from pairwright.store.table import Table
 
 Rows = TypeVar("Rows")  # pl.DataFrame or pa.Table
@@ -59,7 +59,7 @@ class Spill(Generic[Rows]):
         path = self._readable(number)
         if path is None:
             return None
-        with opened(path) as file, pa.ipc.open_stream(file) as reader:
+        with open_binary(path) as file, pa.ipc.open_stream(file) as reader:
             return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
 
     def take(self, number: int) -> Rows | None:
@@ -139,7 +139,7 @@ def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) 
     path = folder / f"{name}.{os.urandom(6).hex()}.arrow"
     numbers: list[int] = []
     writer = None
-    with staged(path) as written, pa.OSFile(str(written), "wb") as file:
+    with stage_file(path) as written, pa.OSFile(str(written), "wb") as file:
         for number, table in rows:
             if writer is None:
                 writer = pa.ipc.new_file(file, table.schema, options=_SHUFFLE_OPTIONS)

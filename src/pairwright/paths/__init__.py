@@ -1,8 +1,8 @@
 """Places: where files are. A path on this machine, or an address such as `s3://bucket/runs/first`.
 
-A local path is a `pathlib.Path`, an address a `Remote` with the same methods, as far as an object store has them. Both
-are a `Place`, which `place` makes of a text. Stages take a `Place` and call the functions here; no other package asks
-which of the two it is. Whatever is written appears whole or not at all: see `write_atomic`.
+A local path is a `pathlib.Path`, an address a `Remote` with the same methods, as far as an object store supports them.
+Both are a `Place`, which `place` parses from text. Stages take a `Place` and call the functions here; no other package
+distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
 from pairwright.paths.parquet import at_once
@@ -16,16 +16,16 @@ from pairwright.paths.paths import (
     local_folder,
     local_path,
     local_workspace,
-    opened,
+    open_binary,
     place,
     size_of,
     stamp_of,
 )
-from pairwright.paths.scratch import build_folder, scratch, staged, workspace_of
+from pairwright.paths.scratch import build_folder, scratch, stage_file, workspace_of
 from pairwright.paths.writing import append_synced, publish, sync, write_atomic, write_bytes, write_json
 
 __all__ = [
     "Place", "append_synced", "arrow_input", "at_once", "build_folder", "deliver", "is_address", "list_names",
-    "local_copy", "local_folder", "local_path", "local_workspace", "opened", "place", "publish", "scratch", "size_of",
-    "staged", "stamp_of", "sync", "workspace_of", "write_atomic", "write_bytes", "write_json",
+    "local_copy", "local_folder", "local_path", "local_workspace", "open_binary", "place", "publish", "scratch",
+    "size_of", "stage_file", "stamp_of", "sync", "workspace_of", "write_atomic", "write_bytes", "write_json",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""An address: `s3://bucket/key` and the like, with the operations that the stages need there.
+"""Remote files: addresses such as `s3://bucket/key`, and the operations that the stages need on them.
 
-What is put appears whole or not at all: it is written here first, and gets its name with the end of the upload. There
-are no locks and no appends. As text an address has neither what stands before its @ nor what stands behind its ?.
+Uploads are atomic: a file is written locally first, and appears under its name when the upload completes. There are no
+locks and no appends. The text of an address omits credentials (before the @) and the query (after the ?).
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from typing import IO, Any
 
 from pairwright.errors import PairwrightError, PlaceError
 
-# The file system of an address, and what its errors say.
+# The Arrow file system of an address, and its errors as one-line messages
 
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
-_NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # by Arrow's names: folders there are only a part of names
+_NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # Arrow's names of the object stores, where folders are key prefixes
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_MOST_SAID = 300
-_PIECE_BYTES = 8 * 2**20
-_abandoned: list[Any] = []
+_MAX_REASON_CHARS = 300
+_CHUNK_BYTES = 8 * 2**20
+_abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
@@ -39,31 +39,31 @@ _HINTS = {
 
 @lru_cache(maxsize=64)
 def file_system(scheme: str, authority: str, login: str, query: str) -> tuple[Any, str]:
-    """Arrow's file system for addresses that begin so, and the path of their root in it."""
-    shown, root = f"{scheme}://{authority}", f"{scheme}://{login}{'@' if login else ''}{authority}/"
-    with told(shown, login, query):
+    """Arrow's file system for a scheme and authority, and the path of its root."""
+    label, root = f"{scheme}://{authority}", f"{scheme}://{login}{'@' if login else ''}{authority}/"
+    with translate_errors(label, login, query):
         if scheme in _NATIVE:
             from pyarrow.fs import FileSystem
 
-            asked = _with_region(scheme, query)
-            found, path = FileSystem.from_uri(root + (f"?{asked}" if asked else ""))
-            return found, path
-        return _fsspec(scheme, root, shown)
+            full_query = _with_region(scheme, query)
+            system, path = FileSystem.from_uri(root + (f"?{full_query}" if full_query else ""))
+            return system, path
+        return _fsspec(scheme, root, label)
 
 
-def has_folders(found: Any) -> bool:
-    """Whether a file needs its folder to be made first."""
-    return found.type_name not in _NO_FOLDERS
+def has_folders(system: Any) -> bool:
+    """Whether a folder has to exist before a file can be written in it."""
+    return system.type_name not in _NO_FOLDERS
 
 
 def send(system: Any, path: str, local: Path) -> None:
-    """Copy a file of this machine. A stream that is closed early would appear with what it has, also if it is only
-    forgotten: one that fails, or is interrupted, is kept open for as long as the process lives."""
+    """Upload a local file. Closing a stream early, also by garbage collection, would publish a partial file: a stream
+    that failed or was interrupted therefore stays referenced, and open, until the process ends."""
     stream = system.open_output_stream(path)
     try:
         with open(local, "rb") as file:
-            while piece := file.read(_PIECE_BYTES):
-                stream.write(piece)
+            while chunk := file.read(_CHUNK_BYTES):
+                stream.write(chunk)
         stream.close()
     except BaseException:
         _abandoned.append(stream)
@@ -71,8 +71,8 @@ def send(system: Any, path: str, local: Path) -> None:
 
 
 @contextmanager
-def told(shown: object, *secrets: str) -> Iterator[None]:
-    """What goes wrong at an address, as one line that names it."""
+def translate_errors(label: object, *secrets: str) -> Iterator[None]:
+    """Translate errors of the file system to PlaceError: one line that names the address, without secrets."""
     from pyarrow import ArrowException
 
     try:
@@ -80,26 +80,27 @@ def told(shown: object, *secrets: str) -> Iterator[None]:
     except PairwrightError:
         raise
     except (OSError, ArrowException) as error:
-        raise PlaceError(f"{shown}: {_reason(error, secrets)}") from None
+        raise PlaceError(f"{label}: {_reason(error, secrets)}") from None
 
 
 def _reason(error: Exception, secrets: tuple[str, ...]) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     text = " ".join(str(error).split())
+    # mask the login and the query, and each part of them: an error may quote only the key, or only the password
     for secret in secrets:
         for piece in (secret, *re.split(r"[:&=]", secret)):
             text = text.replace(piece, "***") if len(piece) > 3 else text
-    found = _SERVICE_ERROR.search(text)
-    if found is None:
-        return text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]}…"
-    code, operation, said = found.groups()
-    said = re.sub(r" \(Request ID: [^)]*\)", "", said)
-    return f"{_HINTS.get(code, said.strip() or 'refused')} ({code}, {operation})"
+    match = _SERVICE_ERROR.search(text)
+    if match is None:
+        return text if len(text) <= _MAX_REASON_CHARS else f"{text[:_MAX_REASON_CHARS]}…"
+    code, operation, detail = match.groups()
+    detail = re.sub(r" \(Request ID: [^)]*\)", "", detail)
+    return f"{_HINTS.get(code, detail.strip() or 'refused')} ({code}, {operation})"
 
 
 def _with_region(scheme: str, query: str) -> str:
-    """Buckets of AWS are asked for their region; those of an endpoint of one's own have the one that is set, or any."""
+    """Add a region to the query for a custom endpoint: the one that is set, or any. AWS itself is asked for it."""
     has_endpoint = "endpoint_override=" in query or any(os.environ.get(name) for name in _ENDPOINTS)
     if scheme != "s3" or "region=" in query or not has_endpoint:
         return query
@@ -107,26 +108,26 @@ def _with_region(scheme: str, query: str) -> str:
     return f"{query}{'&' if query else ''}region={region}"
 
 
-def _fsspec(scheme: str, root: str, shown: str) -> tuple[Any, str]:
+def _fsspec(scheme: str, root: str, label: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
 
-        found, path = url_to_fs(root)
+        system, path = url_to_fs(root)
     except (ImportError, ValueError) as error:  # no fsspec, not the package that it needs, or no such scheme
-        reason = " ".join(str(error).replace(root, shown).split())
+        reason = " ".join(str(error).replace(root, label).split())
         raise PlaceError(
-            f"{shown}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs need nothing more, others "
+            f"{label}: no file system for {scheme!r} here ({reason}): s3, gs, abfs and hdfs need nothing more, others "
             "a package of fsspec's"
         ) from None
     from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-    return PyFileSystem(FSSpecHandler(found)), path
+    return PyFileSystem(FSSpecHandler(system)), path
 
 
-# An address: `s3://bucket/key` and the like, with the operations that the stages need there.
+# Files and folders at an address
 
-READ_BYTES = 2 * 2**20  # asked for at a time where a file is read from its beginning on
-_MOST_COPIED = 5 * 2**30  # what an object store copies by itself
+READ_BYTES = 2 * 2**20  # buffer of a sequential read
+_MAX_COPY_BYTES = 5 * 2**30  # limit of a server-side copy in S3
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class Remote:
         return self
 
     def mkdir(self, *, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing to do: folders come with their files."""
+        """Does nothing: folders appear with their files."""
 
     def exists(self) -> bool:
         return self._kind() != "NotFound"
@@ -188,90 +189,91 @@ class Remote:
         return self._kind() == "File"
 
     def size(self) -> int:
-        """Bytes; as they were when the folder was listed, where it was."""
+        """Size in bytes; the one from the listing if the file was listed."""
         if self.known_size is not None:
             return self.known_size
-        with self.told():
-            found = self._info()
-            if found.size is None:
+        with self.translate_errors():
+            info = self._info()
+            if info.size is None:
                 raise PlaceError(f"{self}: no such file")
-            return int(found.size)
+            return int(info.size)
 
     def stamp(self) -> tuple[int, int]:
         """The size and the time of the last change, in nanoseconds."""
-        with self.told():
-            found = self._info()
-            return int(found.size or 0), int(found.mtime_ns or 0)
+        with self.translate_errors():
+            info = self._info()
+            return int(info.size or 0), int(info.mtime_ns or 0)
 
     def entries(self, *, recursive: bool = False) -> list[tuple["Remote", bool]]:
-        """What is in a folder, in the order of the names, and whether each is a folder. Nothing where there is none."""
+        """Entries of a folder sorted by name, each with whether it is a folder. Empty if there is no such folder."""
         from pyarrow.fs import FileSelector, FileType
 
-        system, path = self.located()
-        with self.told():
+        system, path = self.locate()
+        with self.translate_errors():
             try:
                 infos = system.get_file_info(FileSelector(path, recursive=recursive))
             except FileNotFoundError:
                 return []
-        found = []
+        children = []
         for info in sorted(infos, key=lambda info: info.path):
+            # Arrow gives paths from the root of the file system: keep the part below this folder
             child = self / info.path.strip("/").removeprefix(path.strip("/")).strip("/")
-            found.append((replace(child, known_size=info.size), info.type == FileType.Directory))
-        return found
+            children.append((replace(child, known_size=info.size), info.type == FileType.Directory))
+        return children
 
     def names(self) -> list[str]:
         """The names in a folder, sorted."""
         return [child.name for child, _ in self.entries()]
 
     def open(self) -> IO[bytes]:
-        """A file to be read from its beginning on, a few megabytes at a time."""
+        """Open for sequential reads, a few megabytes at a time."""
         return io.BufferedReader(_Raw(self), READ_BYTES)
 
     def open_input(self) -> Any:
-        """A file of Arrow's, for reads here and there. Its errors are not told by us: see `told`."""
-        system, path = self.located()
-        with self.told():
+        """Open as an Arrow file for random access. Exceptions of reads are not translated: use `translate_errors`."""
+        system, path = self.locate()
+        with self.translate_errors():
             return system.open_input_file(path)
 
     def read_bytes(self) -> bytes:
-        with self.told(), self.open_input() as file:
+        with self.translate_errors(), self.open_input() as file:
             return bytes(file.read())
 
     def put(self, local: Path) -> None:
-        """Copy a file of this machine here, in place of what is there. It appears when all of it was sent."""
-        system, path = self.located()
-        with self.told():
+        """Upload a local file, replacing any existing one. It appears when the upload is complete."""
+        system, path = self.locate()
+        with self.translate_errors():
             if not has_folders(system):
                 send(system, path, local)
-            else:  # there a file can be seen while it is written, but renamed at once
+            else:  # here a partial file would be visible, but a rename is atomic
                 hidden = self.parent / f".{self.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
                 hidden._send_and_move(path, local)
             if self._info().size != local.stat().st_size:
                 raise PlaceError(f"{self}: what arrived is not what was sent: try again")
 
     def fetch(self, local: Path) -> None:
-        """Copy the file to this machine."""
-        with self.told(), self.open() as source, open(local, "wb") as target:
+        """Download the file."""
+        with self.translate_errors(), self.open() as source, open(local, "wb") as target:
             shutil.copyfileobj(source, target, READ_BYTES)
 
     def rename(self, target: "Remote") -> None:
-        """Give a file of this file system another name; where there are no folders it has both for a moment."""
-        system, path = self.located()
-        with self.told():
+        """Rename within the file system. Object stores copy and delete, so both names exist for a moment."""
+        system, path = self.locate()
+        with self.translate_errors():
             if has_folders(system):
-                system.move(path, target.located()[1])
+                system.move(path, target.locate()[1])
                 return
-            if self.size() > _MOST_COPIED:
+            if self.size() > _MAX_COPY_BYTES:
                 with tempfile.TemporaryDirectory(prefix="pairwright-") as folder:
                     self.fetch(Path(folder, "file"))
                     target.put(Path(folder, "file"))
             else:
-                system.copy_file(path, target.located()[1])
+                system.copy_file(path, target.locate()[1])
             system.delete_file(path)
 
     def unlink(self, *, missing_ok: bool = False) -> None:
-        system, path = self.located()
-        with self.told():
+        system, path = self.locate()
+        with self.translate_errors():
             try:
                 system.delete_file(path)
             except FileNotFoundError:
@@ -279,35 +281,35 @@ class Remote:
                     raise
 
     def remove_tree(self) -> None:
-        """Delete a folder and all that is in it, if it is there."""
-        system, path = self.located()
-        with self.told():
+        """Delete a folder with all its files, if it exists."""
+        system, path = self.locate()
+        with self.translate_errors():
             try:
                 system.delete_dir(path)
             except FileNotFoundError:
                 return
 
-    def located(self) -> tuple[Any, str]:
+    def locate(self) -> tuple[Any, str]:
         """The file system, and the path in it."""
         system, root = file_system(self.scheme, self.authority, self.login, self.query)
         if not root or not self.key:
             return system, root or self.key
         return system, f"{root.rstrip('/')}/{self.key}"
 
-    def told(self) -> Any:
-        """Errors of the file system as one line that names the address."""
-        return told(self, self.login, self.query)
+    def translate_errors(self) -> Any:
+        """Translate errors of the file system to PlaceError with this address."""
+        return translate_errors(self, self.login, self.query)
 
     def _info(self) -> Any:
-        system, path = self.located()
+        system, path = self.locate()
         return system.get_file_info(path)
 
     def _kind(self) -> str:
-        with self.told():
+        with self.translate_errors():
             return str(self._info().type.name)
 
     def _send_and_move(self, target: str, local: Path) -> None:
-        system, path = self.located()
+        system, path = self.locate()
         if "/" in path.strip("/"):
             system.create_dir(path.rpartition("/")[0], recursive=True)
         try:
@@ -320,7 +322,7 @@ class Remote:
 
 
 class _Raw(io.RawIOBase):
-    """A remote file as Python reads one. A piece that cannot be had is an error of the place, not of the data."""
+    """A remote file as a raw Python stream. Failed reads raise PlaceError, so they are not mistaken for bad data."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote, self._file = remote, remote.open_input()
@@ -332,7 +334,7 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        with self._remote.told():
+        with self._remote.translate_errors():
             return int(self._file.readinto(buffer))
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -1,7 +1,7 @@
-"""Parquet files of any place: opened, their footers, and as lazy frames. Only the columns that are asked for are read.
+"""Parquet files at any place: reading, footers, and lazy frames. Only the requested columns are read.
 
-A local file is read as the libraries read one. At an address a row group is read at a time, with the byte ranges of
-its columns asked for together.
+Local files are read by the libraries directly. A remote file is read one row group at a time, and the byte ranges of
+its columns are requested together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,16 @@ from pairwright.paths.paths import Place, is_address
 if TYPE_CHECKING:
     import polars as pl
 
-# Work that mostly waits for a network: several pieces of it at a time, with the results in order.
+# Concurrent requests, with results in order
 
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 16
-_AHEAD = 4 * _THREADS  # results that are held at most
+_AHEAD = 4 * _THREADS  # upper bound of the results held in memory
 
 
 def at_once(function: Callable[[T], R], tasks: Sequence[T], *, waits: bool) -> Iterator[R]:
-    """The function's results in the order of the tasks: one after the other, or several at a time if each `waits`."""
+    """Map a function over tasks, results in order: sequentially, or on threads if each call `waits` for a network."""
     if not waits or len(tasks) < 2:
         yield from map(function, tasks)
         return
@@ -36,19 +36,19 @@ def at_once(function: Callable[[T], R], tasks: Sequence[T], *, waits: bool) -> I
             yield from threads.map(function, tasks[start : start + _AHEAD])
 
 
-# Parquet files of any place: opened, their footers, and as lazy frames. Only the columns that are asked for are read.
+# Parquet files
 
 
 @contextmanager
 def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """A Parquet file to be read. At an address, whatever cannot be read is told as an error of the place."""
+    """Open a Parquet file. At an address, read errors are translated to PlaceError."""
     names = list(read_dictionary)
     if not isinstance(there, Remote):
         with pq.ParquetFile(there, read_dictionary=names, pre_buffer=False) as file:
             yield file
         return
     with (
-        there.told(),
+        there.translate_errors(),
         there.open_input() as source,
         pq.ParquetFile(source, read_dictionary=names, pre_buffer=True) as file,
     ):
@@ -56,7 +56,7 @@ def parquet_file(there: Place, read_dictionary: Sequence[str] = ()) -> Iterator[
 
 
 def footers_of(files: Sequence[Place]) -> Iterator[pq.FileMetaData]:
-    """The footers of files; several at a time where they have to be waited for."""
+    """The footers of files, in order; remote ones are read concurrently."""
     return at_once(parquet_metadata, files, waits=any(map(is_address, files)))
 
 
@@ -71,7 +71,7 @@ def parquet_metadata(there: Place) -> pq.FileMetaData:
 def parquet_batches(there: Place, columns: list[str] | None, num_rows: int) -> Iterator[pa.RecordBatch]:
     """The rows of a file, at most `num_rows` at a time; at an address a row group at a time, whatever its size."""
     with parquet_file(there) as file:
-        if not isinstance(there, Remote):  # neither read ahead nor on threads: half the memory
+        if not isinstance(there, Remote):  # without read-ahead and threads: half the memory
             yield from file.iter_batches(num_rows, columns=columns, use_threads=False)
             return
         for number in range(file.num_row_groups):
@@ -85,7 +85,7 @@ def read_parquet(there: Place, columns: list[str] | None = None) -> pa.Table:
 
 
 def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame":
-    """A file as a lazy frame. At an address its footer is read for the schema, unless that is known."""
+    """A file as a lazy frame. At an address the footer is read for the schema, unless it is passed."""
     import polars as pl
 
     if not isinstance(there, Remote):
@@ -98,7 +98,7 @@ def scan_parquet(there: Place, schema: pa.Schema | None = None) -> "pl.LazyFrame
     def read(
         columns: list[str] | None, where: "pl.Expr | None", num_rows: int | None, _: int | None
     ) -> Iterator["pl.DataFrame"]:
-        left = num_rows
+        left = num_rows  # rows that the query still needs; None: all
         for batch in parquet_batches(remote, columns, 0):
             frame: Any = pl.from_arrow(batch)
             frame = frame if left is None else frame.head(left)

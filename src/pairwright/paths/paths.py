@@ -1,4 +1,4 @@
-"""A text as a place: a path of this machine, or an address; and what is the same for both."""
+"""Places: text parsed to a local path or an address, the operations that work on both, and lists of files by glob."""
 
 import glob
 import os
@@ -19,12 +19,12 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.S)
 
 
 def is_address(text: object) -> bool:
-    """Whether a text names a place that is not on this machine."""
+    """Whether a text is an address (`scheme://...`) and not a local path."""
     return isinstance(text, Remote) or _ADDRESS.fullmatch(str(text)) is not None
 
 
 def place(text: str | os.PathLike[str] | Remote) -> Place:
-    """The place that a text names.
+    """Parse a text to a place.
 
     >>> str(place("s3://key:secret@bucket/runs/first/?region=eu-west-1"))
     's3://bucket/runs/first'
@@ -36,16 +36,16 @@ def place(text: str | os.PathLike[str] | Remote) -> Place:
     if isinstance(text, Path | Remote):
         return text
     text = os.fspath(text)
-    found = _ADDRESS.fullmatch(text)
-    if found is None:
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
         return Path(text)
-    scheme, rest = found[1].lower(), found[2]
+    scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         return Path(unquote(urlsplit(text).path))
-    rest, query = _parted(rest)
+    rest, query = _split_query(rest)
     authority, _, key = rest.partition("/")
     login, at, host = authority.rpartition("@")
-    if at and scheme.startswith("abfs") and ":" not in login:  # there it is a container, no user
+    if at and scheme.startswith("abfs") and ":" not in login:  # Azure: container@account, no credentials
         login, host = "", authority
     if not host:
         raise PlaceError(f"{scheme}://: expected an address such as {scheme}://bucket/folder")
@@ -57,11 +57,11 @@ def size_of(there: Place) -> int:
 
 
 def stamp_of(there: Place) -> tuple[int, int]:
-    """The size and the time of the last change, in nanoseconds: another stamp is another file."""
+    """Size and modification time in nanoseconds: a different stamp means a different file."""
     if isinstance(there, Remote):
         return there.stamp()
-    found = there.stat()
-    return found.st_size, found.st_mtime_ns
+    status = there.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def local_path(there: Place) -> Path | None:
@@ -78,7 +78,7 @@ def list_names(folder: Place, *, missing_ok: bool = False) -> list[str]:
 
 @contextmanager
 def local_workspace(folder: Place) -> Iterator[Path]:
-    """Where to write files that are meant for a folder: the folder itself, or for an address scratch. See `deliver`."""
+    """Where to write files of a folder: the folder itself, or a temporary one for an address. See `deliver`."""
     if isinstance(folder, Path):
         yield folder
         return
@@ -87,7 +87,7 @@ def local_workspace(folder: Place) -> Iterator[Path]:
 
 
 def deliver(file: Place, folder: Place) -> Place:
-    """Where a file of `local_workspace(folder)` stands for everybody: where it is, or uploaded to the address."""
+    """The final place of a file of `local_workspace(folder)`: unchanged, or uploaded to the address."""
     if isinstance(folder, Path) or isinstance(file, Remote):
         return file
     (folder / file.name).put(file)
@@ -96,25 +96,25 @@ def deliver(file: Place, folder: Place) -> Place:
 
 @contextmanager
 def arrow_input(there: Place) -> Iterator[Any]:
-    """A file of Arrow's, for reads at any position."""
+    """Open as an Arrow file for random access."""
     import pyarrow as pa
 
     if isinstance(there, Path):
         with pa.OSFile(str(there)) as file:
             yield file
         return
-    with there.told(), there.open_input() as file:
+    with there.translate_errors(), there.open_input() as file:
         yield file
 
 
-def opened(there: Place, buffering: int = -1) -> IO[bytes]:
-    """A file to be read as bytes."""
+def open_binary(there: Place, buffering: int = -1) -> IO[bytes]:
+    """Open a file to read bytes."""
     return there.open() if isinstance(there, Remote) else open(there, "rb", buffering=buffering)
 
 
 @contextmanager
 def local_copy(there: Place) -> Iterator[Path]:
-    """A file on this machine: itself, or a copy that is gone afterwards."""
+    """A local file: the file itself, or a temporary copy of a remote one."""
     if isinstance(there, Path):
         yield there
         return
@@ -125,8 +125,8 @@ def local_copy(there: Place) -> Iterator[Path]:
 
 @contextmanager
 def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
-    """A folder (or a file) on this machine: itself, or a copy of the files in it that is gone afterwards. `within` is
-    where to put the copy, if other machines have to see it."""
+    """A local folder (or file): itself, or a temporary copy of a remote one. `within` is the folder for the copy, if
+    other machines have to see it."""
     if isinstance(there, Path):
         yield there
         return
@@ -143,20 +143,20 @@ def local_folder(there: Place, within: Path | None = None) -> Iterator[Path]:
         yield folder
 
 
-def _parted(rest: str) -> tuple[str, str]:
-    """A query has a key and a value; any other ? stands for one character of a name."""
+def _split_query(rest: str) -> tuple[str, str]:
+    """Split off the query, which has a key and a value; any other ? is a wildcard."""
     path, mark, query = rest.rpartition("?")
     return (path, query) if mark and "=" in query else (rest, "")
 
 
-# The files that a path or an address names: a file, all files of a folder, or a glob, in the same order for both.
+# Files of a path or an address: a file, all files of a folder, or a glob, in the same order for both
 
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def named_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place, str]]:
-    """The files that a text names, each with its path relative to the folder, or to the root of the glob, that named
-    it. In folders, files with the skipped names are left out."""
+def list_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place, str]]:
+    """List the files of a path, folder or glob, each with its path relative to the folder or to the root of the glob.
+    In folders, files with the skipped names are left out."""
     there = place(text) if is_address(text) else None
     if isinstance(there, Remote):
         root = root_of(there).key
@@ -166,28 +166,28 @@ def named_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place
 
 
 def root_of(there: Remote) -> Remote:
-    """The part of an address before its first name with a wildcard; the address itself where it has none."""
+    """The part of an address before its first wildcard component; the address itself if it has none."""
     parts = there.key.split("/") if there.key else []
     plain = next((number for number, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     return there.at("/".join(parts[:plain]))
 
 
 def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote]:
-    """The files that an address names; in folders those of the skipped names are left out."""
+    """List the files of an address, a folder or a glob; in folders the skipped names are left out."""
     start = root_of(there)
     pattern = there.key.removeprefix(start.key).strip("/")
     if pattern:
         matches = sorted(_matching(start, pattern.split("/")), key=lambda match: match[0].key)
     else:
         matches = [(there, there.is_dir())]
-    found = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
-    if not found:
-        start.entries()  # says so where there is not even a bucket
-    return found
+    files = [file for match, is_folder in matches for file in _files_at(match, is_folder, skipped)]
+    if not files:
+        start.entries()  # raises if the bucket does not exist
+    return files
 
 
 def _local_files(path: str, skipped: Collection[str]) -> Iterator[tuple[Path, str]]:
-    """The files that a path or glob names, each with the folder to which its name is relative."""
+    """List the files of a path or glob, each with the folder that its name is relative to."""
     if os.path.exists(path):
         yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped))
         return
@@ -210,6 +210,7 @@ def _files_below(path: Path, skipped: Collection[str]) -> Iterator[Path]:
         yield path
         return
     for folder, folders, names in os.walk(path):
+        # assigned in place: os.walk then visits these folders only, and in this order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             if not name.startswith(".") and name not in skipped:
@@ -223,17 +224,17 @@ def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Itera
         return
     below = [child for child, is_inner in there.entries(recursive=True) if not is_inner]
     names = {child: child.key.removeprefix(there.key).strip("/").split("/") for child in below}
-    kept = [child for child in below if not any(name.startswith(".") for name in names[child])]
-    # as os.walk goes: the files of a folder, then its folders
-    kept.sort(key=lambda child: [*((1, name) for name in names[child][:-1]), (0, names[child][-1])])
-    yield from (child for child in kept if child.name not in skipped)
+    visible = [child for child in below if not any(name.startswith(".") for name in names[child])]
+    # in the order of os.walk: the files of a folder, then its folders
+    visible.sort(key=lambda child: [*((1, name) for name in names[child][:-1]), (0, names[child][-1])])
+    yield from (child for child in visible if child.name not in skipped)
 
 
 def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]:
-    """What matches the parts of a pattern below a folder, and whether it is a folder."""
+    """Entries below a folder that match the components of a glob, each with whether it is a folder."""
     first, rest = parts[0], parts[1:]
     entries = folder.entries()
-    if first == "**":
+    if first == "**":  # matches no folder at all, or any number of them
         yield from _matching(folder, rest) if rest else iter([(folder, True)])
         for child, is_folder in entries:
             if child.name.startswith("."):
@@ -244,8 +245,8 @@ def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]
                 yield child, False
         return
     for child, is_folder in entries:
-        is_shown = not child.name.startswith(".") or first.startswith(".")
-        if is_shown and fnmatchcase(child.name, first):
+        is_visible = not child.name.startswith(".") or first.startswith(".")
+        if is_visible and fnmatchcase(child.name, first):
             if not rest:
                 yield child, is_folder
             elif is_folder:

@@ -1,6 +1,6 @@
-"""Scratch: folders of this machine for a while, and files that are written there before they appear elsewhere.
+"""Temporary local folders (scratch), and files that are staged in them before an upload.
 
-They are in the folder for temporary files (TMPDIR), which has to hold the largest file that is written to an address.
+They lie in the system's temporary folder (TMPDIR), which has to hold the largest file that is written to an address.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _PREFIX = ".build."
 
 @contextmanager
 def scratch(within: Path | None = None) -> Iterator[Path]:
-    """A folder of this machine that is gone afterwards; `within` another one it is hidden."""
+    """A temporary local folder; with `within` it is a hidden one inside that folder."""
     if within is not None:
         within.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="pairwright-" if within is None else ".fetched-", dir=within))
@@ -31,10 +31,10 @@ def scratch(within: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def staged(target: "Path | Remote") -> Iterator[Path]:
-    """A file to write, which becomes the target once it is written; one of this machine is written where it is.
+def stage_file(target: "Path | Remote") -> Iterator[Path]:
+    """Yield a local path to write, and upload it to the target afterwards. A local target is written directly.
 
-    If anything fails, nothing appears at an address, and what was there before stays.
+    If anything fails, nothing is uploaded, and a previous file at the address stays.
     """
     if isinstance(target, Path):
         yield target
@@ -49,7 +49,7 @@ def staged(target: "Path | Remote") -> Iterator[Path]:
 
 
 def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
-    """The folder itself, or for an address a folder of this machine that goes when its owner does."""
+    """The folder itself, or for an address a temporary local folder, removed when `owner` is garbage-collected."""
     if isinstance(folder, Path):
         return folder
     path = Path(tempfile.mkdtemp(prefix="pairwright-"))
@@ -59,9 +59,9 @@ def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
 
 @contextmanager
 def build_folder(output: "Path | Remote", *, shared: bool = False) -> "Iterator[Path | Remote]":
-    """A hidden folder in `output` that is gone afterwards; those that dead builds left behind go with it.
+    """A temporary hidden folder in `output`; folders left by builds that died are removed, too.
 
-    For an output at an address it is scratch of this machine, unless it is shared with workers elsewhere.
+    For an output at an address it is a local folder, unless it is `shared` with workers on other machines.
     """
     folder = output / f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"
     if isinstance(folder, Remote):
@@ -71,7 +71,7 @@ def build_folder(output: "Path | Remote", *, shared: bool = False) -> "Iterator[
     try:
         folder.mkdir(parents=True)
         for other in folder.parent.glob(f"{_PREFIX}*"):
-            if not _is_alive(int(other.name.split(".")[2])):
+            if not _is_alive(int(other.name.split(".")[2])):  # .build.<pid>.<random>
                 shutil.rmtree(other, ignore_errors=True)
         yield folder
     except OSError as error:
@@ -93,7 +93,7 @@ def _remote_folder(folder: Remote) -> Iterator[Remote]:
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # sends no signal, only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:

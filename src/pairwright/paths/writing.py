@@ -1,7 +1,7 @@
-"""Writing a file or folder whole: readers see what was there before, or all of what is new, also after loss of power.
+"""Atomic writes of files and folders: readers see the old content or the complete new one, also after a power failure.
 
 A local file is written under a temporary name beside the target, synced, and renamed, and then the folder is synced. A
-file at an address is written in scratch and put there in one upload. After an exception nothing is left behind.
+remote file is written to a temporary folder and uploaded at once. After an exception no temporary file is left.
 """
 
 import contextlib
@@ -17,20 +17,20 @@ import msgspec
 from pairwright.errors import PairwrightError
 from pairwright.paths.addresses import Remote
 from pairwright.paths.paths import Place
-from pairwright.paths.scratch import staged
+from pairwright.paths.scratch import stage_file
 
 
 @contextmanager
 def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path on this machine; the file or folder that is written there becomes the target.
+    """Yield a temporary local path; the file or folder that is written there becomes the target.
 
-    target: what to write or to replace; its parent is created where it is missing.
-    error: the class that an OSError is translated to; without it, OSErrors pass as they are.
-    durable: whether to sync. Without it the target is still whole at any moment, but power loss may lose it.
+    target: the file or folder to write or replace; its parent is created if it is missing.
+    error: the class that an OSError is translated to; without it, OSErrors pass unchanged.
+    durable: whether to sync. Without it the write is still atomic, but a power failure may lose it.
     """
     try:
         if isinstance(target, Remote):
-            with staged(target) as temporary:
+            with stage_file(target) as temporary:
                 yield temporary
             return
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,25 +49,25 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
 def write_bytes(
     target: Place, content: bytes, *, error: type[PairwrightError] | None = None, durable: bool = True
 ) -> None:
-    """Write a file whole; see `write_atomic`."""
+    """Write a file atomically; see `write_atomic`."""
     with write_atomic(target, error=error, durable=durable) as temporary:
         temporary.write_bytes(content)
 
 
 def write_json(target: Place, value: Any, *, error: type[PairwrightError] | None = None, durable: bool = True) -> None:
-    """Write a value as an indented JSON file, whole; see `write_atomic`."""
+    """Write a value as indented JSON, atomically; see `write_atomic`."""
     content = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
     write_bytes(target, content, error=error, durable=durable)
 
 
 def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
-    """Rename a complete file or folder to the target, in place of what is there. Both are on the same file system."""
+    """Rename a complete file or folder to the target, replacing it. Both are on the same file system."""
     if isinstance(temporary, Remote):
         assert isinstance(target, Remote)
         temporary.rename(target)
         return
     assert isinstance(target, Path)
-    if durable:
+    if durable:  # content first, then the rename, then the folder: the name never points to unsynced data
         for path in [temporary, *temporary.rglob("*")]:
             sync(path)
     if temporary.is_dir() or (target.is_dir() and not target.is_symlink()):
@@ -79,7 +79,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
 
 
 def append_synced(path: Path, content: bytes) -> None:
-    """Append to a local file; on return the content survives loss of power."""
+    """Append to a local file; on return the content survives a power failure."""
     with open(path, "ab") as file:
         file.write(content)
     sync(path)
@@ -95,18 +95,18 @@ def sync(path: Path) -> None:
 
 
 def temporary_beside(target: Path) -> Path:
-    """A hidden name in the same folder that no other process chooses."""
+    """A unique hidden name in the same folder."""
     return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
 def _replace_folder(new: Path, target: Path) -> None:
-    """A rename cannot replace a folder that is not empty: the old one is moved aside first, and removed after."""
+    """Replace a folder: a rename cannot overwrite a non-empty one, so the old one is renamed first and then removed."""
     old = temporary_beside(target)
     with contextlib.suppress(FileNotFoundError):
         target.rename(old)
     try:
         new.rename(target)
-    except BaseException:
+    except BaseException:  # put the old folder back, also on Ctrl-C
         with contextlib.suppress(OSError):
             old.rename(target)
         raise

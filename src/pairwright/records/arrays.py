@@ -1,4 +1,4 @@
-"""Arrays of a record: numpy inside, torch tensors and lists accepted at the door.
+"""Arrays of a record: stored as numpy; torch tensors and lists are accepted on input.
 
 Invariant: `as_array` never changes a value. A list gets the default dtype of its field; an array or tensor keeps
 its own dtype, bfloat16 included (as `ml_dtypes.bfloat16`, bit for bit).
@@ -21,12 +21,12 @@ INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uin
 FLOATS = ("float16", "float32", "float64", "bfloat16")
 DTYPE_NAMES = ("bool", *INTEGERS, *FLOATS)
 
-# `dtype.name` takes microseconds and is asked for every array of every record: look the dtype itself up instead.
+# `dtype.name` takes microseconds and is needed for every array of every record: look up the dtype itself instead.
 _NAMES: dict[np.dtype[Any], str] = {np.dtype(name): name for name in DTYPE_NAMES if name != "bfloat16"}
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype of a name; bfloat16 comes from ml_dtypes, loaded only when it is met."""
+    """The numpy dtype of a name; bfloat16 comes from ml_dtypes, which is loaded on first use."""
     if name not in DTYPE_NAMES:
         raise RecordError("dtype", name, f"one of {', '.join(DTYPE_NAMES)}")
     if name == "bfloat16":
@@ -54,7 +54,7 @@ def as_array(value: object, field: str, *, dtype: str) -> Array:
     elif isinstance(value, list | tuple):
         array = _from_list(value, field, dtype)
     else:
-        torch = sys.modules.get("torch")
+        torch = sys.modules.get("torch")  # a tensor can only exist if torch is loaded: never import it here
         if torch is None or not isinstance(value, torch.Tensor):
             raise RecordError(field, value, "a numpy array, a torch tensor or a list of numbers")
         array = _from_torch(value, torch)
@@ -69,7 +69,7 @@ def to_torch(array: Array) -> "torch.Tensor":
     """The array as a tensor of the same dtype; copied, because records are immutable."""
     import torch
 
-    if array.dtype.name == "bfloat16":
+    if array.dtype.name == "bfloat16":  # torch cannot read ml_dtypes arrays: pass the bits through int16
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())
 
@@ -85,7 +85,7 @@ def same_array(left: Array | None, right: Array | None) -> bool:
 
 def _from_list(value: list[Any] | tuple[Any, ...], field: str, dtype: str) -> Array:
     try:
-        exact = np.asarray(value)
+        exact = np.asarray(value)  # in the dtype numpy infers, to compare the converted values with
     except ValueError:
         raise RecordError(field, value, "a list of numbers with no ragged rows") from None
     if exact.size == 0:
@@ -100,7 +100,7 @@ def _from_list(value: list[Any] | tuple[Any, ...], field: str, dtype: str) -> Ar
 
 def _from_torch(tensor: Any, torch: Any) -> Array:
     tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
+    if tensor.dtype == torch.bfloat16:  # numpy has no bfloat16: reinterpret the bits
         bits: Array = tensor.contiguous().view(torch.int16).numpy()
         return bits.view(dtype_named("bfloat16"))
     array: Array = tensor.numpy()

@@ -1,7 +1,7 @@
 """The canonical form of messages: when two prompts, or two completions, are the same.
 
-Two runs of one agent never agree to the letter: call ids are random, arguments are spaced differently, `null` content
-and `""` mean the same. The canonical form keeps what the model saw or did and drops how it was written down:
+Two runs of one agent are rarely identical as text: call ids are random, arguments are spaced differently, `null`
+content and `""` mean the same. The canonical form keeps what the model saw or did and drops how it was serialized:
 
 - content: text parts become text; None and "" are equal
 - arguments: JSON objects with sorted keys and no white space; text that is not JSON stays as it is
@@ -18,7 +18,7 @@ import xxhash
 from pairwright.records.messages import Json, Message, as_message
 
 _SORTED = msgspec.msgpack.Encoder(order="sorted")  # faster than JSON, since texts need no escapes
-packed = _SORTED.encode
+pack = _SORTED.encode
 _encode_json = msgspec.json.Encoder(order="sorted").encode
 _decode = msgspec.json.decode
 digest = xxhash.xxh3_128_hexdigest
@@ -33,7 +33,7 @@ def canonical_messages(messages: Iterable[Message | Json]) -> list[Any]:
 def content_hash(*values: Any) -> str:
     """128 bits, as hex, of JSON values; key order does not matter."""
     try:
-        return digest(packed(values))
+        return digest(pack(values))
     except OverflowError:  # an integer of more than 64 bits, which MessagePack does not have
         return digest(_encode_json(values))
 
@@ -71,15 +71,16 @@ def _canonical(message: Message, call_numbers: dict[str, int]) -> list[Any]:
         return [message.role, content, message.reasoning or "", message.name]
     calls = []
     for call in message.tool_calls:
+        # ids are numbered across the whole conversation, in order of first appearance
         number = call_numbers.setdefault(call.id, len(call_numbers)) if call.id is not None else None
         calls.append([number, call.name, canonical_arguments(call.arguments)])
-    answered = message.tool_call_id
-    result_of = None if answered is None else call_numbers.get(answered, answered)
+    call_id = message.tool_call_id  # a result without a known call keeps its id as text
+    result_of = None if call_id is None else call_numbers.get(call_id, call_id)
     return [message.role, content, message.reasoning or "", message.name, calls, result_of]
 
 
 def canonical_content(content: str | list[Json] | None) -> str | list[Json]:
-    """Text, with text parts joined; parts where some are no text."""
+    """The content as text, text parts joined; the list of parts if some are not text."""
     return (_text_or_parts(content) if isinstance(content, list) else content) or ""
 
 

@@ -1,7 +1,7 @@
 """The nouns of pairwright: what flows between the stages. Frozen, and checked when they are built.
 
     Message, ToolCall   one turn of a conversation; arguments stay the JSON text they came as
-    EID                 who an experience is: batch, task, run, step, suffix
+    EID                 the identity of an experience: batch, task, run, step, suffix
     Experience          one row of the table: at this prompt the model did this and got this reward
     Side                one of the two answers of a preference, complete in itself
     Pair                a prompt with a chosen and a rejected completion, and where each came from
@@ -63,6 +63,7 @@ class Kind(StrEnum):
     PREFERENCE = "preference"
 
 
+# Names of the array fields: of a Side, of an Experience with one value per response token, and of an Experience.
 SIDE_ARRAYS = ("tokens", "logprobs", "action_mask")
 RESPONSE_ARRAYS = ("logprobs", "action_mask", "token_level_reward", "advantages", "returns", "teacher_logprobs")
 ARRAYS = ("tokens", *RESPONSE_ARRAYS, "routed_experts")
@@ -175,6 +176,7 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
         check_truncation(self.truncate_status)
         if self.text is not None:
             check_text(self.text, "side.text")
+        # the tokens of a side are its response, so its other arrays have exactly their length
         length = None if self.tokens is None else set_tokens(self)
         set_response_arrays(self, SIDE_ARRAYS[1:], length)
 
@@ -196,7 +198,7 @@ class SideOf(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 def check_text_only(prompt: tuple[Message, ...], completion: tuple[Message, ...]) -> None:
-    """Refuse a conversation of which some messages are raw text and others turns of a chat."""
+    """Raise RecordError if a conversation mixes raw text with chat messages."""
     for message in (*prompt, *completion):
         if message.role != TEXT:
             raise RecordError("message.role", message.role, "'text', since other messages of the conversation are text")
@@ -205,8 +207,8 @@ def check_text_only(prompt: tuple[Message, ...], completion: tuple[Message, ...]
 class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid_unknown_fields=True):
     """At this prompt (messages and tools) the model produced this completion and got this reward.
 
-    `prompt` is what the model was given, `completion` what it and its tools then did. A preference has `chosen` and
-    `rejected` instead of a completion. `reward` may be None, NaN or infinite: such a record is kept, and is unscored.
+    `prompt` is the input of the model, `completion` what it and its tools produced. A preference has `chosen` and
+    `rejected` instead of a completion. `reward` may be None, NaN or infinite: such a record is valid, but unscored.
     Messages may be plain chat dicts; they become `Message`s.
 
     >>> import pairwright as pw; run = pw.Experience(kind="single_turn", prompt=[{"role": "user", "content": "2+2?"}],
@@ -246,7 +248,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     multi_modal_inputs: Mapping[str, Array] = {}
 
     def __post_init__(self) -> None:
-        if type(self.kind) is not Kind:
+        if type(self.kind) is not Kind:  # the record is frozen: normalized values are set with force_setattr
             try:
                 force_setattr(self, "kind", Kind(self.kind))
             except ValueError:
@@ -255,6 +257,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             raise RecordError("eid", self.eid, "an EID")
         set_tuple(self, "prompt", Message)
         set_tuple(self, "completion", Message)
+        # a conversation is either all raw text or all chat, so the first message of each part decides
         if (self.prompt and self.prompt[0].role == TEXT) or (self.completion and self.completion[0].role == TEXT):
             check_text_only(self.prompt, self.completion)
             force_setattr(self, "completion", mark_generated(self.completion))
@@ -316,11 +319,13 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         length, response_length = self.prompt_length, None
         if self.tokens is not None:
             num_tokens = set_tokens(self)
+            # the tokens of a preference are its shared prompt, so their number is the prompt length
             if self.kind is Kind.PREFERENCE and length is None:
                 force_setattr(self, "prompt_length", length := num_tokens)
             if type(length) is not int or not 0 <= length <= num_tokens:
                 raise RecordError("prompt_length", length, f"an int from 0 to {num_tokens}, the number of tokens")
             response_length = num_tokens - length
+            # a multi-turn response holds tool results too: without a mask they would be trained on
             if self.kind is Kind.MULTI_TURN and self.action_mask is None:
                 raise RecordError("action_mask", None, "a mask over the response, since the kind is 'multi_turn'")
             if self.kind is Kind.PREFERENCE and response_length:
@@ -328,6 +333,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         elif length is not None:
             raise RecordError("prompt_length", length, "None, since there are no tokens")
         set_response_arrays(self, RESPONSE_ARRAYS, response_length)
+        # these two have shapes of their own (layers and experts, image features): only the dtype is checked
         if self.routed_experts is not None:
             set_array(self, "routed_experts", "uint8")
         if self.multi_modal_inputs:
@@ -365,7 +371,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True):
-    """One preference to train on, with the lineage to both experiences. `id` is a hash of the content.
+    """One preference to train on, with the ids of both source experiences. `id` is a hash of the content.
 
     >>> import pairwright as pw; pw.Pairs("runs/first/pairs")[0].chosen[0].text
     'it is red'
@@ -395,6 +401,7 @@ class Pair(msgspec.Struct, frozen=True, gc=False, kw_only=True, forbid_unknown_f
                 raise RecordError(f"pair.{name}", (), "at least one message")
             if side[0].role == TEXT:
                 force_setattr(self, name, mark_generated(side))
+        # a comparison with NaN is always False and would pass below, so finiteness is checked first
         for name in ("chosen_reward", "rejected_reward", "gap", "weight"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not math.isfinite(value):

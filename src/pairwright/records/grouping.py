@@ -1,5 +1,8 @@
-"""Experiences that belong together: by task, run or step; a preference taken apart into its two sides; and the
-conversation of an experience or a side, be it messages or text."""
+"""Groups of experiences (by task, run or step), preferences split into their sides, and experiences as padded arrays.
+
+In the gather functions B is the number of experiences, P the prompt width and R the response width; a name that ends
+in `_B` holds one value per experience. Prompts are padded on the left, responses on the right.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -77,7 +80,7 @@ class Conversation(NamedTuple):
 
 
 def conversation_of(experience: Experience, side: Side | None = None) -> Conversation:
-    """The messages of an experience, or of a side; what was recorded as text alone is a message of its own."""
+    """The messages of an experience, or of a side; a part recorded only as text becomes one message."""
     prompt = experience.prompt or text_prompt(experience.prompt_text)
     if side is None:
         completion, text = experience.completion, experience.response_text
@@ -87,6 +90,7 @@ def conversation_of(experience: Experience, side: Side | None = None) -> Convers
 
 
 def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) -> Experience:
+    # the preference holds the prompt's tokens, the side its own response: together they are one sequence
     arrays: dict[str, Any] = {}
     if exp.tokens is not None and side.tokens is not None:
         arrays = {
@@ -118,7 +122,7 @@ def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) ->
     )
 
 
-# Experiences as rectangular arrays: prompts padded on the left, responses on the right.
+# Experiences as rectangular arrays
 
 
 def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_response: int, *, pad_id: int) -> Array:
@@ -128,7 +132,7 @@ def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_res
         experiences: Experiences with `tokens`.
         max_prompt: Width of the prompts, P.
         max_response: Width of the responses, R.
-        pad_id: What stands where there is no token.
+        pad_id: Token id of the padding.
 
     >>> import pairwright as pw
     >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1),
@@ -137,8 +141,9 @@ def gather_token_ids(experiences: Sequence[Experience], max_prompt: int, max_res
     [[0, 5, 6, 7], [0, 8, 9, 0]]
     """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    # a sequence starts so that its prompt ends at column P: every response begins in the same column
     tokens = [exp.tokens for exp in experiences if exp.tokens is not None]
-    return _placed(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
+    return _pad_rows(tokens, max_prompt - prompts_B, lengths_B, max_prompt + max_response, pad_id)
 
 
 def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, max_response: int) -> Array:
@@ -156,6 +161,7 @@ def gather_attention_masks(experiences: Sequence[Experience], max_prompt: int, m
     [[False, True, True, True], [False, True, True, False]]
     """
     lengths_B, prompts_B = _lengths(experiences, max_prompt, max_response)
+    # column numbers (P+R,) against starts and ends (B, 1): broadcasting gives the mask (B, P+R)
     position = np.arange(max_prompt + max_response)
     starts_B = (max_prompt - prompts_B)[:, None]
     return (position >= starts_B) & (position < starts_B + lengths_B[:, None])
@@ -187,7 +193,7 @@ def gather_response_attr(
         experiences: Experiences that have the array.
         name: Name of the array: "logprobs", "advantages", "returns", ...
         max_response: Width of the responses, R.
-        pad_value: What stands after the end of a response.
+        pad_value: Value of the padding after a response.
 
     >>> import pairwright as pw
     >>> runs = [pw.Experience(kind="single_turn", tokens=[5, 6, 7], prompt_length=1, logprobs=[-1.0, -2.0]),
@@ -269,14 +275,14 @@ def _gather_response(arrays: list[Array | None], name: str, max_response: int, *
     lengths_B = np.array([len(array) for array in present])
     if lengths_B.max() > max_response:
         raise RecordError("max_response", max_response, f"at least {lengths_B.max()}, the longest response")
-    return _placed(present, np.zeros_like(lengths_B), lengths_B, max_response, pad_value)
+    return _pad_rows(present, np.zeros_like(lengths_B), lengths_B, max_response, pad_value)
 
 
-def _placed(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
-    """Each array in a row of its own, from its start on, in a dtype that holds the values of all of them."""
+def _pad_rows(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int, pad_value: float) -> Array:
+    """Copy each array into its own row (B, width), from its start on, in a dtype that holds the values of all."""
     first, dtype = arrays[0], _promote([array.dtype for array in arrays])
     if first.dtype.kind not in "iu":
-        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity pads: in the dtype of the first one
+        pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity: in the dtype of the first
     try:
         out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
     except OverflowError:
@@ -291,11 +297,12 @@ def _promote(dtypes: Sequence[np.dtype[Any]]) -> np.dtype[Any]:
     distinct = list(dict.fromkeys(dtypes))
     result = distinct[0]
     for dtype in distinct[1:]:
-        if {result.name, dtype.name} == {"float16", "bfloat16"}:
+        if {result.name, dtype.name} == {"float16", "bfloat16"}:  # neither holds the other's values
             result = np.dtype(np.float32)
         elif result.kind in "iu" and dtype.kind in "iu":
             promoted = np.promote_types(result, dtype)
-            result = promoted if promoted.kind in "iu" else np.dtype(np.int64)  # uint64 with a signed one
+            # numpy promotes uint64 with a signed dtype to float64, which would round large token ids
+            result = promoted if promoted.kind in "iu" else np.dtype(np.int64)
         else:
             result = np.promote_types(result, dtype)
     return result

@@ -1,8 +1,8 @@
-"""JSON text that gives back exactly what went in, or refuses.
+"""JSON text with an exact round trip: a value decodes to what was encoded, or RecordError is raised.
 
 JSON has no NaN and no infinities, and encoders write `null` for them, turn tuples into lists and integer keys
-into strings. Here a value is either plain JSON (checked by a round trip) or refused with the path to the culprit.
-Non-finite floats are kept as `{"$float": "nan"}`, since metrics of real runs have them.
+into strings. Here a value is either plain JSON (checked by a round trip) or rejected with the path of the bad value.
+Non-finite floats are encoded as `{"$float": "nan"}`, since metrics of real runs contain them.
 """
 
 import math
@@ -22,8 +22,9 @@ decode = msgspec.json.decode
 def to_json(value: Any) -> str:
     """Encode a checked JSON value; non-finite floats are tagged."""
     data = encode(value)
+    # msgspec writes null for NaN and infinities: only then walk the value
     if (b"null" in data and _has_non_finite(value)) or b'"$float"' in data:
-        data = encode(_tagged(value))
+        data = encode(_tag_floats(value))
     return data.decode()
 
 
@@ -31,7 +32,7 @@ def from_json(text: str | bytes) -> Any:
     """Invert `to_json`."""
     value = decode(text)
     tagged = b'"$float"' in text if isinstance(text, bytes) else '"$float"' in text
-    return _untagged(value) if tagged else value
+    return _untag_floats(value) if tagged else value
 
 
 def check_json(value: Any, field: str, *, finite: bool = False) -> None:
@@ -40,7 +41,7 @@ def check_json(value: Any, field: str, *, finite: bool = False) -> None:
         if decode(encode(value)) == value:
             return
     except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
-        pass  # the walk below finds the place and says what is wrong there
+        pass  # the walk below locates the bad value and describes it
     _check(value, field, finite, 0)
 
 
@@ -68,7 +69,7 @@ def check_text(value: object, path: str, expected: str = "a string") -> None:
     if type(value) is not str:
         if not isinstance(value, str):
             raise RecordError(path, value, expected)
-    elif value.isascii():
+    elif value.isascii():  # the usual case: ASCII has no surrogates, and isascii() takes constant time
         return
     try:
         value.encode()
@@ -84,23 +85,24 @@ def _has_non_finite(value: Any) -> bool:
     return isinstance(value, list) and any(map(_has_non_finite, value))
 
 
-def _tagged(value: Any) -> Any:
+def _tag_floats(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {_TAG: "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
     if isinstance(value, dict):
         if _TAG in value:  # a user's own "$float" key, boxed so that it cannot be mistaken for ours
-            return {_TAG: [{key: _tagged(item) for key, item in value.items()}]}
-        return {key: _tagged(item) for key, item in value.items()}
-    return [_tagged(item) for item in value] if isinstance(value, list) else value
+            return {_TAG: [{key: _tag_floats(item) for key, item in value.items()}]}
+        return {key: _tag_floats(item) for key, item in value.items()}
+    return [_tag_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def _untagged(value: Any) -> Any:
+def _untag_floats(value: Any) -> Any:
     if isinstance(value, dict):
         if len(value) == 1 and _TAG in value:
+            # a string is a float that was tagged, a list of one dict a user's own "$float" key that was boxed
             inner = value[_TAG]
             if isinstance(inner, str) and inner in _NON_FINITE:
                 return _NON_FINITE[inner]
             if isinstance(inner, list) and len(inner) == 1 and isinstance(inner[0], dict):
-                return {key: _untagged(item) for key, item in inner[0].items()}
-        return {key: _untagged(item) for key, item in value.items()}
-    return [_untagged(item) for item in value] if isinstance(value, list) else value
+                return {key: _untag_floats(item) for key, item in inner[0].items()}
+        return {key: _untag_floats(item) for key, item in value.items()}
+    return [_untag_floats(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,8 @@
-"""Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it."""
+"""Messages and their parts: Message, ToolCall, ErrorSite; conversion to chat dicts; and the checks of all records.
+
+A message is one turn of a conversation, with the tool calls in it. An error site marks a failure in a conversation.
+The checks run when a record is built (here and in experience.py): they normalize fields in place and raise RecordError.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -12,23 +16,23 @@ from pairwright.errors import RecordError
 from pairwright.records.arrays import FLOATS, INTEGERS, Array, as_array, dtype_name, same_array
 from pairwright.records.json_text import check_json, check_text
 
-# The checks that records run on themselves when they are built.
+# Checks: run by each record's __post_init__
 
 TRUNCATE_STATUSES = (None, "prompt_truncated", "response_truncated")
 
 
 def set_tuple(record: msgspec.Struct, field: str, item_type: type) -> None:
     """Make a field a tuple whose items all have one type; dicts become items where the type has `from_chat`."""
-    value = given = getattr(record, field)
+    value = original = getattr(record, field)
     if type(value) is list:
         value = tuple(value)
     if type(value) is not tuple:
         raise RecordError(field, value, f"a tuple of {item_type.__name__}")
-    for item in value:
+    for item in value:  # the usual case, all items of the right type, builds no new tuple
         if type(item) is not item_type:
             value = tuple(_as_item(item, field, item_type) for item in value)
             break
-    if value is not given:
+    if value is not original:
         force_setattr(record, field, value)
 
 
@@ -44,6 +48,7 @@ def _as_item(item: Any, field: str, item_type: Any) -> Any:
 
 
 def set_array(record: msgspec.Struct, field: str, dtype: str) -> Array:
+    """Make a field an array; `dtype` is the one that a list gets."""
     value = getattr(record, field)
     array = as_array(value, field, dtype=dtype)
     if array is not value:
@@ -56,7 +61,7 @@ def set_tokens(record: msgspec.Struct, field: str = "tokens") -> int:
     tokens = set_array(record, field, "int32")
     if dtype_name(tokens) not in INTEGERS or tokens.ndim != 1:
         raise RecordError(field, tokens, "a one-dimensional array of integers")
-    # One pass: the bitwise or is negative if any id is, and has a high bit if any id has.
+    # one pass instead of min and max: the bitwise or is negative if any id is, and >= 2**31 if any id is
     if tokens.size and not 0 <= np.bitwise_or.reduce(tokens) < 2**31:
         raise RecordError(field, tokens, "token ids from 0 to 2**31 - 1")
     return tokens.size
@@ -79,7 +84,7 @@ def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length:
 
 
 def set_reward(record: msgspec.Struct, field: str = "reward") -> None:
-    """Make a field a float or None. NaN and infinities are allowed: the record is kept and counts as unscored."""
+    """Make a field a float or None. NaN and infinities are allowed: the record is valid and counts as unscored."""
     reward = getattr(record, field)
     if type(reward) is float or reward is None:
         return
@@ -94,7 +99,7 @@ def check_truncation(status: str | None) -> None:
 
 
 def check_tools(record: msgspec.Struct) -> None:
-    """Tool schemas: JSON objects. The runs of a task share the very tuple, which is then checked once."""
+    """Check tool schemas: JSON objects. Runs of a task share one tuple object, which is then checked only once."""
     global _last_tools
     if record.tools is not _last_tools:  # type: ignore[attr-defined]
         set_tuple(record, "tools", dict)
@@ -107,7 +112,7 @@ _last_tools: object = None
 
 
 def check_parts(content: object) -> None:
-    """The parts of a message's content: a list of JSON objects."""
+    """Check the parts of a message's content: a list of JSON objects."""
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise RecordError("message.content", content, "text, a list of parts, or None")
     check_json(content, "message.content", finite=True)
@@ -136,18 +141,18 @@ def _same(left: Any, right: Any) -> bool:
     if isinstance(left, msgspec.Struct) and type(left) is type(right):
         return same_record(left, right)
     if isinstance(left, float) and isinstance(right, float):
-        return left == right or (left != left and right != right)
-    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+        return left == right or (left != left and right != right)  # NaN equals NaN
+    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)  # True is not 1
 
 
-# Messages: one turn of a conversation each, with the calls the model made in it and the errors seen in it.
+# Messages and tool calls
 
 Json = dict[str, Any]
-TEXT = "text"  # the role of raw text that stands in no chat template
+TEXT = "text"  # the role of raw text outside any chat template
 
 
 class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A call that the model made; `arguments` is JSON text, kept as it came even where it is not valid JSON.
+    """A tool call of the model; `arguments` is the recorded JSON text, unchanged even if it is not valid JSON.
 
     >>> import pairwright as pw
     >>> pw.ToolCall("search", '{"q": "bike"}', id="c1").name
@@ -168,10 +173,10 @@ class ToolCall(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """One turn. `content` is text, a list of parts, or None; `extra` keeps what a format says beyond these fields.
+    """One turn. `content` is text, a list of parts, or None; `extra` holds further fields of the source format.
 
-    `generated` says whether the model wrote this turn here; None means what the role says (assistant: yes).
-    Context that was copied or summarised into an assistant turn carries False.
+    `generated` says whether the model wrote this turn in this run; None means that the role decides (assistant: yes).
+    Context that was copied or summarised into an assistant turn has False.
 
     Role "text" is raw text outside any chat template, such as TRL's standard rows or a prompt that was templated
     already. A conversation is all text or has none; records mark the text of a completion as generated.
@@ -218,7 +223,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         >>> Message.from_chat({"role": "user", "content": "hi"}) == Message("user", "hi")
         True
         """
-        import pairwright  # the reader of chats lies downstream; the package loads it when it is asked for
+        import pairwright  # the chat reader lies downstream; the package loads it on first use
 
         return pairwright.message_from_chat(message)
 
@@ -239,7 +244,7 @@ def as_message(message: Message | Json) -> Message:
     return message if type(message) is Message else Message.from_chat(cast(Json, message))
 
 
-# The kinds of error that importers tell apart. Each has a hint (tokens/hints.py); own sites may have other kinds.
+# The kinds of error that importers distinguish. Each has a hint (tokens/hints.py); users may add other kinds.
 ERROR_KINDS = {
     "unknown_tool": "a call of a tool that does not exist",
     "invalid_json": "arguments that are not JSON",
@@ -255,7 +260,9 @@ ERROR_KINDS = {
 }
 
 
-_OWN_CONTENT: Any = object()
+# Messages as chat dicts, and raw text as messages
+
+_OWN_CONTENT: Any = object()  # marks that no other content was passed: None is a valid content
 
 
 def to_chat_message(
@@ -266,12 +273,12 @@ def to_chat_message(
     reasoning_key: str | None = "reasoning_content",
     missing_id: str | None = None,
 ) -> Json:
-    """One message as chat APIs and chat templates have it; `generated` and `extra` have no place there.
+    """Convert a message to a dict of the chat APIs and chat templates; `generated` and `extra` are left out.
 
-    content        in place of the message's own
-    arguments      what stands as the arguments of a call; by default the recorded text (`arguments_object` decodes it)
-    reasoning_key  the name of the reasoning; None leaves it out
-    missing_id     the id of a call that has none; None leaves it out
+    content        replaces the message's own content
+    arguments      gives the arguments of a call; by default the recorded text (`arguments_object` decodes it)
+    reasoning_key  the key of the reasoning; None leaves it out
+    missing_id     the id for a call without one; None leaves it out
 
     >>> message = Message("assistant", None, "why", (ToolCall("clock", '{"zone": "CET"}', "1"),))
     >>> chat = to_chat_message(message, content="", arguments=arguments_object)
@@ -296,8 +303,8 @@ def to_chat_message(
 
 
 def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str | None) -> list[Json]:
-    """Messages as a chat template takes them: templates differ in the form of `arguments` ("object" or "text") and in
-    what an `empty` content beside calls has to be (None or ""). Any other empty content is ""."""
+    """Convert messages for a chat template. Templates differ in the form of `arguments` ("object" or "text") and in
+    the `empty` content that they accept beside calls (None or ""). Any other empty content is ""."""
     decode = arguments_object if arguments == "object" else None
     chat = []
     for message in messages:
@@ -309,7 +316,7 @@ def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str 
 
 
 def arguments_object(call: ToolCall) -> Any:
-    """The arguments of a call as the object that they are, or as their text where they are none."""
+    """The arguments of a call decoded to a dict, or their text if it is not a JSON object."""
     try:
         value = json.loads(call.arguments) if call.arguments.strip() else {}
     except (ValueError, RecursionError):
@@ -328,7 +335,7 @@ def text_completion(text: str | None) -> tuple[Message, ...]:
 
 
 def completion_of_text(text: str | None, *, prompt_is_text: bool) -> tuple[Message, ...]:
-    """A completion that was recorded as text alone: after raw text it is raw text, after messages an assistant turn."""
+    """A completion recorded only as text: after a text prompt it is raw text, after messages an assistant turn."""
     if prompt_is_text:
         return text_completion(text)
     return (Message("assistant", text),) if text else ()
@@ -345,7 +352,7 @@ def mark_generated(completion: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 class ErrorSite(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A failure seen in the conversation; `index` is the message that shows it, in `experience.messages`.
+    """A failure in the conversation; `index` is the position of the message that shows it in `experience.messages`.
 
     >>> import pairwright as pw
     >>> pw.ErrorSite(index=2, kind="file_not_found", tool="read").kind

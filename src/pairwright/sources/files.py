@@ -19,8 +19,8 @@ import numpy as np
 import zstandard
 
 from pairwright.errors import SourceError
-from pairwright.paths import Place, opened, place, size_of
-from pairwright.paths.paths import named_files
+from pairwright.paths import Place, open_binary, place, size_of
+from pairwright.paths.paths import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 
@@ -46,7 +46,7 @@ def relative_names(paths: list[str]) -> dict[Place, str]:
     it. The name of a file that was named itself is relative to its own folder."""
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
     for path in paths:
-        files = named_files(path, skipped=_SKIPPED_NAMES)
+        files = list_files(path, skipped=_SKIPPED_NAMES)
         if not files:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
@@ -57,7 +57,7 @@ def relative_names(paths: list[str]) -> dict[Place, str]:
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
     """A file as bytes, decompressed by what its first bytes say; the name does not matter."""
-    with opened(path, _BUFFER) as file:
+    with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
         if magic[:2] == b"\x1f\x8b":
@@ -198,7 +198,7 @@ def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
     newlines = np.frombuffer(buffer, np.uint8)
-    with cast(io.RawIOBase, opened(path, 0)) as file:
+    with cast(io.RawIOBase, open_binary(path, 0)) as file:
         while num_bytes := file.readinto(buffer):
             # a cut is the byte after the first newline that is at least `size` behind the cut before
             while (

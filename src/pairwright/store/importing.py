@@ -20,7 +20,7 @@ from xxhash import xxh3_128_digest
 from pairwright.engines import Engine, Pool
 from pairwright.engines.engine import Progress, progress_of
 from pairwright.errors import SourceError
-from pairwright.paths import Place, at_once, is_address, opened, size_of, write_atomic
+from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.files import ranges, relative_names
@@ -256,13 +256,13 @@ class _Ingest:
 
     def _write_rejections(self, file: IO[bytes], target: Place, files: set[str]) -> None:
         if target.exists():
-            with opened(target) as before:
+            with open_binary(target) as before:
                 file.writelines(line for line in before if _key_of_file(line) not in files)
         for rejection in self._rejections:
             if isinstance(rejection, bytes):
                 file.write(rejection)
             else:
-                with opened(rejection) as pieces:
+                with open_binary(rejection) as pieces:
                     file.writelines(pieces)
                 rejection.unlink()
 
@@ -299,7 +299,7 @@ def _key_of_file(line: bytes) -> str | None:
 
 
 def _is_plain(file: Place) -> bool:
-    with opened(file) as begin:
+    with open_binary(file) as begin:
         return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pairwright.errors import CodecError, ForeignBytes, TableError, TruncatedBytes
-from pairwright.paths import Place, list_names, staged, sync, write_bytes
+from pairwright.paths import Place, list_names, stage_file, sync, write_bytes
 from pairwright.records.experience import Experience
 from pairwright.store.block import Buffer
 from pairwright.store.codec import loads_many, payload_size
@@ -184,7 +184,7 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
 def put_hidden_part(folder: Place, batches: Iterable[pa.RecordBatch]) -> tuple[Place, int]:
     """Rows as a hidden part of a table, wherever it is, and how many they are."""
     hidden: Place = hidden_part(folder)
-    with staged(hidden) as written:
+    with stage_file(hidden) as written:
         return hidden, write_hidden_part(written, batches)
 
 

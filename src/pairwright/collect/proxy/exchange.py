@@ -1,6 +1,6 @@
-"""One request and its answer, as bytes that passed through, to experiences: chat completions and responses.
+"""Converts a request and its response, as raw bytes, to experiences: chat completions and the Responses API.
 
-Nothing of the headers is looked at but our own (`x-pairwright-*`) and the encodings, so no key can be recorded.
+Only our own headers (`x-pairwright-*`) and content headers are read, so no API key can be recorded.
 """
 
 import zlib
@@ -24,19 +24,20 @@ from pairwright.sources.rollouts.nemo_gym import prompt_of
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
-# Server-sent events of a streamed answer, put together into the answer that they spell out.
+# Server-sent events, assembled to the complete response
 
 _DONE = b"[DONE]"
 _FINAL = ("response.completed", "response.incomplete")
 
 
 def events(data: bytes) -> Iterator[bytes]:
-    """The data of each event that is there whole.
+    """The data of each complete event.
 
     >>> list(events(b'data: {"a":\\ndata: 1}\\n\\n: a comment\\n\\ndata: [DONE]\\n\\ndata: cut'))
     [b'{"a":\\n1}', b'[DONE]']
     """
     lines: list[bytes] = []
+    # the last piece is an incomplete line; an event may have several data lines and ends with an empty one
     for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
         if line.startswith(b"data:"):
             lines.append(line[5:].removeprefix(b" "))
@@ -46,9 +47,9 @@ def events(data: bytes) -> Iterator[bytes]:
 
 
 def chat_response(data: bytes) -> Json | None:
-    """The chat completion that a stream of chunks spells out."""
+    """Assemble the chat completion of a stream of chunks; None if the stream broke off."""
     response: Json = {}
-    choices: dict[int, Json] = {}
+    choices: dict[int, Json] = {}  # by index; chunks of several choices are interleaved
     done = False
     for event in events(data):
         if event.strip() == _DONE:
@@ -72,17 +73,17 @@ def chat_response(data: bytes) -> Json | None:
 
 
 def final_response(data: bytes) -> Json | None:
-    """The response that ends a stream of the responses API."""
+    """The final response object of a stream of the Responses API."""
     for event in events(data):
         value = _event_object(event)
         if value.get("type") in _FINAL and isinstance(value.get("response"), dict):
-            found: Json = value["response"]
-            return found
+            response: Json = value["response"]
+            return response
     return None
 
 
 def _add(choice: Json, piece: Json) -> None:
-    """One chunk of one choice: texts and lists go on, other values are taken over."""
+    """Merge one chunk into a choice: texts and lists are appended, other values replaced."""
     delta = piece.get("delta")
     message = choice["message"]
     for key, value in (delta if isinstance(delta, dict) else {}).items():
@@ -124,20 +125,20 @@ def _event_object(event: bytes) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-# One request and its answer, as bytes that passed through, to experiences: chat completions and responses.
+# Exchanges to experiences
 
 MAX_DECODED_BYTES = 64 * 2**20
-_MAX_SEEN = 2000
+_MAX_CONVERSATIONS = 2000
 ENCODINGS = ("gzip", "deflate", "zstd", "identity")
 
 
 class NotRecorded(PairwrightError):
-    """An exchange that passed through and is not in the table; the message is the reason that is counted."""
+    """An exchange that was forwarded but not recorded; the message is the reason that is counted."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an exchange belongs: what its headers or its path say."""
+    """Session, task, run and step of an exchange, from its headers or its path."""
 
     session: str | None = None
     task: str | None = None
@@ -155,38 +156,38 @@ class Place:
 
 
 class Exchanges:
-    """Turns exchanges into experiences; remembers how far sessions are, and responses that others continue."""
+    """Converts exchanges to experiences; remembers the next step of sessions, and responses that may be continued."""
 
     def __init__(self, batch: int | str = "record") -> None:
         self._batch = batch
         self._steps: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self._seen: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
+        self._conversations: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
 
     def experiences(
         self, kind: str, place: Place, request: bytes, response: bytes, headers: Mapping[str, str]
     ) -> list[Experience]:
         """The experiences of a whole exchange of `kind` "chat" or "responses"; NotRecorded says why there is none."""
-        asked = _object(request, "request")
-        data = decoded(response, headers.get("content-encoding", ""))
-        streamed = headers.get("content-type", "").startswith("text/event-stream")
+        request_json = _object(request, "request")
+        data = decompress(response, headers.get("content-encoding", ""))
+        is_stream = headers.get("content-type", "").startswith("text/event-stream")
         try:
             if kind == "chat":
-                answer = chat_response(data) if streamed else _object(data, "response")
+                answer = chat_response(data) if is_stream else _object(data, "response")
                 if answer is None:
                     raise NotRecorded("the stream broke off")
-                return self._chat(place, asked, answer)
-            answer = final_response(data) if streamed else _object(data, "response")
+                return self._chat(place, request_json, answer)
+            answer = final_response(data) if is_stream else _object(data, "response")
             if answer is None:
                 raise NotRecorded("the stream broke off")
-            return self._responses(place, asked, answer)
+            return self._responses(place, request_json, answer)
         except NotRecorded:
             raise
         except PairwrightError as error:
             raise NotRecorded(f"not readable: {error}") from error
 
-    def _chat(self, place: Place, asked: Json, answer: Json) -> list[Experience]:
-        prompt = tuple(messages_from_chat(asked.get("messages"), "messages"))
-        tools = tuple(tools_from_chat(asked.get("tools"), "tools"))
+    def _chat(self, place: Place, request: Json, answer: Json) -> list[Experience]:
+        prompt = tuple(messages_from_chat(request.get("messages"), "messages"))
+        tools = tuple(tools_from_chat(request.get("tools"), "tools"))
         completions = completions_of_chat(answer)
         where = self._where(place, prompt, tools)
         return [
@@ -194,39 +195,39 @@ class Exchanges:
             for number, completion in enumerate(completions)
         ]
 
-    def _responses(self, place: Place, asked: Json, answer: Json) -> list[Experience]:
+    def _responses(self, place: Place, request: Json, answer: Json) -> list[Experience]:
         if answer.get("status") not in ("completed", "incomplete"):
             raise NotRecorded(f"a response with status {answer.get('status')!r}")
-        prompt = tuple(prompt_of(asked, {}))
-        previous = asked.get("previous_response_id")
+        prompt = tuple(prompt_of(request, {}))
+        previous = request.get("previous_response_id")
         if previous is not None:
-            if previous not in self._seen:
+            if previous not in self._conversations:
                 raise NotRecorded("it continues a response that did not pass through here")
-            prompt = self._seen[previous] + prompt
-        tools = tuple(tools_from_chat(asked.get("tools"), "tools"))
+            prompt = self._conversations[previous] + prompt
+        tools = tuple(tools_from_chat(request.get("tools"), "tools"))
         messages = tuple(messages_from_items(answer.get("output") or [], "output"))
         if not messages:
             raise NotRecorded("a response without output")
         details = answer.get("incomplete_details")
-        cut = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
+        is_cut = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
         texts, logprobs = _text_logprobs(answer)
         completion = Completion(
             message=messages[-1],
-            finish_reason="length" if cut else "stop",
+            finish_reason="length" if is_cut else "stop",
             model=answer.get("model") if isinstance(answer.get("model"), str) else None,
             response_id=answer.get("id") if isinstance(answer.get("id"), str) else None,
             logprobs=logprobs,
             token_texts=texts,
         )
         if completion.response_id is not None:
-            self._seen[completion.response_id] = prompt + messages
-            while len(self._seen) > _MAX_SEEN:
-                self._seen.popitem(last=False)
+            self._conversations[completion.response_id] = prompt + messages
+            while len(self._conversations) > _MAX_CONVERSATIONS:  # drop the oldest
+                self._conversations.popitem(last=False)
         where = self._where(place, prompt, tools)
         return [self._experience(where, 0, prompt, tools, messages, completion, place)]
 
     def _where(self, place: Place, prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> tuple[str, int, int]:
-        """(task, run, step): a session's calls are its steps; what has no session is a task of its prompt."""
+        """(task, run, step): the calls of a session are its steps; without a session the prompt's hash is the task."""
         if place.session is None and place.task is None:
             return prompt_hash(prompt, tools)[:16], place.run, place.step or 0
         task = place.task or place.session or ""
@@ -234,14 +235,20 @@ class Exchanges:
         step = place.step if place.step is not None else self._steps.get(key, 0)
         self._steps[key] = step + 1
         self._steps.move_to_end(key)
-        while len(self._steps) > 50 * _MAX_SEEN:
+        while len(self._steps) > 50 * _MAX_CONVERSATIONS:
             self._steps.popitem(last=False)
         return task, place.run, step
 
     def _experience(
-        self, where: tuple[str, int, int], number: int, prompt: tuple[Message, ...], tools: tuple[Json, ...],
-        messages: tuple[Message, ...], completion: Completion, place: Place,
-    ) -> Experience:  # fmt: skip
+        self,
+        where: tuple[str, int, int],
+        number: int,
+        prompt: tuple[Message, ...],
+        tools: tuple[Json, ...],
+        messages: tuple[Message, ...],
+        completion: Completion,
+        place: Place,
+    ) -> Experience:
         info: Json = {"candidate": number, **facts_of(completion)}
         if place.session is not None:
             info["session"] = place.session
@@ -259,20 +266,20 @@ class Exchanges:
 
 
 def suffix_of(response_id: str | None, choice: int) -> str:
-    """The last part of an experience's id, by which feedback finds it."""
+    """The last part of an experience's id, by which feedback refers to it."""
     if response_id is None:
         return EID().suffix
     return f"{response_id}#{choice}"
 
 
-def decoded(data: bytes, encoding: str) -> bytes:
-    """Bytes without their content encoding, in bounded memory."""
+def decompress(data: bytes, encoding: str) -> bytes:
+    """Undo the content encoding, in bounded memory."""
     coding = encoding.strip().lower()
     try:
         if coding in ("", "identity"):
             return data
         if coding in ("gzip", "x-gzip", "deflate"):
-            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: detect gzip or zlib by the header
             plain = unpacker.decompress(data, MAX_DECODED_BYTES)
             if unpacker.unconsumed_tail:
                 raise NotRecorded("too large")
@@ -289,7 +296,7 @@ def decoded(data: bytes, encoding: str) -> bytes:
 
 
 def _text_logprobs(answer: Json) -> tuple[list[str] | None, list[float] | None]:
-    """Log-probabilities of a response whose text is in one part."""
+    """Token texts and log-probabilities of a response whose text is in one part."""
     parts: list[Any] = [
         part
         for item in answer.get("output") or ()

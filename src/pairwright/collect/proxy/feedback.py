@@ -1,10 +1,10 @@
-"""Rewards that come by response id or by session, before or after what they are about is recorded.
+"""Feedback: rewards by response id or by session, which may arrive before or after the response is recorded.
 
-    feedback.jsonl    in the table's folder: one line a feedback, durable before it is acknowledged
+    feedback.jsonl    in the table's folder: one line per feedback, durable before it is acknowledged
 
-A response that is recorded later takes its reward from here at once. For what is in the table already, `apply` puts
-the row with its reward beside the old one and then removes the old one, so that a crash in between loses nothing and
-the next `apply` finishes the work. Of several feedbacks about one thing the last one counts.
+A response that is recorded later gets its reward from here at once. For rows that exist already, `apply` appends the
+row with its reward and then deletes the old one, so that a crash in between loses nothing and the next `apply`
+completes it. The last feedback about a response or session counts.
 """
 
 import threading
@@ -25,7 +25,7 @@ _ROWS = 1000
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A reward for a response (all its choices, or one), or for what a session has so far without a reward."""
+    """A reward for a response (all its choices, or one), or for the rows of a session that have no reward yet."""
 
     reward: float
     response_id: str | None = None
@@ -40,7 +40,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
             raise ValueError("choice needs a response_id")
 
     def covers(self, experience: Experience) -> bool:
-        response_id, _, choice = experience.eid.suffix.rpartition("#")
+        response_id, _, choice = experience.eid.suffix.rpartition("#")  # "<response id>#<choice>": see suffix_of
         if self.response_id is not None:
             return response_id == self.response_id and (self.choice is None or choice == str(self.choice))
         return experience.info.get("session") == self.session and experience.reward is None
@@ -61,7 +61,7 @@ class FeedbackLog:
         return len(self._lines)
 
     def add(self, items: Iterable[Feedback]) -> None:
-        """Keep feedback; on return it survives the death of the process."""
+        """Store feedback; on return it is durable."""
         listed = list(items)
         with self._lock:
             append_synced(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in listed))
@@ -69,8 +69,8 @@ class FeedbackLog:
             for item in listed:
                 self._index(item)
 
-    def rewarded(self, experience: Experience) -> Experience:
-        """The experience with the reward that was given before it came, if there is one."""
+    def add_reward(self, experience: Experience) -> Experience:
+        """The experience with the reward of earlier feedback, if there is any."""
         response_id = experience.eid.suffix.rpartition("#")[0]
         for item in reversed(self._by_response.get(response_id, ())):
             if item.covers(experience):
@@ -78,12 +78,12 @@ class FeedbackLog:
         return experience
 
     def apply(self) -> int:
-        """Put rewards into the table; returns how many rows got one. Nothing may append to the table meanwhile."""
+        """Write rewards to the table; returns the number of rows changed. Nothing may append to the table meanwhile."""
         with self._lock:
             lines = list(self._lines)
         if not lines:
             return 0
-        wanted = self._wanted(lines)
+        wanted = self._match_rows(lines)
         changed = 0
         uids = list(wanted)
         for start in range(0, len(uids), _ROWS):
@@ -92,19 +92,20 @@ class FeedbackLog:
             self._forget(lines)
         return changed
 
-    def _wanted(self, lines: list[Feedback]) -> dict[str, Feedback]:
-        """The feedback that counts for each row; rewards by response id count more than those by session."""
+    def _match_rows(self, lines: list[Feedback]) -> dict[str, Feedback]:
+        """The feedback for each row, by uid; feedback by response id overrides feedback by session."""
+        # a uid is the JSON array [batch, task, run, step, suffix]; the suffix is "<response id>#<choice>"
         frame = self._table.lazy().select(
             "uid", "reward", "task", pl.col("uid").str.json_path_match("$[4]").alias("suffix")
         )
         responses = {item.response_id for item in lines if item.response_id is not None}
         named = frame.with_columns(response=pl.col("suffix").str.replace(r"#\d+$", ""))
-        found = named.filter(pl.col("response").is_in(list(responses))).collect()
+        matches = named.filter(pl.col("response").is_in(list(responses))).collect()
         wanted: dict[str, Feedback] = {}
-        for item in lines:
+        for item in lines:  # in order of arrival: later feedback overwrites earlier
             if item.response_id is None:
                 continue
-            rows = found.filter(pl.col("response") == item.response_id)
+            rows = matches.filter(pl.col("response") == item.response_id)
             for uid, suffix in zip(rows["uid"], rows["suffix"], strict=True):
                 if item.choice is None or suffix.endswith(f"#{item.choice}"):
                     wanted[uid] = item
@@ -119,33 +120,37 @@ class FeedbackLog:
 
     def _replace(self, wanted: dict[str, Feedback]) -> int:
         rewards = {uid: item.reward for uid, item in wanted.items()}
-        here = pl.col("uid").is_in(list(rewards))
-        there = pl.col("uid").replace_strict(rewards, default=None, return_dtype=pl.Float64)
+        is_selected = pl.col("uid").is_in(list(rewards))
+        new_reward = pl.col("uid").replace_strict(rewards, default=None, return_dtype=pl.Float64)
+        # a row may exist twice, with the old and the new reward, if a crash came before the delete below
         rows = (
-            self._table.lazy().filter(here).select("uid", done=(pl.col("reward") == there).fill_null(False)).collect()
+            self._table.lazy()
+            .filter(is_selected)
+            .select("uid", done=(pl.col("reward") == new_reward).fill_null(False))
+            .collect()
         )
         done = set(rows.filter("done")["uid"])
         missing = [uid for uid in rows["uid"].unique(maintain_order=True) if uid not in done]
         if missing:
-            seen: dict[str, Experience] = {}
+            old_rows: dict[str, Experience] = {}
             for old in self._table.records(where=pl.col("uid").is_in(missing)):
-                seen.setdefault(old.eid.uid, old)
-            self._table.append([_with(old, wanted[uid]) for uid, old in seen.items()])
+                old_rows.setdefault(old.eid.uid, old)
+            self._table.append([_with(old, wanted[uid]) for uid, old in old_rows.items()])
         if missing or len(rows) > len(done):
-            self._table.delete(here & (pl.col("reward").is_null() | (pl.col("reward") != there)))
+            self._table.delete(is_selected & (pl.col("reward").is_null() | (pl.col("reward") != new_reward)))
         return len(missing)
 
     def _forget(self, applied: list[Feedback]) -> None:
-        """Drop what the table has now; feedback about what has not come yet stays."""
+        """Drop applied feedback; feedback about responses that are not recorded yet stays."""
         present = self._table.lazy().select(
             response=pl.col("uid").str.json_path_match("$[4]").str.replace(r"#\d+$", "")
         )
         known = set(present.collect()["response"])
-        kept = [item for item in applied if item.response_id is not None and item.response_id not in known]
-        kept += self._lines[len(applied) :]
-        write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in kept))
-        self._lines, self._by_response = kept, {}
-        for item in kept:
+        remaining = [item for item in applied if item.response_id is not None and item.response_id not in known]
+        remaining += self._lines[len(applied) :]  # arrived while `apply` ran
+        write_bytes(self._path, b"".join(msgspec.json.encode(item) + b"\n" for item in remaining))
+        self._lines, self._by_response = remaining, {}
+        for item in remaining:
             self._index(item)
 
     def _index(self, item: Feedback) -> None:
@@ -154,7 +159,7 @@ class FeedbackLog:
 
 
 def parse_feedback(data: bytes) -> list[Feedback]:
-    """One feedback or a list of them; `score` is another name for `reward`."""
+    """Parse one feedback or a list of them; `score` is an alias of `reward`."""
     try:
         value = msgspec.json.decode(data)
         listed = value if isinstance(value, list) else [value]
@@ -177,6 +182,6 @@ def _read(path: Path) -> list[Feedback]:
     except FileNotFoundError:
         return []
     whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
+    if len(whole) < len(data):  # an incomplete last line, cut by a crash, was never acknowledged
         path.write_bytes(whole)
     return [msgspec.json.decode(line, type=Feedback) for line in whole.splitlines()]

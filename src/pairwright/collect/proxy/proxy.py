@@ -1,12 +1,12 @@
-"""The recording proxy: passes everything through to an upstream, byte for byte and as it comes, and records it.
+"""The recording proxy: forwards every request to an upstream, streams the response unchanged, and records it.
 
-    POST /v1/chat/completions, /v1/responses   passed through and recorded; also below /session/NAME/
+    POST /v1/chat/completions, /v1/responses   forwarded and recorded; also below /session/NAME/
     POST /feedback                             rewards by response id or session (feedback.py)
-    GET  /pairwright/status                    what was recorded, and what was not and why
-    anything else                              passed through
+    GET  /pairwright/status                    counts of what was recorded, and of what was not, with reasons
+    anything else                              forwarded
 
-The last bytes of an answer reach the client after what it says is durable, all others as they come. Memory is bounded:
-what is too large to keep is passed through and counted.
+The last bytes of a response are sent when its record is durable, all others as they arrive. Memory is bounded: a
+response that is too large to record is forwarded and counted.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ MAX_HELD_BYTES = 256 * 2**20
 _APPLY_SECONDS = 60.0
 _SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
 _RECORDED = {"/chat/completions": "chat", "/responses": "responses"}
-# between one client and one server only, or made anew for each connection
+# hop-by-hop headers, and headers that are set anew for each connection
 _HOP = {
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "trailers",
     "transfer-encoding", "upgrade", "host", "proxy-connection",
@@ -50,7 +50,7 @@ _HOP = {
 
 @dataclass
 class Counts:
-    """What passed through."""
+    """Counters of the proxy."""
 
     requests: int = 0
     experiences: int = 0
@@ -60,7 +60,7 @@ class Counts:
 
 
 class Proxy:
-    """State of a proxy. One thread writes to the table, one thing after the other."""
+    """State of a proxy. A single thread does all writes to the table."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Proxy:
         self._feedback = FeedbackLog(self.table)
         self._exchanges = Exchanges(batch)
         self._timeout, self._max_response_bytes = timeout_seconds, max_response_bytes
-        self._held = 0
+        self._held = 0  # bytes of all responses that are buffered for recording
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,9 +117,11 @@ class Proxy:
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
         url = upstream_url(self.upstream, path) + (f"?{request.url.query}" if request.url.query else "")
-        sent = self._client.build_request(request.method, url, headers=_forwarded(request.headers), content=body)
+        outgoing = self._client.build_request(
+            request.method, url, headers=_filter_headers(request.headers), content=body
+        )
         try:
-            answer = await self._client.send(sent, stream=True)
+            answer = await self._client.send(outgoing, stream=True)
         except httpx.HTTPError as error:
             self.counts.upstream_errors[502] += 1
             return _error(502, f"the upstream cannot be reached: {one_line(error)}")
@@ -130,12 +132,12 @@ class Proxy:
         place = Place.of(request.headers, session)
         exchange = _Exchange(kind or "", place, body, answer.headers) if is_recorded else None
         headers = [(name, value) for name, value in answer.headers.multi_items() if name.lower() not in _HOP]
-        response = StreamingResponse(self._streamed(answer, exchange), status_code=answer.status_code)
+        response = StreamingResponse(self._stream(answer, exchange), status_code=answer.status_code)
         response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         return response
 
-    async def _streamed(self, answer: httpx.Response, exchange: "_Exchange | None") -> AsyncIterator[bytes]:
-        """The upstream's bytes as they come; a copy is kept for the record while there is room."""
+    async def _stream(self, answer: httpx.Response, exchange: "_Exchange | None") -> AsyncIterator[bytes]:
+        """Stream the upstream's bytes; a copy is buffered for the record while memory allows."""
         copy: bytearray | None = None if exchange is None else bytearray()
         try:
             async for chunk in answer.aiter_raw():
@@ -147,6 +149,7 @@ class Proxy:
                     else:
                         copy += chunk
                         self._held += len(chunk)
+                        # record before the last chunk is sent: a client that has its answer can rely on the record
                         if exchange is not None and exchange.is_whole(copy, chunk):
                             recorded, exchange = exchange, None
                             await asyncio.shield(self._start(self._record(recorded, bytes(copy))))
@@ -155,7 +158,7 @@ class Proxy:
             self.counts.upstream_errors[502] += 1
             raise
         finally:
-            # also when the client leaves: what came to its end is recorded, whatever the client does then
+            # also when the client disconnects: a complete response is recorded anyway
             if copy is not None:
                 self._held -= len(copy)
             self._start(answer.aclose())
@@ -163,7 +166,7 @@ class Proxy:
                 await asyncio.shield(self._start(self._record(exchange, bytes(copy))))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Work that goes on when the client's connection, and all that serves it, is cancelled."""
+        """Start work that continues when the client disconnects and its request handler is cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -171,23 +174,23 @@ class Proxy:
 
     async def _record(self, exchange: "_Exchange", response: bytes) -> None:
         try:
-            found = self._exchanges.experiences(
+            experiences = self._exchanges.experiences(
                 exchange.kind, exchange.place, exchange.request, response, exchange.headers
             )
-            await self._in_thread(self._write, found)
+            await self._in_thread(self._write, experiences)
         except NotRecorded as error:
             self._not_recorded(str(error))
-        except Exception as error:  # a full disk, a bug of ours: the client gets its answer all the same
+        except Exception as error:  # a full disk, or a bug: the client gets its answer anyway
             self._not_recorded(f"not written: {one_line(error)}")
             _log.error("an exchange was not recorded: %s", one_line(error))
         else:
-            self.counts.experiences += len(found)
+            self.counts.experiences += len(experiences)
 
     def _write(self, experiences: list[Experience]) -> None:
-        self.table.append([self._feedback.rewarded(item) for item in experiences])
+        self.table.append([self._feedback.add_reward(item) for item in experiences])
 
     def _not_recorded(self, reason: str) -> None:
-        """Count a reason; the many that differ in their details only are one."""
+        """Count a reason; after 100 distinct ones, new reasons count as "other" to bound memory."""
         known = reason if len(self.counts.not_recorded) < 100 or reason in self.counts.not_recorded else "other"
         self.counts.not_recorded[known] += 1
 
@@ -232,7 +235,7 @@ class _Exchange:
     headers: Mapping[str, str]
 
     def is_whole(self, response: bytearray, chunk: bytes) -> bool:
-        """Whether the answer is all there with this chunk, as far as can be told before the upstream ends it."""
+        """Whether the response is complete with this chunk, as far as is known before the upstream closes it."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return self.headers.get("content-length") == str(len(response))
         if self.kind == "chat":
@@ -242,7 +245,7 @@ class _Exchange:
 
 
 def split_path(path: str) -> tuple[str | None, str]:
-    """The session that a path names, and the path behind it.
+    """Split a path into its session, if any, and the path to forward.
 
     >>> split_path("/session/monday/v1/models"), split_path("/v1/models")
     (('monday', '/v1/models'), (None, '/v1/models'))
@@ -252,7 +255,7 @@ def split_path(path: str) -> tuple[str | None, str]:
 
 
 def upstream_url(upstream: str, path: str) -> str:
-    """Where a path leads: the upstream's own path (as /v1) is not repeated.
+    """The upstream URL of a path; the upstream's own path (such as /v1) is not repeated.
 
     >>> upstream_url("http://host/v1", "/v1/models"), upstream_url("http://host", "/v1/models")
     ('http://host/v1/models', 'http://host/v1/models')
@@ -261,32 +264,32 @@ def upstream_url(upstream: str, path: str) -> str:
     return upstream.removesuffix(prefix) + path if path.startswith(f"{prefix}/") else upstream + path
 
 
-def _forwarded(headers: Any) -> list[tuple[bytes, bytes]]:
-    """The client's headers without what concerns one connection, and without ours."""
-    kept = []
+def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
+    """The client's headers without hop-by-hop headers and without `x-pairwright-*`."""
+    filtered = []
     for name, value in headers.raw:
         lower = name.decode("latin-1").lower()
         if lower in _HOP or lower.startswith("x-pairwright-"):
             continue
-        if lower == "accept-encoding":  # only what can be read again for the record
+        if lower == "accept-encoding":  # only encodings that we can decode for the record
             codings = [item.strip() for item in value.decode("latin-1").split(",")]
             value = (
                 ", ".join(item for item in codings if item.split(";")[0].strip() in ENCODINGS).encode() or b"identity"
             )
-        kept.append((name, value))
-    if not any(name.lower() == b"accept-encoding" for name, _ in kept):
-        kept.append((b"accept-encoding", b"identity"))
-    return kept
+        filtered.append((name, value))
+    if not any(name.lower() == b"accept-encoding" for name, _ in filtered):
+        filtered.append((b"accept-encoding", b"identity"))
+    return filtered
 
 
 async def _body(request: Request) -> bytes | None:
-    """The body, or None if it is too large to be passed on."""
-    kept = bytearray()
+    """The body, or None if it is too large."""
+    body = bytearray()
     async for chunk in request.stream():
-        kept += chunk
-        if len(kept) > MAX_REQUEST_BYTES:
+        body += chunk
+        if len(body) > MAX_REQUEST_BYTES:
             return None
-    return bytes(kept)
+    return bytes(body)
 
 
 def _error(status: int, message: str) -> JSONResponse:
