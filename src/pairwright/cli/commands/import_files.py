@@ -44,7 +44,7 @@ def import_files(
     from pairwright.engines.engine import without_blas_threads
 
     with without_blas_threads():
-        from pairwright.engines import opened as open_engine
+        from pairwright.engines import open_engine
         from pairwright.paths import place
         from pairwright.sources.format import Options
         from pairwright.store.importing import import_files as run_import

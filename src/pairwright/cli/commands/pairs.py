@@ -38,7 +38,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Pair the candidates of each group by their rewards, and say what became of every experience."""
-    from pairwright.engines import opened as open_engine
+    from pairwright.engines import open_engine
     from pairwright.pairs.build import build_pairs
     from pairwright.pairs.options import pair_options
     from pairwright.paths import place

@@ -40,7 +40,7 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Encode an experience table or pairs; what is in the cache is not encoded again."""
-    from pairwright.engines import opened as open_engine
+    from pairwright.engines import open_engine
     from pairwright.paths import place
     from pairwright.tokens.stage.stage import encode_source
 

@@ -26,7 +26,7 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
-from pairwright.paths import opened
+from pairwright.paths import open_binary
 from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
 from pairwright.sources.datasets import customizer_rows as customizer
@@ -91,7 +91,7 @@ def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, format_
     if paths:
         import_files(list(paths), table, format_name=format_name, num_workers=1)
     if (table.path / QUARANTINE).exists():
-        with opened(table.path / QUARANTINE) as quarantine:
+        with open_binary(table.path / QUARANTINE) as quarantine:
             rejected = msgspec.json.decode(quarantine.readline(), type=Rejected)
         raise _refuse_row(paths[rejected.file], rejected.line, rejected.reason)
     return paths

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from pairwright.errors import PairwrightError
-from pairwright.records.canonical import canonical_messages, content_hash, digest, packed
+from pairwright.records.canonical import canonical_messages, content_hash, digest, pack
 from pairwright.records.experience import Experience, Kind
 from pairwright.records.json_text import check_json, encode, to_json
 from pairwright.records.messages import TEXT, ErrorSite, Json, Message
@@ -393,8 +393,8 @@ def _read_task(text: bytes) -> _Task:
         errors=tuple(error_sites(list(messages), list(tools.schemas), result_error_kind)),
         info=info,
         # as `content_hash`, but for integers of more than 64 bits, which raise here
-        hash=digest(packed((messages, tools.packed))),
-        prompt_hash=digest(packed((canonical_messages(messages), tools.packed))),
+        hash=digest(pack((messages, tools.packed))),
+        prompt_hash=digest(pack((canonical_messages(messages), tools.packed))),
         prompt=encode(messages) if messages else None,
         metadata=metadata,
     )
@@ -406,7 +406,7 @@ def _read_tools(text: bytes) -> _Tools:
     schemas = tuple(tools_from_chat(value, "tools")) if value else ()
     Experience(kind=Kind.SINGLE_TURN, tools=schemas)  # checks them
     names = tool_names(list(schemas))
-    return _Tools(schemas, names, encode(schemas) if schemas else None, Raw(packed(schemas)))
+    return _Tools(schemas, names, encode(schemas) if schemas else None, Raw(pack(schemas)))
 
 
 def _task_ids(task: _Task, key: tuple[str, bytes, Any]) -> tuple[str, str]:
