@@ -82,7 +82,9 @@ def written(folder: Path, lines: list[bytes]) -> dict[str, list[str]]:
 
 def num_ready(lines: list[bytes]) -> int:
     """How many lines `read_row` reads."""
-    return sum(read_row(line, Origin("rollouts.jsonl", number + 1, number)) is not None for number, line in enumerate(lines))
+    return sum(
+        read_row(line, Origin("rollouts.jsonl", number + 1, number)) is not None for number, line in enumerate(lines)
+    )
 
 
 def outcome(folder: Path, lines: list[bytes]) -> dict[int, dict[str, str]]:
