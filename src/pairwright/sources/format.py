@@ -103,9 +103,7 @@ class Format:
     read: Read
     summary: str
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
-    read_row: ReadRow | None = (
-        None  # a usual line straight to its row, with default Options; None: `decode` and `read` it
-    )
+    read_row: ReadRow | None = None  # a usual line straight to its row; None for a line that is not usual
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
 
 

@@ -1,107 +1,68 @@
 """The usual NeMo Gym response, decoded by type, and its completion without Message objects.
 
 Most items of a large import are calls, results, assistant texts and reasoning summaries that hold nothing unusual.
-`read_completion` turns those into what the table holds of a completion; it equals what `messages_from_items`
+`read_completion` turns those into what the table holds of a completion. It equals what `messages_from_items`
 (responses.py) and `canonical_messages` (canonical.py) give, which tests/sources/test_gym_rows.py compares. A field that
-is not listed here raises ValidationError, and the line is left to the general code of nemo_gym.py. Fields that the reader
+is not listed raises ValidationError, and the line is left to the general code of nemo_gym.py. Fields that the reader
 ignores are listed as Any, so that they are still decoded: invalid JSON or UTF-8 anywhere in a line is noticed.
 """
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from pairwright.records.json_text import decode
 from pairwright.sources.shapes.tool_errors import text_error_kind
 
 
-class _Text(Struct, gc=False, forbid_unknown_fields=True):
-    type: Literal["output_text"]  # no tag, which may be missing outside a union
+class _Part(Struct, gc=False, forbid_unknown_fields=True):
     text: str
+    type: str = ""
     annotations: list[Any] | None = None
     logprobs: Any = None
 
 
-class _Summary(Struct, gc=False, forbid_unknown_fields=True):
-    text: str
-    type: Any = None
+class Item(Struct, gc=False, forbid_unknown_fields=True):
+    """An item of any usual type; no tagged union, since `type` often comes last and the item would be scanned twice."""
 
-
-class _AssistantItem(Struct, gc=False, forbid_unknown_fields=True, tag_field="type", tag="message"):
-    role: Literal["assistant"]
-    content: str | list[_Text]
+    type: str
     id: Any = None
-    status: Literal["completed"] | None = None
-
-
-class _ReasoningItem(Struct, gc=False, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
-    summary: list[_Summary]
-    content: list[Any] | None = None
+    status: Any = None
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    name: str | UnsetType = UNSET
+    arguments: str | None = None
+    call_id: str | None = None
+    output: str | None = None
+    summary: list[_Part] | None = None
     encrypted_content: None = None
-    id: Any = None
-    status: Any = None
 
 
-class _CallItem(Struct, gc=False, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
-    name: str
-    arguments: str
-    call_id: str
-    id: Any = None
-    status: Any = None
-
-
-class _ResultItem(Struct, gc=False, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"):
-    call_id: str
-    output: str
-    id: Any = None
-    status: Any = None
-
-
-Item = _AssistantItem | _ReasoningItem | _CallItem | _ResultItem
-
-
-class Response(Struct, gc=False, forbid_unknown_fields=True):
+class Response(Struct, gc=False):
     output: list[Item]
     model: str | None = None
     tools: Any = None
     instructions: Any = None
     incomplete_details: Any = None
-    # The rest of the Responses API, which the reader ignores.
-    id: Any = None
-    object: Any = None
-    created_at: Any = None
-    completed_at: Any = None
-    status: Any = None
-    error: Any = None
-    metadata: Any = None
-    parallel_tool_calls: Any = None
-    temperature: Any = None
-    tool_choice: Any = None
-    top_p: Any = None
-    background: Any = None
-    conversation: Any = None
-    max_output_tokens: Any = None
-    max_tool_calls: Any = None
-    previous_response_id: Any = None
-    prompt: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    reasoning: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    text: Any = None
-    top_logprobs: Any = None
-    truncation: Any = None
-    usage: Any = None
-    user: Any = None
-    billing: Any = None
-    store: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
 
 
-decode_response = msgspec.json.Decoder(Response).decode
+# The rest of the Responses API, which the reader ignores.
+_IGNORED = """id object created_at completed_at status error metadata parallel_tool_calls temperature tool_choice top_p
+    background conversation max_output_tokens max_tool_calls previous_response_id prompt prompt_cache_key
+    prompt_cache_retention reasoning safety_identifier service_tier text top_logprobs truncation usage user billing
+    store frequency_penalty presence_penalty"""
+if TYPE_CHECKING:
+    WholeResponse = Response
+else:
+    WholeResponse = msgspec.defstruct(
+        "WholeResponse",
+        [(name, Any, None) for name in _IGNORED.split()],
+        bases=(Response,),
+        gc=False,
+        forbid_unknown_fields=True,
+    )
 
 
 class _Call(Struct, gc=False, omit_defaults=True):
@@ -118,7 +79,7 @@ class _Turn(Struct, gc=False, omit_defaults=True):
     role: str
     content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[_Call] | tuple[()] = ()
+    tool_calls: Sequence[_Call] = ()
     tool_call_id: str | None = None
 
 
@@ -127,6 +88,9 @@ class Completion(Struct, gc=False):
     canonical: list[Any]
     num_characters: int
     num_calls: int
+
+
+_END = Item(type="")  # behind the last item, so that the last turn is closed
 
 
 def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completion | None:
@@ -138,15 +102,15 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
     calls: list[_Call] = []
     canonical_calls: list[Any] = []
     num_characters = num_calls = 0
-    for item in (*items, None):  # None closes the last turn
-        kind = type(item)
-        if kind is _CallItem:
+    for item in (*items, _END):
+        kind = item.type
+        if kind == "function_call":
             name, arguments, call_id = item.name, item.arguments, item.call_id
-            if tool_names and name not in tool_names:
+            if name is UNSET or arguments is None or call_id is None or (tool_names and name not in tool_names):
                 return None
             number = call_numbers.setdefault(call_id, len(call_numbers))
             calls.append(_Call(name, arguments, call_id))
-            canonical_calls.append((number, name, decode(arguments)))  # raises for torn JSON
+            canonical_calls.append((number, name, decode(arguments)))  # raises for what is not JSON
             num_characters += len(arguments)
             num_calls += 1
             continue
@@ -156,28 +120,42 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
             canonical.append(("assistant", content or "", reasoning or "", None, canonical_calls, None))
             content = reasoning = None
             calls, canonical_calls = [], []
-        elif content is not None or (reasoning is not None and (kind is _ResultItem or item is None)):
+        elif content is not None or (reasoning is not None and (kind == "function_call_output" or item is _END)):
             turns.append(_Turn("assistant", content, reasoning))
             canonical.append(("assistant", content or "", reasoning or "", None))
             content = reasoning = None
-        if kind is _ResultItem:
+        if kind == "function_call_output":
             output, call_id = item.output, item.call_id
-            if text_error_kind(output) is not None:
+            if output is None or call_id is None or text_error_kind(output) is not None:
                 return None
             turns.append(_Turn("tool", output, None, (), call_id))
             canonical.append(("tool", output, "", None, (), call_numbers.get(call_id, call_id)))
             num_characters += len(output)
-        elif kind is _ReasoningItem:
-            thought = "\n".join([part.text for part in item.summary if part.text])
+        elif kind == "reasoning":
+            thought = "\n".join([part.text for part in item.summary or () if part.text])
             if item.content or not thought:
                 return None
             num_characters += len(thought) + (reasoning is not None)
             reasoning = thought if reasoning is None else f"{reasoning}\n{thought}"
-        elif kind is _AssistantItem:
-            content = item.content
-            if type(content) is list:
-                if len(content) != 1 or content[0].annotations:
-                    return None
-                content = content[0].text
+        elif item is not _END:
+            content = _read_text(item)
+            if content is None:
+                return None
             num_characters += len(content)
     return Completion(turns, canonical, num_characters, num_calls) if turns else None
+
+
+def _read_text(item: Item) -> str | None:
+    """The text of an assistant message that holds nothing else."""
+    if item.type != "message" or item.role != "assistant" or item.status not in (None, "completed"):
+        return None
+    if item.name is not UNSET or item.summary is not None:
+        return None
+    if not (item.arguments is item.call_id is item.output is None):
+        return None
+    content = item.content
+    if not isinstance(content, list):
+        return content
+    if len(content) != 1 or content[0].type != "output_text" or content[0].annotations:
+        return None
+    return content[0].text

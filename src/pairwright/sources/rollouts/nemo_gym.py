@@ -39,7 +39,7 @@ from pairwright.sources.fields import (
     small_fields,
 )
 from pairwright.sources.format import Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
-from pairwright.sources.rollouts.gym_items import Response, decode_response, read_completion
+from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
 from pairwright.sources.shapes.responses import messages_from_items
@@ -232,8 +232,8 @@ def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple
     return error_sites([*prompt, *completion], list(tools), result_error_kind)
 
 
-# The usual line straight to its row. Whatever raises or is None here is read by the general code above, which alone says
-# what is wrong with a line; the two are compared in tests/sources/test_gym_rows.py.
+# The usual line straight to its row. What raises or is None here is left to the general code above, which alone says
+# what is wrong with a line. tests/sources/test_gym_rows.py compares the two.
 
 _NULL = Raw(b"null")
 _NOT_USUAL = ("output", "reward_components", "tokens_dropped")
@@ -267,7 +267,7 @@ class _Task(Struct, gc=False):
 
 class _Row(Struct, gc=False, forbid_unknown_fields=True):
     responses_create_params: Raw
-    response: Response
+    response: WholeResponse
     reward: Any = None
     agent_ref: Raw = _NULL
     task_index: Any = msgspec.field(default=None, name="_ng_task_index")
@@ -275,6 +275,7 @@ class _Row(Struct, gc=False, forbid_unknown_fields=True):
 
 
 _decode_bare_row = msgspec.json.Decoder(_Row).decode
+_decode_response = msgspec.json.Decoder(WholeResponse).decode
 
 
 def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
@@ -352,7 +353,7 @@ def _decode_row(line: bytes) -> tuple[_Row, Json]:
         raise BadRecord("fields for the general code")
     return _Row(
         fields[PARAMS],
-        decode_response(fields["response"]),
+        _decode_response(fields["response"]),
         _decode(fields.get("reward", _NULL)),
         fields.get("agent_ref", _NULL),
         _decode(fields.get("_ng_task_index", _NULL)),
