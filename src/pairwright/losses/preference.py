@@ -114,11 +114,10 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
 def preference_loss(name: str, logps: PairLogps, options: PreferenceOptions) -> PairLosses:
     """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses."""
     loss = check_preference(name, options)
+    # Pairs with a trained token on both sides; the others (cut to nothing) count for nothing.
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
     scores = _scores(name, loss, logps, options, full_B)
-    strength = Strength(
-        options.beta, options.label_smoothing, options.desirable_weight, options.undesirable_weight
-    )  # fmt: skip
+    strength = Strength(options.beta, options.label_smoothing, options.desirable_weight, options.undesirable_weight)
     zeros_B = torch.zeros_like(scores.chosen_B)
     preference_B = torch.where(full_B, loss.function(scores, strength), zeros_B)
     nll_B = -logps.chosen_B if logps.chosen_nll_B is None else logps.chosen_nll_B
@@ -158,7 +157,7 @@ def check_preference(name: str, options: PreferenceOptions) -> PreferenceLoss:
     loss = PREFERENCE_LOSSES.get(name)
     if loss is None:
         raise ConfigError(f"loss: got {name!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}")
-    default = PreferenceOptions()
+    default = PreferenceOptions()  # an option counts as set where it differs
     for option in _SPECIAL:
         value = getattr(options, option)
         if value != getattr(default, option) and option not in loss.options:
@@ -183,6 +182,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
     rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
     zeros_B = torch.zeros_like(chosen_B)
+    # `where` and not a product: 0 · inf would be NaN in the backward pass.
     chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
     gap_B = zeros_B
     if loss.needs_margin or options.use_margin:
@@ -251,6 +251,7 @@ def kto_loss(
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
     score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)
+    # s − z₀ is to grow for desirable examples and to shrink for the others.
     sign_S = torch.where(is_desirable_S, 1.0, -1.0).to(score_S.dtype)
     lambda_S = torch.where(is_desirable_S, desirable_weight, undesirable_weight).to(score_S.dtype)
     loss_S = lambda_S * torch.sigmoid(beta * sign_S * (z0.detach() - score_S))

@@ -107,6 +107,7 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
     for name in [name for name in tensors if name.startswith("random.cuda.")]:
         torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # Names are "<number of the parameter>.<name of the state>", in the order of the optimizer's groups.
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*tensors.items(), *others["state"].items()]:
         number, key = name.split(".", 1)
@@ -160,7 +161,7 @@ def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool
         raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
     value = values[settings.metric]
     state.metrics = {**state.metrics, state.step: value}
-    sign = -1 if settings.metric.endswith("loss") else 1
+    sign = -1 if settings.metric.endswith("loss") else 1  # so that larger is better
     if state.best_metric is None or sign * value > sign * state.best_metric:
         state.best_metric, state.best_step, state.num_bad_validations = value, state.step, 0
         return True

@@ -1,4 +1,4 @@
-"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish.
+"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish; or stop on a signal.
 
 The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
 takes comes from `Order`; how they are cut into parts changes nothing, since every normaliser is the whole batch's. So
@@ -42,7 +42,7 @@ from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from pairwright.train.run_dir import RunFolder
 
-# Being asked to stop: the update that is running is finished, a checkpoint is saved.
+# Signals: the update that is running is finished, a checkpoint is saved.
 
 
 class Stopped(PairwrightError):
@@ -89,9 +89,9 @@ class Stop:
             signal.signal(number, handler)
 
 
-# Training, from top to bottom: load, compute the reference once, update, validate, save, finish.
+# The run.
 
-# what may change between a run and its resumption: it does not change the update
+# What may change between a run and its resumption: it does not change the update
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
@@ -242,6 +242,7 @@ class Training:
             channel.prepare(policy, items, self.ranks)
             for part, is_mine in even_parts(channel, items, self.ranks):
                 loss, measured = channel.loss(policy, part, total)
+                # A part that only fills up has a backward pass, too, with weight 0: in shards it is a collective.
                 if loss.requires_grad:
                     ((channel.weight if is_mine else 0.0) * loss).backward()
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
@@ -251,6 +252,7 @@ class Training:
         sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
         norm = clip_gradients(weights, self.settings.max_grad_norm)
+        # Written so that NaN fails, too.
         if not (loss_value <= self.settings.max_loss and norm < float("inf")):
             raise BadLoss(
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
@@ -301,8 +303,9 @@ class Training:
             remove_old(place, keep=best_steps(state, self.settings))
         elif self.ranks.is_sharded:
             join_checkpoint(self.saved, self.optimizer)
-        self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric,
-                                 best_epoch=self._best_epoch)  # fmt: skip
+        self.folder.write_status(
+            step=state.step, best_step=state.best_step, best_metric=state.best_metric, best_epoch=self._best_epoch
+        )
         self.ranks.wait()
 
     def finish(self, last: dict[str, float]) -> TrainResult:
@@ -346,12 +349,15 @@ class Training:
             notes.append("sharding: this is the only process, so it has all of the model")
         notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
         self.folder.write_status(
-            num_steps=self.num_steps, step=self.state.step, notes=notes,
+            num_steps=self.num_steps,
+            step=self.state.step,
+            notes=notes,
             steps_per_epoch=self.order.steps_in_epoch_of(self.state.step),
-            counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
+            counts={channel.name: channel.counts for channel in self.channels},
+            fingerprint=self.state.fingerprint,
             tokens=self.config.tokens.content(),
             where=self.settings.where,
-        )  # fmt: skip
+        )
         for note in notes:
             self.progress({"kind": "note", "note": note})
 

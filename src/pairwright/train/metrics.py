@@ -11,7 +11,7 @@ from pairwright.train.batch_schedule import Order
 from pairwright.train.checkpoint import State
 from pairwright.train.run_dir import RunFolder
 
-Sums = dict[str, tuple[float, float]]
+Sums = dict[str, tuple[float, float]]  # name -> (sum, count); parts and processes add up, the mean comes last
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
 
@@ -105,6 +105,7 @@ class Log:
         self._tokens = 0
 
     def add(self, sums: Sums, rate: float) -> None:
+        # A total of the run, not a mean.
         tokens = int(sums.pop("num_tokens", (0, 0))[0])
         self._tokens += tokens
         self._state.num_tokens += tokens

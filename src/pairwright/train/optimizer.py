@@ -51,6 +51,7 @@ def learning_rate(step: int, num_steps: int, settings: TrainConfig) -> float:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
         return settings.learning_rate
+    # Share of the steps after the warm-up that are done, 0 to 1; `share` falls from 1 to 0 with it.
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.min_learning_rate + (settings.learning_rate - settings.min_learning_rate) * share

@@ -60,6 +60,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not self._is_writer or not path.exists():
             return
+        # Lines of later steps go, and one that was torn by a crash.
         lines = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 

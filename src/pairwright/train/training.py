@@ -22,7 +22,7 @@ from pairwright.train.metrics import Event, Progress
 
 PathLike = str | os.PathLike[str]
 Data = Config | Pairs | Table | Encoded | PathLike
-_SECONDS = 2.0
+_SECONDS = 2.0  # between two lines of progress
 
 
 def train(

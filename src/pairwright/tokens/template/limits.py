@@ -10,11 +10,11 @@ from typing import Any
 
 from pairwright.tokens.refusals import TemplateLimit
 
-SECONDS = 20.0
-MAX_SIZE = 16_000_000
-MAX_SPENT = 400_000_000
-_CHECK_EVERY = 64
-_MAX_BITS = 4096
+SECONDS = 20.0  # of one render
+MAX_SIZE = 16_000_000  # characters or items of one value
+MAX_SPENT = 400_000_000  # characters and items of all values of a render
+_CHECK_EVERY = 64  # ticks between two looks at the clock
+_MAX_BITS = 4096  # of an integer
 
 
 class Limits:

@@ -157,7 +157,7 @@ def load_channels(
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
     folders = TokenFolders(tokens, output / "tokens")
-    # one process encodes; the others then find everything in the cache
+    # The first process encodes while the others wait; they then read everything from the cache.
     if not ranks.is_first:
         ranks.wait()
     channels: list[Any] = []
@@ -205,9 +205,14 @@ def token_options(config: Config, model: Path) -> TokensConfig:
 
 
 def _compute_references(
-    channels: Items[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
+    channels: Items[Any],
+    policy: Policy,
+    initial: str,
+    output: Path,
+    settings: TrainConfig,
+    ranks: Ranks,
     progress: Callable[[dict[str, Any]], None],
-) -> None:  # fmt: skip
+) -> None:
     """Score everything with the reference, once; what is known from before is not scored again."""
     wanting = [channel for channel in channels if channel.needs_reference]
     if not wanting:
@@ -217,6 +222,7 @@ def _compute_references(
         raise ConfigError(f"reference: none, but {names} needs one; set it to initial, or take simpo, orpo or sft")
     place = None if settings.reference == "initial" else Path(settings.reference)
     name = initial if place is None else model_hash(place)
+    # Values of this reference, in this precision; those of earlier runs are read from the folder.
     known = ReferenceLogps(output / "reference" / f"{name}-{settings.precision}")
     wanted = [make for channel in wanting for _, make in channel.reference_trees()]
     lacking = [make for make in wanted if known.lacks(make())]

@@ -70,6 +70,7 @@ class DistillChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
         students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
+        # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
         student_KH, target_K, _, _ = policy.compute_hidden(students)
         teacher = policy if self.teacher is None else self.teacher
 
@@ -85,6 +86,7 @@ class DistillChannel:
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
+            # Logits (rows, V) are not kept: the backward pass computes them again.
             losses: DistillLosses = checkpoint(
                 self._rows, policy, student_KH[rows], teacher_KV, target_K[rows], recorded_K[rows], use_reentrant=False
             )

@@ -43,6 +43,7 @@ class PolicyChannel:
         )
         self._advantages = grouped.values_S.numpy()
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
+        # Runs to train on: those of groups with spread, or with an advantage of their own at a trained token.
         is_active = grouped.is_active_S.numpy().copy()
         for item in self._by_token:
             trained = self._advantage(item)

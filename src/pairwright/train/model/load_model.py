@@ -65,7 +65,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
-    model.config.use_cache = False
+    model.config.use_cache = False  # nothing is generated here
     return model
 
 
@@ -148,10 +148,13 @@ def _with_adapter(model: Any, settings: TrainConfig) -> Any:
         return get_peft_model(
             model,
             LoraConfig(
-                r=lora.adapter_dim, lora_alpha=lora.alpha, lora_dropout=lora.adapter_dropout, target_modules=targets,
+                r=lora.adapter_dim,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.adapter_dropout,
+                target_modules=targets,
                 task_type="CAUSAL_LM",
             ),
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise ModelError(f"lora.target_modules: {' '.join(str(error).split())[:200]}") from error
 
