@@ -37,7 +37,7 @@ Key = tuple[str, str]  # id of the experience (or of the side), and the side; em
 
 
 class Answer(msgspec.Struct):
-    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be told apart.
+    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be distinguished.
     `digests`: hashes of the recorded ids, by turn."""
 
     row: str

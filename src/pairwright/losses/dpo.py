@@ -32,6 +32,7 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     needs_reference = check_preference(loss, settings).needs_reference
     device = next(model.parameters()).device
     tensors = {name: tensor.to(device) for name, tensor in _tensors(batch).items()}
+    # Sums (B,) over the trained tokens of each side, and their number.
     chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
     rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
     known: dict[str, Tensor] = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
 
-# exp of more than this is nobody's importance ratio; without a bound, 0 · inf makes NaN in the backward pass.
+# Bound of log-ratios before `exp`: without one, 0 · inf makes NaN in the backward pass.
 MAX_LOG_RATIO = 20.0
 
 

@@ -122,7 +122,7 @@ def preference_loss(name: str, logps: PairLogps, options: PreferenceOptions) -> 
     preference_B = torch.where(full_B, loss.function(scores, strength), zeros_B)
     nll_B = -logps.chosen_B if logps.chosen_nll_B is None else logps.chosen_nll_B
     sft_B = torch.where(full_B, _per_token(nll_B, logps.num_chosen_B, options.sft_average_log_probs), zeros_B)
-    weight_B = full_B.to(zeros_B.dtype)
+    weight_B = full_B.to(zeros_B.dtype)  # 1, or 0 for an empty pair
     if logps.weight_B is not None:
         weight_B = torch.where(full_B, logps.weight_B.to(zeros_B.dtype), zeros_B)
     total_B = options.preference_loss_weight * preference_B
@@ -226,7 +226,7 @@ class ExampleLosses:
 
 def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of log π − log ref over mismatched examples, and their number, to be added up over the update."""
-    apart_M = (logps_M - ref_logps_M).detach()
+    apart_M = (logps_M - ref_logps_M).detach()  # z₀ has no gradient
     return apart_M.sum(), torch.tensor(float(len(apart_M)), dtype=apart_M.dtype, device=apart_M.device)
 
 

@@ -237,7 +237,7 @@ def build_from_turns(
 
 
 def _find_sample_end(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
-    """Where the environment's text goes on: after the stop token, or with it where it was not sampled."""
+    """Where the environment's text continues: after the stop token, or with it where it was not sampled."""
     if region.stop is None or (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
         return region.end
     return region.end - len(region.stop)

@@ -237,7 +237,7 @@ class ChatTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Several texts, each as `encode` gives it; on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
-            self.backend = _without_truncation(self.backend)  # somebody else's call switched them on
+            self.backend = _without_truncation(self.backend)  # another user of the tokenizer switched them on
         if self._bytes is None:
             self._bytes = TokenBytes(self.backend)
         if not self._bytes.pays:

@@ -86,7 +86,7 @@ class Order:
 
     @cached_property
     def _steps_of_stages(self) -> list[int]:
-        """How many updates an epoch has, stage by stage; the last goes on for ever."""
+        """How many updates an epoch has, stage by stage; the last one lasts for ever."""
         if self.stages is None or not len(self.items):
             return [-(-len(self.items) // self.batch_size)]
         sizes = np.cumsum(np.bincount(self.stages))  # items that each stage has, with those before it

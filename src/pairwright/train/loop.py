@@ -77,7 +77,7 @@ class Stop:
             raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
 
     def explain(self) -> Stopped:
-        """What is said after an end at once."""
+        """The error of a run that ended at once."""
         if self.is_updating:
             message = "stopped in the middle of a step; --resume goes on from the newest checkpoint"
         else:
@@ -147,7 +147,7 @@ def train(
         raise
     except KeyboardInterrupt as error:
         folder.write_status(state="stopped")
-        if stop.signal_number is None:  # raised by somebody else
+        if stop.signal_number is None:  # not our signal handler
             raise
         raise stop.explain() from error
     except Exception as error:
@@ -182,6 +182,7 @@ class Training:
                 f"pair for training; the first update is in epoch {self.order.locate(0)[0] + 1}: ask for as many"
             )
         self.weights = trainable(self.policy.model)
+        # What a checkpoint holds: the trained weights, and those of a teacher that follows them.
         self.saved = self.weights | {name: tensor for one in self.channels for name, tensor in one.followers().items()}
         self.optimizer = make_optimizer(self.weights, settings)
         self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
@@ -203,7 +204,7 @@ class Training:
         while state.step < self.num_steps:
             rate = learning_rate(state.step, self.num_steps, settings)
             log.add(self.update(rate), rate)
-            state.step += 1
+            state.step += 1  # from here on the number of finished updates
             is_last = state.step == self.num_steps
             if is_last or state.step % settings.log_every_n_steps == 0:
                 last = log.write()
@@ -212,6 +213,7 @@ class Training:
             if can_validate and (is_last or is_due):
                 last |= log.write_validation(self.validate())
                 is_better = judge(state, last, settings)
+            # All processes decide alike: a signal to one of them stops all.
             is_asked = self.ranks.any(stop.signal_number is not None)
             if settings.save_every is not None:
                 is_due = state.step % settings.save_every == 0
@@ -248,6 +250,7 @@ class Training:
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
                 if is_mine:
                     add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
+        # Every process has the gradient of its share; the sum is the gradient of the batch.
         self.ranks.sum_gradients(weights)
         sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
@@ -343,7 +346,7 @@ class Training:
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
-        """What a user should know before the first update, in train.json and to whoever watches."""
+        """What a user should know before the first update, in train.json and in the progress."""
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
         if self.settings.sharding != "none" and not self.ranks.is_sharded:
             notes.append("sharding: this is the only process, so it has all of the model")

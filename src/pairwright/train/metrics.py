@@ -1,5 +1,5 @@
-"""What a run measures: means over a batch, whatever parts it was computed in, on their way to metrics.jsonl, to
-reporters and to whoever watches."""
+"""Metrics: means over a batch, whatever parts it was computed in, written to metrics.jsonl, to reporters and to the
+progress callback."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -105,6 +105,7 @@ class Log:
         self._tokens = 0
 
     def add(self, sums: Sums, rate: float) -> None:
+        """Add the sums of one update."""
         # A total of the run, not a mean.
         tokens = int(sums.pop("num_tokens", (0, 0))[0])
         self._tokens += tokens
@@ -113,6 +114,7 @@ class Log:
         add(self._sums, sums)
 
     def write(self) -> dict[str, float]:
+        """Write the means since the last line, and start again."""
         now = time.perf_counter()
         values = {
             **means(self._sums),

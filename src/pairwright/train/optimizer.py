@@ -13,6 +13,7 @@ from pairwright.train.model.sharding import whole
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
     """An optimizer over named parameters; matrices decay, vectors do not."""
+    # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
     others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
     groups = [

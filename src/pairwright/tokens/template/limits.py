@@ -18,7 +18,7 @@ _MAX_BITS = 4096  # of an integer
 
 
 class Limits:
-    """The use of one render. `begin` starts the clock anew; a large conversation may use more, in proportion."""
+    """The use of one render. `begin` restarts the clock; a large conversation may use more, in proportion."""
 
     __slots__ = ("_deadline", "_input", "_ticks", "max_size", "seconds", "spent")
 

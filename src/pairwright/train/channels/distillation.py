@@ -1,4 +1,4 @@
-"""The distillation channel: what the model would have said with a hint, taught to the model without it.
+"""The distillation channel: the student learns, without the hint, the distribution that the teacher has with it.
 
     K  tokens of hinted turns      V  vocabulary
 
@@ -74,6 +74,7 @@ class DistillChannel:
         student_KH, target_K, _, _ = policy.compute_hidden(students)
         teacher = policy if self.teacher is None else self.teacher
 
+        # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
         def bare() -> Any:
             is_adapter_off = self._kind == "initial" and self.teacher is None
             return policy.without_adapter() if is_adapter_off else nullcontext()
@@ -152,6 +153,7 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
 
 @torch.no_grad()
 def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
+    # slow ← slow + rate · (fast − slow)
     for slow, fast in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
         slow.lerp_(fast, rate)
 

@@ -62,6 +62,7 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
+    # Weights that transformers would have initialised at random.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
@@ -132,7 +133,7 @@ def model_hash(folder: Path) -> str:
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
             digest.update(path.name.encode() + b"\0")
             with open(path, "rb") as file:
-                while piece := file.read(1 << 22):
+                while piece := file.read(1 << 22):  # 4 MB at a time
                     digest.update(piece)
     return digest.hexdigest()
 

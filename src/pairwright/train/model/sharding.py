@@ -7,7 +7,7 @@ holds a gradient that is whole for longer than that.
 
 Invariants: gradients are sums over processes, never means, since every normaliser is of the whole batch (ranks.py).
 Names and values are those of the whole model. Every pass is a collective, so all processes make the same ones, in the
-same order: `Ranks.in_step` sees to it.
+same order: `Ranks.in_step` ensures it.
 """
 
 import ctypes
@@ -91,7 +91,7 @@ def _header(tensors: list[tuple[str, Any]], metadata: Mapping[str, str] | None) 
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 
