@@ -1,8 +1,9 @@
-"""The ledger of a training run, from what each stage wrote: experience tables, outcomes, pairs, trained.parquet.
+"""The ledger of a training run: answers, accounts of channels, and the ledger that joins them.
 
-Every generated turn of the experiences that entered a channel has one fate there: trained, held out, not drawn, cut,
-refused, not paired, and why. The tokens that were drawn are compared with what the losses were computed on, and the ids
-that were trained with the ids that were sampled.
+It is built from what each stage wrote: experience tables, outcomes, pairs, trained.parquet. Every generated turn of the
+experiences that entered a channel has one fate there: trained, held out, not drawn, cut, refused, not paired, and why.
+The tokens that were drawn are compared with what the losses were computed on, and the ids that were trained with the
+ids that were sampled.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,13 +31,13 @@ from pairwright.tokens.recorded import find_mask_spans, response_mask
 from pairwright.tokens.stage.cache import read_sequences
 from pairwright.tokens.stage.stage import encode_source
 
-# What models generated: the answers of experience tables, turn by turn, with the number of tokens of each.
+# Answers: what models generated in experience tables, turn by turn, with the number of tokens of each.
 
 Key = tuple[str, str]  # id of the experience (or of the side), and the side; empty for a completion
 
 
 class Answer(msgspec.Struct):
-    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be told apart.
+    """`turns`: message index -> tokens, None while unknown; -1 for an answer whose turns cannot be distinguished.
     `digests`: hashes of the recorded ids, by turn."""
 
     row: str
@@ -112,7 +113,7 @@ def _answer(
     spans = find_mask_spans(mask).tolist()
     if len(spans) != len(turns):  # which span is whose is not known: all sampled tokens together
         return Answer(row, is_scored, {-1: int(mask.sum())}, {-1: digest_of(ids[mask])})
-    named = list(zip(turns, spans, strict=True))
+    named = list(zip(turns, spans, strict=True))  # (message index, (start, end) in the response)
     return Answer(
         row,
         is_scored,
@@ -121,7 +122,7 @@ def _answer(
     )
 
 
-# The account of one channel: every generated turn under one fate, and the sums that have to agree.
+# Accounts: every generated turn of a channel under one fate, and the sums that have to agree.
 
 CUT = "cut: longer than tokens.max_length"
 _RANK = {TRAINED: 0, HELD_OUT: 1}  # a turn of several pairs has the first of their fates
@@ -185,7 +186,7 @@ def account(
 ) -> Account:
     """Give every turn its fate. `name_fate(key, answer, refusal)` names the fate of turns that the channel does not
     hold; `refusal` is why an item of the answer could not be encoded."""
-    best: dict[tuple[Key, int], TurnRow] = {}
+    best: dict[tuple[Key, int], TurnRow] = {}  # the row that decides the fate of a turn, among those of all its pairs
     refused: dict[Key, str] = {}
     drawn = num_recorded = num_as_sampled = 0
     for row in rows:
@@ -202,9 +203,15 @@ def account(
             num_as_sampled += sampled == row.digest
     fates: dict[str, Fate] = {}
     total = Account(
-        channel=channel, experiences=len({answer.row for answer in answers.values()}), turns=0, tokens=0, fates=[],
-        drawn_tokens=drawn, num_recorded=num_recorded, num_as_sampled=num_as_sampled,
-    )  # fmt: skip
+        channel=channel,
+        experiences=len({answer.row for answer in answers.values()}),
+        turns=0,
+        tokens=0,
+        fates=[],
+        drawn_tokens=drawn,
+        num_recorded=num_recorded,
+        num_as_sampled=num_as_sampled,
+    )
 
     def enter(name: str, tokens: int | None, *, turns: int = 1) -> None:
         fate = fates.setdefault(name, Fate(name))
@@ -215,6 +222,7 @@ def account(
     for key, answer in answers.items():
         for turn, known in answer.turns.items():
             held = best.get((key, turn))
+            # Recorded ids are exact; without them the channel's own count stands.
             tokens = known if answer.is_recorded or held is None else held.tokens
             total.turns += 1
             total.tokens += tokens or 0
@@ -229,7 +237,7 @@ def account(
     return total
 
 
-# The ledger of a training run, from what each stage wrote: experience tables, outcomes, pairs, trained.parquet.
+# The ledger: the accounts of all channels of a run.
 
 Progress = Callable[[int, int], None]
 FILTERED = Reason.FILTERED.value
@@ -352,9 +360,11 @@ def _find_sides(pairs: Path, answers: dict[Key, Answer]) -> dict[str, tuple[tupl
     sides: dict[str, tuple[tuple[Key, int], tuple[Key, int]]] = {}
     for batch in pair_batches(pairs, columns):
         for name, chosen, rejected, is_across in pl.DataFrame(batch).iter_rows():
-            keys = [(uid, side) if (uid, side) in answers else (uid, "") for uid, side in
-                    ((chosen, "chosen"), (rejected, "rejected"))]  # fmt: skip
-            shift = 0
+            keys = [
+                (uid, side) if (uid, side) in answers else (uid, "")
+                for uid, side in ((chosen, "chosen"), (rejected, "rejected"))
+            ]
+            shift = 0  # how many messages later the rejected answer begins in its own experience
             if is_across and all(key in answers for key in keys):
                 shift = min(answers[keys[1]].turns) - min(answers[keys[0]].turns)
             sides[name] = ((keys[0], 0), (keys[1], shift))

@@ -14,7 +14,7 @@ import msgspec
 from pairwright.errors import PairwrightError
 
 FILE_NAME = "train.json"
-_TAIL_BYTES = 2**20
+_TAIL_BYTES = 2**20  # of the metrics, from the end: enough for some thousand lines
 
 
 class RunError(PairwrightError):

@@ -62,6 +62,7 @@ def split_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]
     """
     mask = np.asarray(mask, bool) & (np.arange(len(mask)) > 0)  # nothing predicts the first token of all
     trained, messages = np.asarray(ids)[mask].astype(np.int32), np.asarray(message_index)[mask]
+    # Where the message changes between two trained tokens, a turn ends.
     edges = [0, *(np.flatnonzero(np.diff(messages)) + 1).tolist(), len(trained)] if len(trained) else [0]
     for start, end in pairwise(edges):
         yield Turn(int(messages[start]), end - start, digest_of(trained[start:end]))
@@ -100,6 +101,10 @@ def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
             fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
             for turn in split_turns(held.ids, held.mask, held.message_index):
                 yield {
-                    "channel": channel.name, "id": held.id, "side": held.side, "times": num_times, "fate": fate,
+                    "channel": channel.name,
+                    "id": held.id,
+                    "side": held.side,
+                    "times": num_times,
+                    "fate": fate,
                     **turn._asdict(),
-                }  # fmt: skip
+                }

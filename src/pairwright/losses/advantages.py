@@ -43,10 +43,11 @@ def group_advantages(
     scored_S = rewards_S.isfinite()
     zeros_S = torch.zeros_like(rewards_S)
     rewards_S = torch.where(scored_S, rewards_S, zeros_S)
+    # Sums by group: index_add puts each run's value into its group (G,); unscored runs add 0.
     counts_G = rewards_S.new_zeros(num).index_add(0, group_S, scored_S.to(rewards_S.dtype))
     means_G = rewards_S.new_zeros(num).index_add(0, group_S, rewards_S) / counts_G.clamp(min=1)
     spread_G = _has_spread(rewards_S, group_S, scored_S, num)
-    apart_S = rewards_S - means_G[group_S]
+    apart_S = rewards_S - means_G[group_S]  # each run against the mean of its own group
     if kind == "grpo":
         squares_S = torch.where(scored_S, apart_S.square(), zeros_S)
         variance_G = rewards_S.new_zeros(num).index_add(0, group_S, squares_S) / (counts_G - 1).clamp(min=1)
@@ -78,11 +79,13 @@ def token_advantages(rewards: Sequence[Tensor], group_S: Tensor, *, kind: str = 
     >>> token_advantages([one, other], torch.tensor([0, 0]), kind="dr_grpo")
     [tensor([0., 0., 1.]), tensor([0., 0.])]
     """
+    # All tokens of all runs end to end (N,); K of them have a reward, and each of these is a run of its group.
     rewards_N = torch.cat([*rewards])
     group_N = group_S.repeat_interleave(torch.tensor([len(run) for run in rewards]))
     rewarded_K = rewards_N.nonzero().flatten()
     advantages = group_advantages(rewards_N[rewarded_K], group_N[rewarded_K], kind=kind)
     values_N = torch.zeros_like(rewards_N).index_put((rewarded_K,), advantages.values_S)
+    # Sum from each token to the end of its run: a cumulative sum from behind.
     return [run.flip(0).cumsum(0).flip(0) for run in values_N.split([len(run) for run in rewards])]
 
 
@@ -90,5 +93,6 @@ def _has_spread(rewards_S: Tensor, group_S: Tensor, scored_S: Tensor, num: int) 
     """Whether the largest and the smallest reward of a group differ (G,)."""
     infinity = rewards_S.new_full((num,), torch.inf)
     high_S, low_S = (torch.where(scored_S, rewards_S, sign * infinity.new_tensor(torch.inf)) for sign in (-1, 1))
+    # Unscored runs are −∞ for the maximum and ∞ for the minimum, so that they decide neither.
     highest_G = (-infinity).scatter_reduce(0, group_S, high_S, "amax")
     return highest_G > infinity.scatter_reduce(0, group_S, low_S, "amin")

@@ -48,6 +48,7 @@ def generalised_jsd(student_Kk: Tensor, teacher_Kk: Tensor, beta: float) -> Tens
         return _kl(teacher_Kk, student_Kk)
     if beta == 1:
         return _kl(student_Kk, teacher_Kk)
+    # log M, from logarithms: M itself would round to 0 where both are unlikely.
     middle_Kk = torch.logaddexp(student_Kk + math.log1p(-beta), teacher_Kk + math.log(beta))
     return beta * _kl(teacher_Kk, middle_Kk) + (1 - beta) * _kl(student_Kk, middle_Kk)
 
@@ -65,6 +66,7 @@ def distill_loss(
     `targets_K` are the tokens that stand there, needed for the importance ratio and for `entropy_weight`;
     `old_logps_K` their recorded log-probabilities (NaN where there is none: a ratio of 1).
     """
+    # At least float32, whatever the model has; the teacher is a constant.
     wide = torch.promote_types(student_KV.dtype, torch.float32)
     student_KV, teacher_KV = student_KV.to(wide), teacher_KV.detach().to(wide)
     student_logps_KV = torch.log_softmax(student_KV / options.temperature, -1).clamp(min=MIN_LOGP)
@@ -75,7 +77,7 @@ def distill_loss(
     loss_K, num_clipped = divergence_K, 0
     if options.token_clip is not None:
         num_clipped = int((divergence_K > options.token_clip).sum())
-        loss_K = divergence_K.clamp(max=options.token_clip)
+        loss_K = divergence_K.clamp(max=options.token_clip)  # the gradient of a clamped value is 0
     weight_K = _weight(student_KV, targets_K, old_logps_K, options)
     loss_K = loss_K if weight_K is None else weight_K * loss_K
     return DistillLosses(loss_K=loss_K, divergence_K=divergence_K.detach(), num_clipped=num_clipped)
@@ -97,6 +99,7 @@ def _bucket_tail(student_KV: Tensor, teacher_KV: Tensor, options: DistillTerms) 
 
 
 def _with_tail(logps_KV: Tensor, index_Kk: Tensor) -> Tensor:
+    # The k tokens get −∞, so that the logsumexp is over all others.
     rest_KV = logps_KV.scatter(-1, index_Kk, -torch.inf)
     return torch.cat([logps_KV.gather(-1, index_Kk), rest_KV.logsumexp(-1, keepdim=True)], -1)
 

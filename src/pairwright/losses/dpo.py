@@ -32,6 +32,7 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     needs_reference = check_preference(loss, settings).needs_reference
     device = next(model.parameters()).device
     tensors = {name: tensor.to(device) for name, tensor in _tensors(batch).items()}
+    # Sums (B,) over the trained tokens of each side, and their number.
     chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
     rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
     known: dict[str, Tensor] = {}
@@ -56,6 +57,7 @@ def _tensors(batch: Any) -> dict[str, Tensor]:
 def _logps(model: Any, tensors: dict[str, Tensor], side: str) -> tuple[Tensor, Tensor]:
     """Sums (B,) of the log-probabilities of a side's trained tokens, and how many tokens they are."""
     ids_BT, mask_BT = tensors[f"{side}_ids"], tensors[f"{side}_mask"][:, 1:]
+    # The logits at position t predict token t + 1: drop the last logits and the first token.
     logits_BTV = model(input_ids=ids_BT, attention_mask=tensors[f"{side}_attention_mask"]).logits[:, :-1].float()
     logps_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None]).squeeze(-1)
     return (logps_BT * mask_BT).sum(-1), mask_BT.sum(-1).to(logps_BT.dtype)

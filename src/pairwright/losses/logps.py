@@ -108,6 +108,8 @@ def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor
     >>> length_weights(torch.tensor([0, 0, 0, 1, 1]), torch.tensor([2, 2]), 0.5)
     tensor([1.0000, 1.0000, 0.5000, 1.0000, 1.0000])
     """
+    # place_N: how many tokens of its own sequence stand before a token. Sorted by sequence, that is the position minus
+    # where the sequence starts.
     order_N = torch.argsort(sequence_N, stable=True)
     counts_S = torch.bincount(sequence_N, minlength=len(shared_S))
     starts_S = counts_S.cumsum(0) - counts_S
@@ -119,6 +121,7 @@ def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor
 def _apply(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head
 ) -> tuple[Tensor, Tensor]:
+    # Under autocast the product runs in its dtype; inside, autocast is off, since the chunks choose their dtypes.
     device = hidden_NH.device.type
     if torch.is_autocast_enabled(device):
         weight_VH = weight_VH.to(torch.get_autocast_dtype(device))
@@ -146,7 +149,7 @@ def _logits_chunk(
     logits_CV = raw_CV.to(_wide(raw_CV.dtype)).mul_(head.scale)
     if head.softcap is None:
         return logits_CV.div_(head.temperature), None
-    tanh_CV = logits_CV.div_(head.softcap).tanh_()
+    tanh_CV = logits_CV.div_(head.softcap).tanh_()  # in place: the block of raw logits is reused
     slope_CV = 1 - tanh_CV.square()
     return tanh_CV.mul_(head.softcap / head.temperature), slope_CV
 
@@ -182,6 +185,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
         wide = _wide(weight_VH.dtype)
         logps_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
         stats_3N = logps_N.new_empty(3, len(hidden_NH) if head.with_stats else 0)
+        # Head frozen: only the hidden states need a gradient, which is made here, so nothing is computed twice.
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
         last_chunk = None
@@ -195,9 +199,9 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             if grads_NH is not None:
                 grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
                 grads_NH[chunk] = grads_CV.to(weight_VH.dtype) @ weight_VH
-            elif grad and chunk.stop == len(hidden_NH):
+            elif grad and chunk.stop == len(hidden_NH):  # backward starts with this chunk
                 last_chunk = (logps_CV, slope_CV)
-            del logps_CV, slope_CV
+            del logps_CV, slope_CV  # (C, V) blocks must not live into the next chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
         ctx.head, ctx.last_chunk = head, last_chunk
         ctx.mark_non_differentiable(stats_3N)
@@ -229,6 +233,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             narrow_CV = grads_CV.to(weight_VH.dtype)
             if hidden_grad is not None:
                 hidden_grad[chunk] = narrow_CV @ weight_VH
+            # In place where the dtypes agree; else the product is added in the wider one.
             if weight_grad is not None and weight_grad.dtype == narrow_CV.dtype:
                 weight_grad.addmm_(narrow_CV.T, hidden_NH[chunk])
             elif weight_grad is not None:
@@ -238,5 +243,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             hidden_grad,
             None if weight_grad is None else weight_grad.to(weight_VH.dtype),
             None if bias_grad is None else bias_grad.to(weight_VH.dtype),
-            None, None, None,
-        )  # fmt: skip
+            None,
+            None,
+            None,
+        )

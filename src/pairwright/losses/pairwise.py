@@ -90,6 +90,7 @@ def nca_pair(scores: Scores, strength: Strength) -> Tensor:
 def exo_pair(scores: Scores, strength: Strength) -> Tensor:
     """KL of (σ(z), σ(−z)) from (1−ε, ε). EXO (Ji et al. 2024, eq. 16)."""
     z_B, smoothing = _z(scores, strength), strength.label_smoothing
+    # Both terms of the KL: the label as it is, and flipped.
     kept_B = torch.sigmoid(z_B) * (logsigmoid(z_B) - math.log1p(-smoothing))
     flipped_B = torch.sigmoid(-z_B) * (logsigmoid(-z_B) - math.log(smoothing))
     return kept_B + flipped_B
@@ -131,5 +132,6 @@ def _z(scores: Scores, strength: Strength) -> Tensor:
 
 def _log_odds(logp_B: Tensor) -> Tensor:
     """log(p / (1 − p)) = log p − log(1 − p). p of 1 to the last bit counts as the largest number below 1."""
+    # expm1 keeps 1 − p exact where p is close to 1.
     logp_B = logp_B.clamp(max=-torch.finfo(logp_B.dtype).eps)
     return logp_B - torch.log(-torch.expm1(logp_B))

@@ -20,7 +20,7 @@ from pairwright.config.train_config import PolicyTerms
 from pairwright.errors import ConfigError
 from pairwright.losses.logps import sum_by_sequence
 
-# exp of more than this is nobody's importance ratio; without a bound, 0 · inf makes NaN in the backward pass.
+# Bound of log-ratios before `exp`: without one, 0 · inf makes NaN in the backward pass.
 MAX_LOG_RATIO = 20.0
 
 
@@ -70,6 +70,7 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
     clipped_N = ratio_N.clamp(1 - options.clip_low, 1 + options.clip_high)
     if options.max_ratio is not None:
         ratio_N = ratio_N.clamp(max=options.max_ratio)
+    # The minimum takes the pessimistic one of both: clipping never makes an update larger.
     return -torch.minimum(ratio_N * advantages_N, clipped_N * advantages_N)
 
 
@@ -113,6 +114,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
     elif options.kl_weight:
         raise ConfigError("kl_weight: it needs the reference's log-probabilities and the batch has none")
     total, normaliser, num_sequences = aggregate(loss_N, tokens, options)
+    # Tokens whose ratio is clipped: too low with A < 0, too high with A > 0. CISPO has no lower bound.
     too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0) & (options.loss != "cispo")
     too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0)
     return PolicyLoss(
@@ -150,6 +152,7 @@ def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:
     current_N = tokens.logps_N.detach()
     if tokens.old_logps_N is None:
         return tokens.logps_N - current_N, len(current_N)
+    # log π − sg[log π] is 0 in value and has the gradient of log π.
     missing_N = tokens.old_logps_N.isnan()
     return tokens.logps_N - torch.where(missing_N, current_N, tokens.old_logps_N), int(missing_N.sum())
 

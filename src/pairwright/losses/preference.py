@@ -104,16 +104,15 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
 def preference_loss(name: str, logps: PairLogps, options: PreferenceTerms) -> PairLosses:
     """The losses of pairs, unreduced. Raises ConfigError for a name or option that `check_preference` refuses."""
     loss = check_preference(name, options)
+    # Pairs with a trained token on both sides; the others (cut to nothing) count for nothing.
     full_B = (logps.num_chosen_B > 0) & (logps.num_rejected_B > 0)
     scores = _scores(name, loss, logps, options, full_B)
-    strength = Strength(
-        options.beta, options.label_smoothing, options.desirable_weight, options.undesirable_weight
-    )  # fmt: skip
+    strength = Strength(options.beta, options.label_smoothing, options.desirable_weight, options.undesirable_weight)
     zeros_B = torch.zeros_like(scores.chosen_B)
     preference_B = torch.where(full_B, loss.function(scores, strength), zeros_B)
     nll_B = -logps.chosen_B if logps.chosen_nll_B is None else logps.chosen_nll_B
     sft_B = torch.where(full_B, _per_token(nll_B, logps.num_chosen_B, options.sft_average_log_probs), zeros_B)
-    weight_B = full_B.to(zeros_B.dtype)
+    weight_B = full_B.to(zeros_B.dtype)  # 1, or 0 for an empty pair
     if logps.weight_B is not None:
         weight_B = torch.where(full_B, logps.weight_B.to(zeros_B.dtype), zeros_B)
     total_B = options.preference_loss_weight * preference_B
@@ -148,6 +147,7 @@ def check_preference(name: str, options: PreferenceTerms) -> PreferenceLoss:
     loss = PREFERENCE_LOSSES.get(name)
     if loss is None:
         raise ConfigError(f"loss: got {name!r}, expected one of {', '.join(sorted(PREFERENCE_LOSSES))}")
+    # An option counts as set where it differs from its default.
     for option in _SPECIAL:
         value = getattr(options, option)
         if value != PreferenceTerms.model_fields[option].default and option not in loss.options:
@@ -168,6 +168,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     chosen_B = _per_token(chosen_B, logps.num_chosen_B, average)
     rejected_B = _per_token(rejected_B, logps.num_rejected_B, average)
     zeros_B = torch.zeros_like(chosen_B)
+    # `where` and not a product: 0 · inf would be NaN in the backward pass.
     chosen_B, rejected_B = torch.where(full_B, chosen_B, zeros_B), torch.where(full_B, rejected_B, zeros_B)
     gap_B = zeros_B
     if loss.needs_margin or options.use_margin:
@@ -211,7 +212,7 @@ class ExampleLosses:
 
 def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]:
     """Sum of log π − log ref over mismatched examples, and their number, to be added up over the update."""
-    apart_M = (logps_M - ref_logps_M).detach()
+    apart_M = (logps_M - ref_logps_M).detach()  # z₀ has no gradient
     return apart_M.sum(), torch.tensor(float(len(apart_M)), dtype=apart_M.dtype, device=apart_M.device)
 
 
@@ -236,6 +237,7 @@ def kto_loss(
     full_S = num_S > 0
     zeros_S = torch.zeros_like(logps_S)
     score_S = torch.where(full_S, logps_S - ref_logps_S, zeros_S)
+    # s − z₀ is to grow for desirable examples and to shrink for the others.
     sign_S = torch.where(is_desirable_S, 1.0, -1.0).to(score_S.dtype)
     lambda_S = torch.where(is_desirable_S, desirable_weight, undesirable_weight).to(score_S.dtype)
     loss_S = lambda_S * torch.sigmoid(beta * sign_S * (z0.detach() - score_S))

@@ -1,4 +1,4 @@
-"""Error sites and hints: what a teacher is told that the student was not.
+"""Error sites and hints: what the teacher reads and the student does not; and hints as the configuration names them.
 
 A site is where a conversation shows a failure; its target is the next turn that the model generated, the recovery. A
 hint comes from a function of the user's, from the kind of the error (HINTS), from what the environment reported, or
@@ -92,7 +92,7 @@ def find_hints(
     `templates` are hints by error kind, `function` and `judge` give a hint for a conversation and a site; `cache` is a
     folder for the judge's answers.
     """
-    hints: dict[int, Hint] = {}
+    hints: dict[int, Hint] = {}  # by recovery turn: the first site that has a hint wins
     counts: Counter[str] = Counter()
     for site in sites:
         target = _find_recovery(messages, site.index)
@@ -182,6 +182,7 @@ def _normalize(text: str) -> str:
 
 def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache: Path | None) -> str | None:
     """The judge's hint; asked once for each conversation and site."""
+    # Answers are cached by a hash of all that the judge is asked about.
     if cache is None:
         return judge(messages, site)
     question = msgspec.json.encode([list(messages[: site.index + 1]), site])
@@ -194,7 +195,7 @@ def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache
     return hint
 
 
-# Hints as the configuration names them (`train.sdpo`): a function of the user's, templates, a judge model.
+# Hints of a configuration (`train.sdpo`): a function of the user's, templates, a judge model.
 
 HINT_FUNCTIONS = "pairwright.hints"
 _MAX_CHARACTERS = 4000  # of one message, in the judge's question

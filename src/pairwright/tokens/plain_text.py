@@ -67,9 +67,12 @@ def encode_raw_text(
         spans[-1].paint[-1:] = Paint.STOP
     message_index = np.concatenate([span.message_index for span in spans])
     report = Report(
-        source=SOURCE, num_turns=sum(trained), split=True, stops=() if stop is None else (stop,),
+        source=SOURCE,
+        num_turns=sum(trained),
+        split=True,
+        stops=() if stop is None else (stop,),
         unstopped=(last,) if trained[last] and stop is None else (),
-    )  # fmt: skip
+    )
     return Sequence(
         ids=np.concatenate([span.ids for span in spans]),
         mask=np.isin(message_index, np.flatnonzero(trained)),

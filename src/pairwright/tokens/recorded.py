@@ -90,9 +90,13 @@ def build_from_arrays(tokenizer: ChatTokenizer, experience: Experience) -> Seque
     assert experience.tokens is not None
     assert experience.prompt_length is not None
     return build_sequence(
-        tokenizer, experience.tokens.astype(np.int32), experience.prompt_length, experience.action_mask,
-        experience.logprobs, *conversation_of(experience),
-    )  # fmt: skip
+        tokenizer,
+        experience.tokens.astype(np.int32),
+        experience.prompt_length,
+        experience.action_mask,
+        experience.logprobs,
+        *conversation_of(experience),
+    )
 
 
 def build_sequence(
@@ -219,9 +223,13 @@ def build_from_turns(
     if not np.array_equal(mask, np.concatenate(parts.masks)):
         raise Refusal("recorded_ids", "a recorded turn is empty or does not fit its place")
     report = Report(
-        source="recorded", template=tokenizer.renderer(tools).hash, num_turns=len(regions), split=True,
-        prompt_dropped=located.prompt_dropped, images=located.num_images,
-    )  # fmt: skip
+        source="recorded",
+        template=tokenizer.renderer(tools).hash,
+        num_turns=len(regions),
+        split=True,
+        prompt_dropped=located.prompt_dropped,
+        images=located.num_images,
+    )
     logprobs = np.concatenate(parts.logprobs) if parts.has_logprobs else None
     return Sequence(
         ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, logprobs=logprobs, report=report
@@ -229,7 +237,7 @@ def build_from_turns(
 
 
 def _find_sample_end(tokenizer: ChatTokenizer, region: Region, turn: RecordedTurn) -> int:
-    """Where the environment's text goes on: after the stop token, or with it where it was not sampled."""
+    """Where the environment's text continues: after the stop token, or with it where it was not sampled."""
     if region.stop is None or (turn.ids and turn.ids[-1] == tokenizer.added[region.stop]):
         return region.end
     return region.end - len(region.stop)

@@ -79,9 +79,15 @@ def encode_distillation(
 ) -> Distillation:
     """As `encode_distillations`, where there is one item; a Refusal where the template asks for several."""
     items = encode_distillations(
-        tokenizer, messages, hints, tools, train_from=train_from, recorded=recorded, allow_dropped=allow_dropped,
+        tokenizer,
+        messages,
+        hints,
+        tools,
+        train_from=train_from,
+        recorded=recorded,
+        allow_dropped=allow_dropped,
         allow_images=allow_images,
-    )  # fmt: skip
+    )
     if len(items) > 1:
         detail = f"hinted turns have {len(items)} different contexts: use encode_distillations, one item for each"
         raise Refusal("context_differs", detail, message=items[0].targets[0])
@@ -129,9 +135,14 @@ def encode_distillations(
         if any(region.message in hinted for region in located.regions):
             located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
             own = _build_student(
-                ready, part, schemas, located, recorded, student if len(groups) == 1 else None,
+                ready,
+                part,
+                schemas,
+                located,
+                recorded,
+                student if len(groups) == 1 else None,
                 is_cut=is_cut and len(part) == len(chat),
-            )  # fmt: skip
+            )
             items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, hinted, recorded))
     return items
 

@@ -1,4 +1,6 @@
-"""A tokenizer with its chat template, from a folder, from transformers, or from its parts. Needs no transformers.
+"""A tokenizer with its chat template, from a folder, from transformers, or from its parts; and token offsets.
+
+Needs no transformers.
 
 Reads what a model folder has: tokenizer.json, tokenizer_config.json (special tokens, one template or a list of named
 ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a generation).
@@ -25,7 +27,7 @@ from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
 
-# Where each token stands in the text, from the bytes that tokens spell.
+# Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.
 
 _NEVER = b"\xff"  # in no text: a token that has it is never a match
 _MISSES = 16  # in a row
@@ -63,9 +65,10 @@ class TokenBytes(dict[int, bytes]):
         self._misses = 0
         both = np.zeros((2, len(ids)), dtype=np.int32)  # by columns: starts and ends are read apart
         starts, ends = both
+        # Byte offsets: each token starts where the one before it ends.
         np.cumsum(np.fromiter(map(len, parts), np.int32, count=len(ids)), out=ends)
         starts[1:] = ends[:-1]
-        if len(data) != len(text):
+        if len(data) != len(text):  # not ASCII: bytes to characters, the end by the last byte of the token
             character = _character_of_byte(data)
             both[0] = character[starts]
             both[1] = character[np.maximum(ends, 1) - 1] + 1
@@ -74,6 +77,7 @@ class TokenBytes(dict[int, bytes]):
 
 def _character_of_byte(data: bytes) -> NDArray[np.int32]:
     """For each byte of UTF-8 the number of the character that it belongs to."""
+    # Continuation bytes of UTF-8 are 0b10xxxxxx; every other byte begins a character.
     is_first = (np.frombuffer(data, np.uint8) & 0xC0) != 0x80
     numbers: NDArray[np.int32] = np.cumsum(is_first, dtype=np.int32) - np.int32(1)
     return numbers
@@ -102,7 +106,7 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-# A tokenizer with its chat template, from a folder, from transformers, or from its parts. Needs no transformers.
+# The tokenizer with its templates.
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_SCHEMAS = 256
@@ -158,6 +162,7 @@ class ChatTokenizer:
         self.special = frozenset(
             token.content for token in self.backend.get_added_tokens_decoder().values() if token.special
         )
+        # is_control[id]: whether the id is an added token, for every id of the vocabulary.
         self.is_control = np.zeros(max(self.backend.get_vocab_size(), *self.added.values(), 1) + 1, dtype=bool)
         self.is_control[list(self.added.values())] = True
         eos = self.special_tokens.get("eos_token")
@@ -232,7 +237,7 @@ class ChatTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Several texts, each as `encode` gives it; on as many cores as `tokenizers` may use."""
         if self.backend.truncation is not None or self.backend.padding is not None:
-            self.backend = _without_truncation(self.backend)  # somebody else's call switched them on
+            self.backend = _without_truncation(self.backend)  # another user of the tokenizer switched them on
         if self._bytes is None:
             self._bytes = TokenBytes(self.backend)
         if not self._bytes.pays:
@@ -248,6 +253,7 @@ class ChatTokenizer:
     def _with_offsets(self, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         encoding = self.backend.encode(text, add_special_tokens=False)
         ids = np.array(encoding.ids, dtype=np.int32)
+        # N pairs (start, end) without a list of lists in between.
         flat = np.fromiter(itertools.chain.from_iterable(encoding.offsets), np.int32, count=2 * len(ids))
         return ids, flat.reshape(-1, 2)
 
@@ -274,6 +280,7 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
         template = {}  # raw text can be encoded, chats not
     if not isinstance(backend, Tokenizer) or not isinstance(template, str | Mapping):
         raise TokensError(f"{type(tokenizer).__name__}: expected a fast tokenizer")
+    # One ChatTokenizer for each transformers tokenizer, as long as that has the same backend and template.
     key = (id(backend), template if isinstance(template, str) else tuple(template.items()))
     known = _known.get(tokenizer)
     if known is None or known[0] != key:

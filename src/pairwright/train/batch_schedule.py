@@ -53,6 +53,7 @@ class Order:
 
     def num_steps(self, epochs: int) -> int:
         """How many updates the first so many epochs have."""
+        # Each stage lasts `interval` epochs, the last one for ever: count the epochs that fall into each.
         *growing, last = self._steps_of_stages
         left = [max(0, epochs - stage * self.interval) for stage in range(len(growing) + 1)]
         return sum(steps * min(self.interval, num) for steps, num in zip(growing, left, strict=False)) + last * left[-1]
@@ -85,10 +86,10 @@ class Order:
 
     @cached_property
     def _steps_of_stages(self) -> list[int]:
-        """How many updates an epoch has, stage by stage; the last goes on for ever."""
+        """How many updates an epoch has, stage by stage; the last one lasts for ever."""
         if self.stages is None or not len(self.items):
             return [-(-len(self.items) // self.batch_size)]
-        sizes = np.cumsum(np.bincount(self.stages))
+        sizes = np.cumsum(np.bincount(self.stages))  # items that each stage has, with those before it
         return [-(-size // self.batch_size) for size in sizes.tolist()]
 
     @cached_property
@@ -105,6 +106,7 @@ class Order:
     def _epoch(self, epoch: int) -> Array:
         if epoch not in self._recent:
             self._recent.clear()
+            # Seeded by the epoch: any step can be reached without drawing those before it.
             generator = np.random.Generator(np.random.PCG64([self.seed, epoch]))
             items = self.active(epoch)
             self._recent[epoch] = generator.permutation(items) if self.shuffle else items

@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if it had not stopped.
+"""Checkpoints: everything that a run needs to resume as if it had not stopped.
 
     checkpoints/step-00000040/   weights.safetensors     what is trained, and a teacher that follows it
                                  optimizer.safetensors   the optimizer's tensors, and the random state
@@ -6,7 +6,7 @@
 
 Invariant: a folder with this name is complete. It is written under a hidden name, synced, and renamed; if that fails,
 the ones before are as they were. No pickle: tensors are safetensors, the rest is JSON. Tensors are whole: a run in
-shards and one without, or with another number of processes, go on from each other's.
+shards and one without, or with another number of processes, resume from each other's.
 """
 
 import shutil
@@ -59,6 +59,7 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
             tensors |= {f"random.{name}": value for name, value in _random_state().items()}
             metadata = {"others": msgspec.json.encode(others).decode()}
             write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
+            # state.json is written last, with the checksums of all other files.
             sums = {path.name: _checksum(path) for path in sorted(temporary.iterdir())}
             saved = msgspec.structs.replace(state, checksums=sums)
             (temporary / "state.json").write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
@@ -103,10 +104,12 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
     with safe_open(place / "optimizer.safetensors", framework="pt") as file:
         others = msgspec.json.decode(file.metadata()["others"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # Random state of the CPU and of each GPU, so that dropout continues as well.
     torch.set_rng_state(tensors.pop("random.cpu"))
     for name in [name for name in tensors if name.startswith("random.cuda.")]:
         torch.cuda.set_rng_state(tensors.pop(name), int(name.rsplit(".", 1)[1]))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    # Names are "<number of the parameter>.<name of the state>", in the order of the optimizer's groups.
     state: dict[int, dict[str, Any]] = {}
     for name, value in [*tensors.items(), *others["state"].items()]:
         number, key = name.split(".", 1)
@@ -155,12 +158,12 @@ def _way_out(place: Path) -> str:
 
 
 def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
-    """Take note of a validation; whether it is the best so far. The smaller is better where the metric is a loss."""
+    """Record a validation; returns whether it is the best so far. Smaller is better where the metric is a loss."""
     if settings.metric not in values:
         raise PairwrightError(f"metric: no {settings.metric!r} among {', '.join(sorted(values))}")
     value = values[settings.metric]
     state.metrics = {**state.metrics, state.step: value}
-    sign = -1 if settings.metric.endswith("loss") else 1
+    sign = -1 if settings.metric.endswith("loss") else 1  # so that larger is better
     if state.best_metric is None or sign * value > sign * state.best_metric:
         state.best_metric, state.best_step, state.num_bad_validations = value, state.step, 0
         return True

@@ -1,4 +1,4 @@
-"""What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs beside tokens.
+"""What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs.
 
 Nothing is left out silently: what was refused by the tokens stage, or is unscored, is in `counts`.
 """
@@ -34,7 +34,7 @@ from pairwright.tokens.stage.stage import encode_source, read_encoded
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import ChatTokenizer
 
-# What was recorded for single tokens of runs: advantages, and rewards of tokens or steps.
+# Signals of single tokens: advantages that were recorded, and rewards of tokens or steps.
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class TokenSignals:
         group are compared with one another, and only like with like.
         """
         by_place = {place: self.advantages[uid] for place, uid in enumerate(ids) if uid in self.advantages}
+        # Groups in which some run has no rewards of its own, or has recorded advantages instead.
         without = {int(groups[place]) for place, uid in enumerate(ids) if uid not in self.rewards or place in by_place}
         places = [place for place in range(len(ids)) if int(groups[place]) not in without]
         if places:
@@ -81,6 +82,7 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
         if not np.array_equal(sequence.ids, run.tokens):
             counts["token_rewards_unused"] += 1
             continue
+        # Signals are of the response: spread over the sequence, 0 in the prompt.
         values = np.zeros(len(sequence), np.float32)
         values[run.prompt_length :] = recorded
         is_finite = np.isfinite(values)
@@ -93,7 +95,7 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
     return signals
 
 
-# What is trained on: encoded pairs, scored sequences, hinted error turns; each with what its loss needs beside tokens.
+# The data of the channels.
 
 Show = Callable[[int, int], None]
 NUM_RECENT = 2048
@@ -208,6 +210,7 @@ def load_pairs(
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
         narrow, on="id", how="left", maintain_order="left"
     )
+    # (N,) over the encoded pairs: held out for validation, and wanted by `where`.
     held = (rows["split"] == "validation").to_numpy()
     counts = {f"refused: {reason}": count for reason, count in manifest["refused"].items()}
     wanted = _match_pairs(source, where, pairs.ids)
@@ -232,9 +235,15 @@ def load_pairs(
 
 
 def load_policy_data(
-    source: Path, tokens: Path, options: TokensConfig, show: Show, *, scored: bool = True, where: str | None = None,
+    source: Path,
+    tokens: Path,
+    options: TokensConfig,
+    show: Show,
+    *,
+    scored: bool = True,
+    where: str | None = None,
     is_encoded: bool = False,
-) -> PolicyData:  # fmt: skip
+) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
@@ -248,7 +257,7 @@ def load_policy_data(
     encoded = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
     signals = read_token_signals(table, dict(encoded)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
-    number_of: dict[str, int] = {}
+    number_of: dict[str, int] = {}  # groups are numbered as they come
     for uid, sequence in encoded:
         group, reward = rewards[uid]
         if reward is None and not signals.has(uid):
@@ -299,9 +308,13 @@ def load_distill_data(
             continue
         try:
             distillations = distill_experience(
-                tokenizer, experience, hints, recorded=options.recorded, allow_dropped=options.allow_dropped,
+                tokenizer,
+                experience,
+                hints,
+                recorded=options.recorded,
+                allow_dropped=options.allow_dropped,
                 allow_images=options.allow_images,
-            )  # fmt: skip
+            )
             if options.max_length is not None:
                 cut = partial(truncate_distillation, keep_first=options.keep_first)
                 distillations = [cut(item, options.max_length, options.truncation) for item in distillations]

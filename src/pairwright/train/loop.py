@@ -1,4 +1,4 @@
-"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish.
+"""Training, from top to bottom: load, compute the reference once, update, validate, save, finish; or stop on a signal.
 
 The update of a step is a pure function of the weights, the optimizer's state and the step's number. Which items it
 takes comes from `Order`; how they are cut into parts changes nothing, since every normaliser is the whole batch's. So
@@ -42,7 +42,7 @@ from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from pairwright.train.run_dir import RunFolder
 
-# Being asked to stop: the update that is running is finished, a checkpoint is saved.
+# Signals: the update that is running is finished, a checkpoint is saved.
 
 
 class Stopped(PairwrightError):
@@ -77,7 +77,7 @@ class Stop:
             raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
 
     def explain(self) -> Stopped:
-        """What is said after an end at once."""
+        """The error of a run that ended at once."""
         if self.is_updating:
             message = "stopped in the middle of a step; --resume goes on from the newest checkpoint"
         else:
@@ -89,9 +89,9 @@ class Stop:
             signal.signal(number, handler)
 
 
-# Training, from top to bottom: load, compute the reference once, update, validate, save, finish.
+# The run.
 
-# what may change between a run and its resumption: it does not change the update
+# What may change between a run and its resumption: it does not change the update
 _HARMLESS = {
     "micro_batch_size", "micro_batch_tokens", "gradient_accumulation_steps", "prefix_sharing", "threads",
     "gradient_checkpointing", "log_every_n_steps", "save_every", "keep_top_k", "dump_batches", "report_to", "max_loss",
@@ -147,7 +147,7 @@ def train(
         raise
     except KeyboardInterrupt as error:
         folder.write_status(state="stopped")
-        if stop.signal_number is None:  # raised by somebody else
+        if stop.signal_number is None:  # not our signal handler
             raise
         raise stop.explain() from error
     except Exception as error:
@@ -182,6 +182,7 @@ class Training:
                 f"pair for training; the first update is in epoch {self.order.locate(0)[0] + 1}: ask for as many"
             )
         self.weights = trainable(self.policy.model)
+        # What a checkpoint holds: the trained weights, and those of a teacher that follows them.
         self.saved = self.weights | {name: tensor for one in self.channels for name, tensor in one.followers().items()}
         self.optimizer = make_optimizer(self.weights, settings)
         self.state = State(fingerprint=_fingerprint(config, initial, self.channels))
@@ -203,7 +204,7 @@ class Training:
         while state.step < self.num_steps:
             rate = learning_rate(state.step, self.num_steps, settings)
             log.add(self.update(rate), rate)
-            state.step += 1
+            state.step += 1  # from here on the number of finished updates
             is_last = state.step == self.num_steps
             if is_last or state.step % settings.log_every_n_steps == 0:
                 last = log.write()
@@ -212,6 +213,7 @@ class Training:
             if can_validate and (is_last or is_due):
                 last |= log.write_validation(self.validate())
                 is_better = judge(state, last, settings)
+            # All processes decide alike: a signal to one of them stops all.
             is_asked = self.ranks.any(stop.signal_number is not None)
             if settings.save_every is not None:
                 is_due = state.step % settings.save_every == 0
@@ -242,15 +244,18 @@ class Training:
             channel.prepare(policy, items, self.ranks)
             for part, is_mine in even_parts(channel, items, self.ranks):
                 loss, measured = channel.loss(policy, part, total)
+                # A part that only fills up has a backward pass, too, with weight 0: in shards it is a collective.
                 if loss.requires_grad:
                     ((channel.weight if is_mine else 0.0) * loss).backward()
                 measured[f"trained_tokens/{channel.name}"] = measured.pop("trained_tokens")
                 if is_mine:
                     add(sums, {**measured, "loss": (channel.weight * float(loss.detach()), 0.0)})
+        # Every process has the gradient of its share; the sum is the gradient of the batch.
         self.ranks.sum_gradients(weights)
         sums = self._count_trained(self.ranks.sum_values(sums))
         loss_value = sums["loss"][0]
         norm = clip_gradients(weights, self.settings.max_grad_norm)
+        # Written so that NaN fails, too.
         if not (loss_value <= self.settings.max_loss and norm < float("inf")):
             raise BadLoss(
                 f"step {step + 1}: loss {loss_value:.4g}, gradient norm {norm:.4g}: stopped before the update; "
@@ -301,8 +306,9 @@ class Training:
             remove_old(place, keep=best_steps(state, self.settings))
         elif self.ranks.is_sharded:
             join_checkpoint(self.saved, self.optimizer)
-        self.folder.write_status(step=state.step, best_step=state.best_step, best_metric=state.best_metric,
-                                 best_epoch=self._best_epoch)  # fmt: skip
+        self.folder.write_status(
+            step=state.step, best_step=state.best_step, best_metric=state.best_metric, best_epoch=self._best_epoch
+        )
         self.ranks.wait()
 
     def finish(self, last: dict[str, float]) -> TrainResult:
@@ -340,18 +346,21 @@ class Training:
         return self.folder.write_batch(name, step, batch)
 
     def _tell(self) -> None:
-        """What a user should know before the first update, in train.json and to whoever watches."""
+        """What a user should know before the first update, in train.json and in the progress."""
         notes = [] if self.policy.can_share else [f"prompts are computed for each side: {self.policy.why_not}"]
         if self.settings.sharding != "none" and not self.ranks.is_sharded:
             notes.append("sharding: this is the only process, so it has all of the model")
         notes += [note for channel in self.channels for note in (*channel.notes, *describe_losses(channel))]
         self.folder.write_status(
-            num_steps=self.num_steps, step=self.state.step, notes=notes,
+            num_steps=self.num_steps,
+            step=self.state.step,
+            notes=notes,
             steps_per_epoch=self.order.steps_in_epoch_of(self.state.step),
-            counts={channel.name: channel.counts for channel in self.channels}, fingerprint=self.state.fingerprint,
+            counts={channel.name: channel.counts for channel in self.channels},
+            fingerprint=self.state.fingerprint,
             tokens=self.config.tokens.content(),
             where=self.settings.where,
-        )  # fmt: skip
+        )
         for note in notes:
             self.progress({"kind": "note", "note": note})
 

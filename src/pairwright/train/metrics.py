@@ -1,5 +1,5 @@
-"""What a run measures: means over a batch, whatever parts it was computed in, on their way to metrics.jsonl, to
-reporters and to whoever watches."""
+"""Metrics: means over a batch, whatever parts it was computed in, written to metrics.jsonl, to reporters and to the
+progress callback."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from pairwright.train.batch_schedule import Order
 from pairwright.train.checkpoint import State
 from pairwright.train.run_dir import RunFolder
 
-Sums = dict[str, tuple[float, float]]
+Sums = dict[str, tuple[float, float]]  # name -> (sum, count); parts and processes add up, the mean comes last
 Event = dict[str, Any]
 Progress = Callable[[Event], None]
 
@@ -105,6 +105,8 @@ class Log:
         self._tokens = 0
 
     def add(self, sums: Sums, rate: float) -> None:
+        """Add the sums of one update."""
+        # A total of the run, not a mean.
         tokens = int(sums.pop("num_tokens", (0, 0))[0])
         self._tokens += tokens
         self._state.num_tokens += tokens
@@ -112,6 +114,7 @@ class Log:
         add(self._sums, sums)
 
     def write(self) -> dict[str, float]:
+        """Write the means since the last line, and start again."""
         now = time.perf_counter()
         values = {
             **means(self._sums),

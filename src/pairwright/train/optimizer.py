@@ -13,6 +13,7 @@ from pairwright.train.model.sharding import whole
 
 def make_optimizer(parameters: dict[str, Any], settings: TrainConfig) -> Any:
     """An optimizer over named parameters; matrices decay, vectors do not."""
+    # Biases and norms are vectors.
     decayed = [tensor for tensor in parameters.values() if tensor.ndim >= 2]
     others = [tensor for tensor in parameters.values() if tensor.ndim < 2]
     groups = [
@@ -51,6 +52,7 @@ def learning_rate(step: int, num_steps: int, settings: TrainConfig) -> float:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
     if settings.schedule == "constant":
         return settings.learning_rate
+    # Share of the steps after the warm-up that are done, 0 to 1; `share` falls from 1 to 0 with it.
     done = (step - settings.warmup_steps) / max(1, num_steps - settings.warmup_steps)
     share = 1 - done if settings.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return settings.min_learning_rate + (settings.learning_rate - settings.min_learning_rate) * share

@@ -1,7 +1,7 @@
-"""The folder of a training run: what was asked, where it is, and what it measured.
+"""The folder of a training run: its status, its metrics and, on request, its batches.
 
 train.json       state, step, number of steps, best step, error; written whole at each change, read by run_status.py
-metrics.jsonl    one JSON object a line, in TRL's names; a resumed run goes on where its checkpoint was
+metrics.jsonl    one JSON object a line, in TRL's names; a resumed run continues where its checkpoint was
 batches/         exact batches, on request, and the one that stopped a run
 """
 
@@ -60,6 +60,7 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         if not self._is_writer or not path.exists():
             return
+        # Lines of later steps go, and one that was torn by a crash.
         lines = [line for line in path.read_bytes().splitlines() if _step_of(line) <= step]
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 

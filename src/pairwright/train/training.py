@@ -22,7 +22,7 @@ from pairwright.train.metrics import Event, Progress
 
 PathLike = str | os.PathLike[str]
 Data = Config | Pairs | Table | Encoded | PathLike
-_SECONDS = 2.0
+_SECONDS = 2.0  # between two lines of progress
 
 
 def train(
@@ -67,6 +67,7 @@ def train(
     >>> result.num_steps, result.model.name
     (2, 'model')
     """
+    # By the name under which the loop takes them.
     sources: dict[str, Any] = {"pairs": pairs, "experience": experience, "tokens": tokens}
     if isinstance(data, Config):
         config = data
@@ -81,7 +82,7 @@ def train(
         options["dpo"] = {**options.get("dpo", {}), "loss": loss}
     settings = adjust_config(config, train=options, **({} if seed is None else {"seed": seed}))
     sources["validation"] = validation
-    with ExitStack() as stack:
+    with ExitStack() as stack:  # copies of remote folders live as long as the training
         folders = {name: _local(source, stack) for name, source in sources.items()}
         return loop.train(
             settings, model=Path(model), output=Path(output), resume=resume, progress=_watcher(progress), **folders

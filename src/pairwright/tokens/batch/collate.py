@@ -172,7 +172,7 @@ class Segment:
 class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Trees in rows, and which position predicts which trained token.
 
-    input_ids, attention_mask, position_ids  (B, T); positions of every branch go on where its prompt ends
+    input_ids, attention_mask, position_ids  (B, T); positions of every branch continue those of its prompt
     sequence_ids  (B, T) the number of the tree that a token is of, -1 for padding: for block-diagonal attention
     segments      where each tree stands; a branch attends to its prompt and to itself, nothing else
     source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
@@ -301,7 +301,7 @@ def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of:
 
 
 class Packed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Sequences end to end in rows. `position_ids` start anew with each; `sequence_ids` says which one a token is of
+    """Sequences end to end in rows. `position_ids` restart with each; `sequence_ids` says which one a token is of
     (0, 1, ... in the order they came; -1 is padding), for block-diagonal attention."""
 
     input_ids: Array

@@ -82,7 +82,7 @@ class Collator:
         self.options = CombineOptions() if options is None else options
         self.hints = hints or partial(find_hints, templates=self.options.hint_templates, judge=judge)
         self.tensors = tensors
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # "<channel>: <reason>" -> number, over all batches
 
     def __call__(self, traces: Items[Trace]) -> CombinedBatch | dict[str, Any]:
         options, pad = self.options, self.pad_id
@@ -161,10 +161,14 @@ class Collator:
         )
         encoded = []
         for item in encode_pairs(
-            self.tokenizer, compared, max_length=self.options.max_pair_length, truncation=self.options.truncation,
-            keep_first=self.options.keep_first, allow_dropped=self.options.allow_dropped,
+            self.tokenizer,
+            compared,
+            max_length=self.options.max_pair_length,
+            truncation=self.options.truncation,
+            keep_first=self.options.keep_first,
+            allow_dropped=self.options.allow_dropped,
             allow_images=self.options.allow_images,
-        ):  # fmt: skip
+        ):
             if isinstance(item, TokensError):
                 self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1
                 continue

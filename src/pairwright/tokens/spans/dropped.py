@@ -38,7 +38,7 @@ class LeftOut(NamedTuple):
 
 def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trained: Iterable[int]) -> LeftOut:
     """Compare a rendered conversation with its messages."""
-    own: dict[int, list[int]] = {}
+    own: dict[int, list[int]] = {}  # message -> numbers of its pieces
     for number, piece in enumerate(rendered.pieces):
         own.setdefault(piece.message, []).append(number)
     turns = set(trained)
@@ -155,13 +155,14 @@ def _is_text_missing(rendered: Rendered, own: list[int], field: int, text: str) 
         piece = pieces[number]
         if piece.field == field:
             size += piece.end - piece.start
-    if size >= len(text):
+    if size >= len(text):  # the usual case, without a look at the text
         return False
     squeezed = _squeeze(text)
     if size >= len(squeezed):
         return False
     if not own or size < len(_TAG.sub("", squeezed)):
         return True
+    # The template wrote some of it as its own text: look between the neighbours of the message.
     before = pieces[own[0] - 1].end if own[0] else 0
     after = pieces[own[-1] + 1].start if own[-1] + 1 < len(pieces) else len(rendered.text)
     return squeezed not in _squeeze(rendered.text[before:after])
@@ -196,6 +197,7 @@ def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json]) ->
     pieces: list[Piece] = [rendered.pieces[number] for number in own]
     text = "\n".join(rendered.text[piece.start : piece.end] for piece in pieces if piece.field == CALL)
     names = [name for call in calls if isinstance(name := call.get("name"), str) and name]
+    # Two calls of one tool need its name twice.
     if any(text.count(name) < names.count(name) for name in names):
         return True
     arguments = (call.get(key) for call in calls for key in _ARGUMENTS)
@@ -216,6 +218,7 @@ def _is_written(text: str, leaf: str) -> bool:
     if leaf in text:
         return True
     squeezed = _squeeze(text)
+    # As it is, or escaped as JSON with and without non-ASCII characters; white space is ignored.
     forms = (leaf, json.dumps(leaf, ensure_ascii=False)[1:-1], json.dumps(leaf)[1:-1])
     return any(_squeeze(form) in squeezed for form in forms)
 
@@ -247,6 +250,7 @@ def _has_lost_tools(rendered: Rendered, tools: list[Json]) -> bool:
 
 def _is_template_text(rendered: Rendered, word: str) -> bool:
     """Whether a word stands outside the text of all messages."""
+    # Occurrences and pieces are both sorted, so one pass over each is enough.
     position, pieces, number = rendered.text.find(word), rendered.pieces, 0
     while position >= 0:
         while number < len(pieces) and pieces[number].end <= position:

@@ -1,4 +1,4 @@
-"""Where a turn starts and ends, by definition: what inference would have been given, and what stops it.
+"""Where a turn starts and ends, by definition: the prompt of inference, and the stop token (`find_stop`).
 
 `probe` renders the conversation up to the turn with the generation prompt (what inference is given), up to and with
 the turn (what was generated), and as a whole. It costs a few renders of the conversation; on skeletons of constant
@@ -14,7 +14,7 @@ from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
-# Where a turn ends: the stop token, learnt from what follows the turn in different continuations.
+# Stop tokens: what follows a turn in every continuation of the conversation.
 
 
 class Stop(NamedTuple):
@@ -51,18 +51,22 @@ def find_stop(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str],
 
     A token that is not marked special may be the stop of a turn of text; after a call it is what closes the call.
     """
+    # What follows the turn, whatever comes next: the last EOS in it is the stop, else the last special token.
     common = _common_prefix([split_symbols(tokenizer, text) for text in (tail, last, *others)])
     for kind in (tokenizer.eos, tokenizer.special):
         for position in range(len(common) - 1, -1, -1):
             if common[position] in kind:
                 return Stop(len("".join(common[: position + 1])), common[position])
     end = len("".join(common))
+    # No special token in common. A turn that is last ends with one of its own: the stop differs when turns follow.
     if _first_control(tokenizer, last[end:]):
         own = _first_control(tokenizer, tail[end:], tokenizer.eos) or _first_control(tokenizer, tail[end:])
         return Stop(tail.index(own, end) + len(own), own) if own else Stop(end, None)
+    # Every continuation begins with the header of the next message, which then is what stops the turn.
     if others and all(_next_header(tokenizer, common, text) for text in others):
         own = _next_header(tokenizer, common, tail)
         return Stop(tail.index(own, end) + len(own), own, True) if own else Stop(end, None, True)
+    # At last a token that is added, but not special.
     for position in () if has_calls else range(len(common) - 1, -1, -1):
         if common[position] in tokenizer.added:
             return Stop(len("".join(common[: position + 1])), common[position])
@@ -93,7 +97,7 @@ def _common_prefix(sequences: list[list[str]]) -> list[str]:
     return sequences[0][:length]
 
 
-# Where a turn starts and ends, by definition: what inference would have been given, and what stops it.
+# Probes: a turn located by rendering the conversation before it, with it, and as a whole.
 
 
 class Turn(NamedTuple):
@@ -145,6 +149,7 @@ def probe(
     if not full.text.startswith(prompt):
         return Unfit("context_differs", _difference(prompt, full.text, "inference", "the conversation"))
     start = len(prompt)
+    # Pieces of the turn where it is last, and numbers of its pieces in the whole conversation.
     own_last = [piece for piece in last.pieces if piece.message == turn]
     if own_last and own_last[0].end < start:
         return Unfit("not_located", "its text is also rendered before the turn")
@@ -190,6 +195,7 @@ def _describe_turn(
 ) -> Turn | Unfit:
     size = len(own_last)
     pieces = full.pieces
+    # Where the turn's text ends in the whole conversation, and where it ends when it is last.
     turn_end = pieces[own[size - 1]].end if size else start
     last_end = own_last[-1].end if size else start
     before, after = _find_neighbours(full, own, size, start)
@@ -202,6 +208,7 @@ def _describe_turn(
     if not stop.is_next_header and stop.token != stop_last.token:
         detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
         return Unfit("history_rewritten", detail)
+    # Template text inside the region may differ from when the turn was generated; it is reported, not refused.
     rewritten = full.text[start : turn_end + stop.end] != last.text[start : last_end + stop_last.end]
     lead_end = pieces[own[0]].start if size else after
     return Turn(
@@ -226,7 +233,7 @@ def _find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: 
     mine = [number for number, piece in enumerate(rendered.pieces) if piece.message == turn]
     expected = [_field_text(last, piece) for piece in own_last]
     if [_field_text(rendered, rendered.pieces[number]) for number in mine[: len(expected)]] == expected:
-        ends = [mine[len(expected) - 1]]
+        ends = [mine[len(expected) - 1]]  # rendered as it was when last
     else:
         ends = [number for number in mine if _field_text(rendered, rendered.pieces[number]) == expected[-1]]
     if len(ends) != 1:
@@ -251,7 +258,7 @@ def _render_continuations(renderer: Renderer, chat: Chat, tools: list[Json] | No
     message = chat[turn]
     follow: list[Chat] = [[{"role": "user", "content": "zqu"}]]
     calls = message.get("tool_calls")
-    if isinstance(calls, list) and calls:
+    if isinstance(calls, list) and calls:  # results, a user, or results and then a user
         follow.insert(0, [_result_of(call) for call in calls])
         follow.append([*follow[0], *follow[1]])
     rendered = []
@@ -292,6 +299,7 @@ def stitch_turn(
     except TemplateError as error:
         return Unfit("template_error", str(error))
     own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
+    # The generation prompt is what follows the last piece; the turn has to begin with the same text.
     header = prompt.text[prompt.pieces[-1].end if prompt.pieces else 0 :]
     before = last.pieces[own[0] - 1] if own and own[0] else None
     if before is None or not prompt.pieces or _field_text(last, before) != _field_text(prompt, prompt.pieces[-1]):
@@ -304,9 +312,13 @@ def stitch_turn(
         _find_tail(item, last, own_last, turn, start) for item in _render_continuations(renderer, chat, tools, turn)
     ]
     stop = find_stop(
-        tokenizer, last.text[turn_end:], last.text[turn_end:], [text for text in others if text is not None],
+        tokenizer,
+        last.text[turn_end:],
+        last.text[turn_end:],
+        [text for text in others if text is not None],
         has_calls=bool(chat[turn].get("tool_calls")),
-    )  # fmt: skip
+    )
+    # The prompt as inference has it, then the turn: its pieces move by the difference of the two prompts.
     end, shift = turn_end + stop.end, len(prompt.text) - start
     pieces = [*prompt.pieces, *(Piece(p.start + shift, p.end + shift, turn, p.field) for p in own_last)]
     return Rendered(prompt.text + last.text[start:end], pieces), len(prompt.text), end + shift, stop.token

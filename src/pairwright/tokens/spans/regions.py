@@ -22,7 +22,7 @@ from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
-_SHORT = 6
+_SHORT = 6  # messages up to which the plain render is compared as a whole
 _VERIFIED = 4  # turns of a conversation whose prompts are rendered, the first and the last among them
 _MAX_LEARNT = 20_000  # shapes of turns
 _EXCHANGES = 20  # of the conversation on which a template is tried at every turn
@@ -134,7 +134,7 @@ class Finder:
             self._learnt[key] = probe(self._tokenizer, self._renderer, build_skeleton(keys), self._tools, target)
         learnt = self._learnt[key]
         region = _place_turn(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
-        if region is None:
+        if region is None:  # not what the skeleton says: probe the conversation itself
             self._probed += 1
             learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
             if isinstance(learnt, Unfit):
@@ -160,18 +160,24 @@ class Finder:
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
         rewritten = tuple(turn for turn in self._rewritten if turn in turns)
         return Located(
-            self._rendered, regions, left_out.dropped, rewritten, self._probed,
-            left_out.prompt_dropped, left_out.num_images,
-        )  # fmt: skip
+            self._rendered,
+            regions,
+            left_out.dropped,
+            rewritten,
+            self._probed,
+            left_out.prompt_dropped,
+            left_out.num_images,
+        )
 
 
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:
     """Find the turn's literals in the conversation; None where they differ from what was learnt."""
     pieces, text = rendered.pieces, rendered.text
+    # Pieces of the turn itself; later ones repeat its text (a call's name in the header of the result).
     size = len(own) - learnt.later
     if size < 0 or bool(size) != bool(learnt.fields):
         return None
-    if not size:
+    if not size:  # a turn without text stands between the pieces of its neighbours
         first = next((number for number, piece in enumerate(pieces) if piece.message > turn), len(pieces))
         beyond = first
     else:
@@ -181,6 +187,7 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> 
     before = pieces[first - 1].end if first else 0
     after = pieces[beyond].start if beyond < len(pieces) else len(text)
     lead_end = pieces[first].start if size else after
+    # Literals before the turn, at its beginning and after it, each compared as a whole.
     if text[before:lead_end] != learnt.lead:
         return None
     if learnt.opening and (
@@ -259,6 +266,7 @@ def _long_chats() -> list[Chat]:
 
 def _template_refusal(renderer: Renderer, chat: Chat, tools: list[Json] | None, error: TemplateError) -> Refusal:
     """Names the first message that the template does not accept, found by halving, in the words of a plain render."""
+    # The first `low` messages render; with `high` + 1 of them the template raises.
     low, high = 0, len(chat)
     while low < high:
         middle = (low + high) // 2

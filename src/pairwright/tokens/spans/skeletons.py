@@ -49,12 +49,14 @@ class Shapes:
         for number in range(min(2, size)):
             if self.roles[number] in _SYSTEM:
                 chosen.add(number)
+        # Exchanges start at user messages: the first, the last, the turn's own and its neighbours are represented.
         here = bisect_right(self.exchanges, turn) - 1
         for exchange in {0, here - 1, here + 1, len(self.exchanges) - 1} - {here}:
             if 0 <= exchange < len(self.exchanges):
                 chosen.update(self._ends(*self._span(exchange)))
         low, high = self._span(here) if here >= 0 else (0, self.exchanges[0] if self.exchanges else size)
         chosen.update(self._ends(low, high))
+        # Of its own exchange also the steps next to the turn, with their tool results.
         for step in (self._step(turn, -1), turn, self._step(turn, 1)):
             if low <= step < high:
                 chosen.update(self._step_span(step, high))
@@ -105,6 +107,7 @@ class Shapes:
             return text[:2]
         if self._constants is None or not (matches := list(self._constants.finditer(text))):
             return _HOLE
+        # Text between constants becomes a placeholder; eight constants are enough to tell shapes apart.
         parts, position = [], 0
         for match in matches[:8]:
             between = text[position : match.start()]
@@ -131,7 +134,7 @@ class Shapes:
             if key == "function":
                 shape[key] = self._call(value)
             elif key == "id":
-                shape[key] = len(value) if isinstance(value, str) else value
+                shape[key] = len(value) if isinstance(value, str) else value  # of an id only the length counts
             elif key == "arguments":
                 shape[key] = self._arguments(value)
             else:
@@ -140,7 +143,7 @@ class Shapes:
 
     def _arguments(self, value: Any) -> Any:
         if isinstance(value, dict) and self._whole_arguments:
-            return {f"k{_HOLE}": _HOLE} if value else {}
+            return {f"k{_HOLE}": _HOLE} if value else {}  # one key stands for all
         if isinstance(value, dict):
             return {f"k{number}{_HOLE}": self._value(item) for number, item in enumerate(value.values())}
         return self._value(value)
@@ -188,7 +191,9 @@ def _give_id(call: Any, number: int, place: int) -> str:
     return str(call["id"])
 
 
+# A string literal of Jinja, in single or double quotes; the text is in one of two groups.
 _LITERAL = r"(?:'((?:[^'\\]|\\.)*)'|\"((?:[^\"\\]|\\.)*)\")"
+# Literals that text is compared with: startswith(x), endswith(x), x in y, y == x.
 _SOUGHT = re.compile(rf"\b(?:starts|ends)with\(\s*{_LITERAL}|{_LITERAL}\s+(?:not\s+)?in\b|==\s*{_LITERAL}")
 
 

@@ -62,6 +62,9 @@ def encode_text(
 def index_tokens(
     tokenizer: ChatTokenizer, ids: NDArray[np.int32], offsets: NDArray[np.int32], *, is_split: bool
 ) -> Encoded:
+    """Ids with their offsets, sorted for bisection."""
+    # Offsets (N, 2) by columns. Where a tokenizer gives several tokens the same characters, or steps back, the running
+    # maximum keeps both `starts` and `reach` sorted, so that they can be bisected.
     starts, ends = np.ascontiguousarray(offsets[:, 0]), np.ascontiguousarray(offsets[:, 1])
     reach = np.maximum.accumulate(np.maximum(ends, starts + 1)) if len(ids) else ends
     if len(ids) > 1 and np.any(starts[1:] < starts[:-1]):
@@ -70,9 +73,10 @@ def index_tokens(
 
 
 def encode_continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Encode text that goes on after other text: without the space that some tokenizers put before a first word."""
+    """Encode text that continues other text: without the space that some tokenizers put before a first word."""
     if not _adds_prefix(tokenizer):
         return tokenizer.encode(text)
+    # Encode after an anchor and drop its tokens; an anchor that merges with the text is replaced by the next.
     for anchor in ("\n", "a", ".", "0"):
         ids, offsets = tokenizer.encode(anchor + text)
         cut = int(np.searchsorted(offsets[:, 0], np.int32(len(anchor)), side="left"))
@@ -82,7 +86,7 @@ def encode_continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np
 
 
 def encode_parts(tokenizer: ChatTokenizer, parts: Sequence[Part], *, continues: bool) -> dict[Part, Offset]:
-    """Several parts at once; `continues`: they go on after other text."""
+    """Several parts at once; `continues`: they follow other text."""
     plain = [part for part in parts if not part.escaped]
     if continues and _adds_prefix(tokenizer):
         encoded = [encode_continuation(tokenizer, part.text) for part in plain]
@@ -112,6 +116,7 @@ def _is_inside(encoded: Encoded, edge: int) -> bool:
 def _encode_in_parts(
     tokenizer: ChatTokenizer, text: str, cuts: list[int], escaped: list[tuple[int, int]], *, continues: bool = False
 ) -> Offset:
+    # Cut at every edge; parts that start at an escaped place are encoded without control tokens.
     edges = sorted({0, len(text), *cuts, *(edge for pair in escaped for edge in pair)})
     plain = dict(escaped)
     ids, offsets = [], []

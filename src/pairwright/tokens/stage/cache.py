@@ -1,4 +1,4 @@
-"""Encoded sequences on disk, and how they are read back.
+"""Encoded sequences on disk, how they are read back, and the counts of their manifest.
 
     OUT/sequences-<id>.parquet   one row a sequence: ids, mask, message of each token, paint, report; or a refusal
     OUT/items.parquet            the keys of the source's items, in its order
@@ -64,7 +64,7 @@ def write_part(output: Place, rows: list[Json]) -> None:
 
 
 def write_items(output: Place, keys: list[str]) -> None:
-    """Say which items the cache was last made for, in the order of their source."""
+    """Record which items the last run encoded, in the order of their source."""
     _write_parquet(output / ITEMS, pa.table({"key": pa.array(keys, pa.string())}))
 
 
@@ -121,6 +121,7 @@ class CachedPairs:
         self.ids: list[str] = frame["id"].to_list()
         self.lengths: Array = frame.select("num_tokens", "num_tokens_rejected").to_numpy()
         self.prompt_lengths: Array = frame["prompt_length"].to_numpy()
+        # (N, 2) rows of both sides in the mapped file.
         self._places: Array = frame.select("row", "row_rejected").to_numpy()
         self._position = {name: position for position, name in enumerate(self.ids)}
 
@@ -155,12 +156,14 @@ class _Rows:
         reader = pa.ipc.open_file(self._source)
         batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         self._batches = [{name: _column(batch.column(name)) for name in (*_ARRAYS, "report")} for batch in batches]
+        # First row of each batch, to find a row's batch by bisection.
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
         narrow: Any = pl.from_arrow(
             pa.Table.from_batches(batches, schema=reader.schema).select(
                 ["key", "id", "side", "number", "prompt_length", "num_tokens"]
             )
         )
+        # One line for each sequence: the place of its item in the source, and its row in the mapped file.
         places = pl.read_parquet(output / ITEMS).with_row_index("place")
         self.frame: pl.DataFrame = places.join(
             narrow.with_row_index("row"), on="key", how="inner", maintain_order="left_right"
@@ -171,7 +174,7 @@ class _Rows:
         batch, place = self._batches[number], row - int(self._starts[number])
         arrays: dict[str, Any] = {}
         for name in _ARRAYS:
-            offsets, values, valid = batch[name]
+            offsets, values, valid = batch[name]  # of a list column: a row is a slice of the values
             known = valid is None or valid[place]
             arrays[name] = values[offsets[place] : offsets[place + 1]] if known else None
         arrays["mask"] = arrays["mask"].view(np.bool_)
@@ -193,6 +196,7 @@ def build_mapped_file(output: Path) -> Path:
     """The file to map, made of the Parquet files if it is not there for these parts and these items."""
     if not (output / ITEMS).is_file():
         raise TableError(f"{output}: no {ITEMS}; make one with: pairwright tokens SOURCE --tokenizer DIR -o {output}")
+    # The name is a hash of the items and of the names of the parts: parts are never changed after they are written.
     digest = xxhash.xxh3_64((output / ITEMS).read_bytes())
     for part in _list_parts(output):
         digest.update(part.name.encode())
@@ -209,7 +213,7 @@ def build_mapped_file(output: Path) -> Path:
 def _write_mapped(path: Path, output: Path) -> None:
     """Part by part: the rows of the last run that are no refusals, each key once, masks as bytes."""
     wanted = set(pl.read_parquet(output / ITEMS)["key"].to_list())
-    types = {"mask": pa.list_(pa.uint8())}
+    types = {"mask": pa.list_(pa.uint8())}  # Arrow packs booleans into bits, which cannot be mapped as an array
     schema = pa.schema([pa.field(name, types.get(name, SCHEMA.field(name).type)) for name in _MAPPED])
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         for part in _list_parts(output):
@@ -233,7 +237,7 @@ def _write_parquet(path: Place, table: pa.Table) -> None:
         pq.write_table(table, temporary, compression="zstd", compression_level=1)
 
 
-# The manifest of encoded sequences: every count of the items of one source, from the cache.
+# The manifest: counts of the items of one source, from the cache.
 
 _LOSSES = {
     "with_dropped_content": "lack text or calls that the model generated: the chat template does not render them",
@@ -256,7 +260,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     good = rows.filter(pl.col("refusal").is_null())
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
-    per_item = good.group_by("key", "side").len()["len"]
+    per_item = good.group_by("key", "side").len()["len"]  # more than one: the template rewrites history
     num_encoded = wanted.height - int(rows.height - good.height)
     incomplete = {key for key, report in zip(good["key"].to_list(), reports, strict=True) if report.get("dropped")}
     tokens, trained = int(lengths.sum()), int(good["num_trained"].sum())
@@ -279,9 +283,12 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,
         "length": {
-            "min": lengths.min(), "median": lengths.median(), "p95": lengths.quantile(0.95), "max": lengths.max(),
+            "min": lengths.min(),
+            "median": lengths.median(),
+            "p95": lengths.quantile(0.95),
+            "max": lengths.max(),
         },
-    }  # fmt: skip
+    }
 
 
 def describe_losses(manifest: dict[str, Any]) -> list[str]:

@@ -51,6 +51,7 @@ def check_template(tokenizer: Any) -> TemplateCheck:
     renderer = ready.renderer(None)
     arguments, empty = find_call_forms(ready, renderer)
     call = _call(arguments, empty)
+    # Words that begin with zq are in no template: where one is missing from the text, the template dropped it.
     quirks = [
         *_check_refusal(ready, "plain", [_user("one"), _assistant("two")]),
         *_check_refusal(ready, "calls", [_user("one"), call, _result(), _assistant("two")]),
@@ -117,6 +118,7 @@ def _check_history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
         ("reasoning beside a call", [_user("one"), {**call, "reasoning_content": "why"}, _result(), _assistant("two")]),
         ("a system message and a call", [{"role": "system", "content": "s"}, _user("one"), call, _result()]),
     ]
+    # One example is enough: the first case that needs several sequences.
     for name, chat in cases:
         for quirk in _check_refusal(tokenizer, "", chat):
             if any(reason in quirk.detail for reason in ("context_differs", "history_rewritten", "not_continued")):
@@ -156,6 +158,7 @@ def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> li
     if "zqresult" not in answered:
         detail = answered if answered.startswith("refused") else "tool results are left out of the text"
         quirks.append(Quirk("no_results", detail))
+    # Two calls of one turn: both arguments have to be in the text.
     two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}
     parallel = _render_or_explain(renderer, [_user("one"), two])
     if parallel.count("zebra") < 2 and "zebra" in called:
@@ -198,6 +201,7 @@ def _example(
         return (), ()
     parts = []
     tokens = zip(sequence.ids, sequence.mask, strict=True)
+    # Runs of trained and untrained tokens, each decoded as a whole.
     for trained, group in itertools.groupby(tokens, key=lambda item: bool(item[1])):
         parts.append((tokenizer.decode([token for token, _ in group]), trained))
     return tuple(parts), sequence.report.stops

@@ -66,6 +66,7 @@ class Source:
         """The ids of the experiences on sides that have recorded tokens."""
         names = [f"{side}_{column}" for side in _SIDES for column in ("uid", "recorded")]
         frames = [pl.DataFrame(batch) for batch in pair_batches(self.path, names)]
+        # Null stands for pairs that were built before the column existed: they may have recorded ids.
         sides = [
             frame.filter(pl.col(f"{side}_recorded").fill_null(True))[f"{side}_uid"]
             for frame in frames
@@ -107,6 +108,7 @@ class Source:
     def _experiences(self, known: set[str]) -> Iterator[Item]:
         for batch in Table(self.path, create=False).scan():
             keys = [self._key(row) for row in batch.select(_EXPERIENCE_KEY).to_pylist()]
+            # Only the rows that are not in the cache are decoded.
             fresh = np.array([key not in known for key in keys], bool)
             wanted = [key for key in keys if key not in known]
             for key, experience in zip(wanted, from_batch(batch.filter(pa.array(fresh))), strict=True):
@@ -118,6 +120,7 @@ class Source:
             for row in batch.to_pylist():
                 if (key := self._pair_key(row)) not in known:
                     fresh.setdefault(key, row)
+            # Experiences with recorded ids are read once for all pairs of the batch.
             uids = [row[f"{side}_uid"] for row in fresh.values() for side in _SIDES]
             experiences = self._fetch({self._recorded[uid] for uid in uids if uid in self._recorded})
             for key, row in fresh.items():
@@ -173,6 +176,7 @@ def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, s
         rows |= {uid: uid for uid in recorded if uid not in rows}
         preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()
         for uid, *sides in preferences.iter_rows():
+            # Both sides of a preference have ids of their own and share its row.
             eids = (msgspec.json.decode(side).get("eid") for side in sides)
             rows |= {EID(*eid).uid: uid for eid in eids if eid is not None}
     return rows

@@ -1,4 +1,4 @@
-"""A few sequences to look at: from the cache, or encoded on the spot from a table, from pairs, or from a conversation.
+"""A few sequences to look at, in colours: from the cache, or encoded now from a table, from pairs, from a conversation.
 
 folder of cached sequences   as they were encoded
 experience table, pairs      encoded now; with `hints`, the hinted teacher of an experience beside the student
@@ -108,9 +108,14 @@ def _preview_item(tokenizer: ChatTokenizer, item: Item, options: dict[str, bool]
         return
     sides = item.prompt, item.chosen, item.rejected
     pair = encode_pair(
-        tokenizer, *sides, list(item.tools) or None, sources=item.sources, cut=item.cut,
-        allow_dropped=options["allow_dropped"], allow_images=options["allow_images"],
-    )  # fmt: skip
+        tokenizer,
+        *sides,
+        list(item.tools) or None,
+        sources=item.sources,
+        cut=item.cut,
+        allow_dropped=options["allow_dropped"],
+        allow_images=options["allow_images"],
+    )
     yield f"{item.id} chosen", pair.chosen
     yield f"{item.id} rejected", pair.rejected
 
@@ -126,9 +131,14 @@ def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, boo
         start = len(experience.prompt)
         refuse_media_inputs(experience, allow=options["allow_images"])
         for distillation in encode_distillations(
-            tokenizer, experience.messages, hints, tools, train_from=start, allow_dropped=options["allow_dropped"],
+            tokenizer,
+            experience.messages,
+            hints,
+            tools,
+            train_from=start,
+            allow_dropped=options["allow_dropped"],
             allow_images=options["allow_images"],
-        ):  # fmt: skip
+        ):
             yield f"{experience.eid.uid} student", distillation.student
             yield f"{experience.eid.uid} teacher", distillation.teacher
 
@@ -142,9 +152,12 @@ def _preview_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]
         title = f"{path.name}:{number}"
         try:
             sequences = encode_turns(
-                tokenizer, messages, chat.get("tools"), allow_dropped=options["allow_dropped"],
+                tokenizer,
+                messages,
+                chat.get("tools"),
+                allow_dropped=options["allow_dropped"],
                 allow_images=options["allow_images"],
-            )  # fmt: skip
+            )
         except TokensError as error:
             yield title, error
             continue
@@ -162,7 +175,7 @@ def _values(path: Path) -> Iterator[Any]:
         raise PairwrightError(f"{path}: not a conversation: {error}") from None
 
 
-# Sequences painted: what was generated, what the prompt is, tool output, stops, hints; in a terminal or as a page.
+# Colours of tokens by what they are, in a terminal and as an HTML page.
 
 # Paint -> (name, terminal style, background of the page, colour of the page). Trained tokens are underlined, too.
 PALETTE: dict[Paint, tuple[str, str, str, str]] = {
@@ -181,7 +194,7 @@ PALETTE: dict[Paint, tuple[str, str, str, str]] = {
 
 
 def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
-    """The text of each token; a character that several tokens spell is told with the last of them.
+    """The text of each token; a character that several tokens spell belongs to the last of them.
 
     Joined, the texts are what the ids decode to.
     """
@@ -189,8 +202,10 @@ def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
     texts: list[str] = []
     before = start = 0
     for position in range(len(numbers)):
+        # Decode with the token before, since some tokenizers change the start of a text.
         known = tokenizer.decode(numbers[before:start])
         more = tokenizer.decode(numbers[before : position + 1])
+        # A replacement character: the token ends inside a character, so wait for the next one.
         if more.endswith("\ufffd") and position - start < 12 and position + 1 < len(numbers):
             texts.append("")
             continue
@@ -241,7 +256,7 @@ def legend() -> Text:
 
 
 def html_page(tokenizer: Any, sequences: Iterable[tuple[str, Sequence]], *, title: str = "tokens") -> str:
-    """One self-contained page: a title and a sequence each; a token's id and message are told when pointed at."""
+    """One self-contained page: a title and a sequence each; a tooltip shows a token's id and message."""
     ready = chat_tokenizer(tokenizer)
     rules = "".join(f".p{int(paint)}{{background:{entry[2]};color:{entry[3]}}}" for paint, entry in PALETTE.items())
     names = "".join(f'<span class="p{int(paint)}">{html.escape(entry[0])}</span> ' for paint, entry in PALETTE.items())

@@ -1,4 +1,4 @@
-"""The tokens stage: an experience table or pairs into cached sequences, with a manifest that counts everything.
+"""The tokens stage: an experience table or pairs into cached sequences, with a manifest; and `Encoded`, its result.
 
     OUT/sequences-<id>.parquet   one row a sequence, or a refusal (see cache.py)
     OUT/items.parquet            which items this is, in the order of the source
@@ -64,11 +64,12 @@ def encode_source(
     """
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
-    # Says what is wrong with it before anything is read, and takes the place of what the folder held before.
+    # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
     _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
     tokenizer_hash = folder_hash(Path(options.tokenizer))
     read = open_source(source, tokenizer_hash, options)
     output.mkdir(parents=True, exist_ok=True)
+    # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
     done = num_cached = len(known.intersection(keys))
@@ -90,9 +91,11 @@ def encode_source(
 def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> Source:
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
-        source, salt=content_hash(_VERSION, tokenizer_hash, options.content()), experience=options.experience,
+        source,
+        salt=content_hash(_VERSION, tokenizer_hash, options.content()),
+        experience=options.experience,
         use_recorded=options.recorded == "use",
-    )  # fmt: skip
+    )
 
 
 def folder_hash(folder: Path) -> str:
@@ -110,7 +113,7 @@ def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
-_loaded: dict[str, ChatTokenizer] = {}
+_loaded: dict[str, ChatTokenizer] = {}  # by folder, in each process: loading takes longer than encoding a task
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
@@ -126,7 +129,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
                 rows += _experience_rows(tokenizer, item, item.experience, options)
             except TokensError as error:
                 rows.append(_refusal_row(item, error))
-    compared = [item for item in items if item.experience is None]
+    compared = [item for item in items if item.experience is None]  # pairs: encoded together, which is faster
     for item, encoded in zip(compared, _encode_pairs(tokenizer, compared, options), strict=True):
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
@@ -138,10 +141,16 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
 
 def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experience, options: TokensConfig) -> list[Json]:
     sequences = encode_experience(
-        tokenizer, experience, recorded=options.recorded, boundaries=options.boundaries,
-        control_tokens=options.control_tokens, require_stop=options.require_stop, verify=options.verify,
-        allow_dropped=options.allow_dropped, allow_images=options.allow_images,
-    )  # fmt: skip
+        tokenizer,
+        experience,
+        recorded=options.recorded,
+        boundaries=options.boundaries,
+        control_tokens=options.control_tokens,
+        require_stop=options.require_stop,
+        verify=options.verify,
+        allow_dropped=options.allow_dropped,
+        allow_images=options.allow_images,
+    )
     if not any(sequence.num_trained for sequence in sequences):
         raise Refusal("not_generated", "the completion has nothing that the model generated")
     if options.max_length is not None:
@@ -158,10 +167,18 @@ def _encode_pairs(
         for item in items
     )
     return encode_pairs(
-        tokenizer, compared, recorded=options.recorded, max_length=options.pair_length, truncation=options.truncation,
-        keep_first=options.keep_first, control_tokens=options.control_tokens, require_stop=options.require_stop,
-        verify=options.verify, allow_dropped=options.allow_dropped, allow_images=options.allow_images,
-    )  # fmt: skip
+        tokenizer,
+        compared,
+        recorded=options.recorded,
+        max_length=options.pair_length,
+        truncation=options.truncation,
+        keep_first=options.keep_first,
+        control_tokens=options.control_tokens,
+        require_stop=options.require_stop,
+        verify=options.verify,
+        allow_dropped=options.allow_dropped,
+        allow_images=options.allow_images,
+    )
 
 
 def _refusal_row(item: Item, error: TokensError) -> Json:
@@ -186,7 +203,7 @@ def _row(item: Item, side: str, number: int, sequence: Sequence) -> Json:
     }
 
 
-# Sequences that the tokens stage has written, as a Python object (`Encoded`), and taken up by who trains on them.
+# The result of the stage: `Encoded` for Python, and the checks of a training that reads the sequences as they are.
 
 MANIFEST = "manifest.json"
 SPLITS = ("train", "validation", "all")
@@ -249,7 +266,7 @@ class Encoded:
             raise ConfigError(f"size: got {size!r}, expected at least 1")
         if split not in SPLITS:
             raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
-        positions = np.arange(len(self))
+        positions = np.arange(len(self))  # of pairs, in the order of the table
         if split != "all":
             positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
         if seed is not None:
@@ -375,6 +392,7 @@ def adopt_options(tokens: Path, options: TokensConfig) -> TokensConfig:
             f"{_encode_again(tokens, manifest)}"
         ) from None
     now = options.content()
+    # Only options that the user set count: the others are taken from the manifest.
     changed = [name for name in now if name in options.model_fields_set and now[name] != before[name]]
     if changed:
         differences = ", ".join(f"tokens.{name} was {before[name]!r}, is {now[name]!r}" for name in changed)

@@ -28,7 +28,7 @@ from pairwright.tokens.template.tracked_json import to_json
 from pairwright.tokens.template.tracked_messages import OwnedDict, PlainDict
 from pairwright.tokens.template.tracked_str import Owned, join, join_with, replace, track
 
-# Text that templates build with `format`, `%`, `join`, `replace`: what Python gives, with owners, of bounded size.
+# Text that templates build with `format`, `%`, `join`, `replace`: the same text as Python's, with owners, bounded.
 
 
 class TextBuilder:
@@ -53,7 +53,7 @@ class TextBuilder:
             parts.append(literal)
             if field is None:
                 continue
-            if field == "" or field[0] in ".[":
+            if field == "" or field[0] in ".[":  # an automatic number, as in "{}"
                 field = f"{next(numbers)}{field}"
             value, _ = formatter.get_field(field, args, kwargs)
             spec = self.format_text(spec, args, kwargs, numbers) if spec else ""
@@ -74,6 +74,7 @@ class TextBuilder:
         if isinstance(values, dict):
             self.limits.charge(len(pattern) * 8)
         items = values if isinstance(values, tuple) else (values,)
+        # One literal more than values, and no other field: join them, so that every value keeps its owner.
         literals = str.__str__(pattern).split("%s")
         if len(literals) == len(items) + 1 and not any("%" in literal for literal in literals):
             parts = [literals[0]]
@@ -86,7 +87,7 @@ class TextBuilder:
 
     def _check_digits(self, spec: str) -> None:
         """Widths and precisions of at most six digits, given as digits."""
-        run = 0
+        run = 0  # digits in a row
         for char in spec:
             run = run + 1 if char.isdigit() else 0
             if run > 6:
@@ -115,7 +116,7 @@ def keep_owner(source: Any, text: str) -> str:
     return text
 
 
-# The Jinja environment that chat templates are written for, with provenance and limits.
+# The environment: operators, filters and methods of templates.
 
 Clock = Callable[[], datetime]
 
@@ -195,9 +196,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.limits = limits
         self.texts = TextBuilder(self, limits)
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols],
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, jinja2.ext.loopcontrols],
             finalize=self.print_value,
-        )  # fmt: skip
+        )
         self.clock = clock
         self.tracking = True  # False while nothing is owned
         self.concat = self._concat  # type: ignore[method-assign]
@@ -222,6 +225,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(jinja2.nodes.For):
+            # Every iteration reads `environment.tick` first.
             loop.body.insert(0, jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute("tick")))
         return tree
 
@@ -249,6 +253,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if isinstance(parts, list):
             self.limits.charge(sum(map(len, parts)))
             return join(parts)
+        # A generator: checked every 1024 chunks, since a template may print without end.
         collected: list[str] = []
         chunks = iter(parts)
         while chunk := list(itertools.islice(chunks, 1024)):

@@ -10,15 +10,15 @@ from typing import Any
 
 from pairwright.tokens.refusals import TemplateLimit
 
-SECONDS = 20.0
-MAX_SIZE = 16_000_000
-MAX_SPENT = 400_000_000
-_CHECK_EVERY = 64
-_MAX_BITS = 4096
+SECONDS = 20.0  # of one render
+MAX_SIZE = 16_000_000  # characters or items of one value
+MAX_SPENT = 400_000_000  # characters and items of all values of a render
+_CHECK_EVERY = 64  # ticks between two looks at the clock
+_MAX_BITS = 4096  # of an integer
 
 
 class Limits:
-    """The use of one render. `begin` starts the clock anew; a large conversation may use more, in proportion."""
+    """The use of one render. `begin` restarts the clock; a large conversation may use more, in proportion."""
 
     __slots__ = ("_deadline", "_input", "_ticks", "max_size", "seconds", "spent")
 

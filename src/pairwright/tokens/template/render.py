@@ -118,7 +118,7 @@ def pieces_of(runs: tuple[Run, ...]) -> list[Piece]:
     for length, owner in runs:
         if owner != TEMPLATE:
             message, field = divmod(owner, FIELDS)
-            if pieces and pieces[-1][1:] == (position, message, field):
+            if pieces and pieces[-1][1:] == (position, message, field):  # continues the last piece
                 pieces[-1] = Piece(pieces[-1].start, position + length, message, field)
             else:
                 pieces.append(Piece(position, position + length, message, field))

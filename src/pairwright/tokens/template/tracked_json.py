@@ -27,7 +27,7 @@ def to_json(
     kind = type(value)
     if kind in _PLAIN:
         return dumps(value)
-    if kind is PlainDict or kind is PlainList:
+    if kind is PlainDict or kind is PlainList:  # a tool schema: the same text on every render
         if dumps not in value._json:
             value._json[dumps] = dumps(value)
         text: str = value._json[dumps]
@@ -38,6 +38,7 @@ def to_json(
         return _string(value, ensure_ascii)
     if not tracking or not _holds_owned(value):
         return dumps(value)
+    # Text of several owners: write the JSON piece by piece, with the separators that `json.dumps` has.
     out: list[str] = []
     item_separator, key_separator = separators or (", " if indent is None else ",", ": ")
     if isinstance(indent, int):
@@ -133,6 +134,7 @@ class _Writer:
                 if type(key) is Owned:
                     self.out.append(_string(key, self.ensure_ascii))
                 else:
+                    # As a key of a dict, so that numbers and None are written as keys; `{` and `: 0}` are cut off.
                     put(json.dumps({key: 0}, ensure_ascii=self.ensure_ascii)[1:-4])
                 put(self.key_separator)
             self.write(item, inner)

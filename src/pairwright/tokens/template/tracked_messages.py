@@ -20,6 +20,9 @@ _FIELD_OF = {
 }  # fmt: skip
 
 
+# Values of a call's arguments: the model wrote all of them, so numbers and containers have an owner, too.
+
+
 class OwnedInt(int):
     """A number of a call's arguments: its text belongs to the call."""
 
@@ -64,6 +67,7 @@ def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
     chat = []
     for message in messages:
         plain = {key: item if type(item) is str else plain_data(item) for key, item in message.items()}
+        # Templates read the reasoning under different names; the first that is set is given under two of them.
         reasoning = next((plain[key] for key in _REASONING_KEYS if plain.get(key) is not None), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}

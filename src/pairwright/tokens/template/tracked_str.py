@@ -41,6 +41,7 @@ def join(parts: Iterable[str]) -> str:
     """Concatenate, keeping every run; a plain `str` where no part is owned."""
     parts = list(parts)
     text = "".join(parts)
+    # Runs are concatenated as they are: neighbours of one owner are merged only when pieces are read.
     runs: list[Run] = []
     plain = True
     for part in parts:
@@ -70,6 +71,7 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
     if not any(isinstance(part, Owned) for part in (text, new)):
         return str.replace(text, old, new, limit)
     plain, pieces, position, done = str.__str__(text), [], 0, 0
+    # An empty `old` matches before every character and at the end, as `str.replace` has it.
     while limit < 0 or done < limit:
         index = plain.find(old, position + (1 if not old and done else 0))
         if index < 0 or (not old and index > len(plain)):
@@ -82,7 +84,7 @@ def replace(text: str, old: str, new: str, count: SupportsIndex = -1) -> str:
 def _cut(runs: Runs, start: int, stop: int) -> Runs:
     """The runs of `text[start:stop]`; at least one run, of length zero if nothing is left."""
     inside: list[Run] = []
-    position, last = 0, TEMPLATE
+    position, last = 0, TEMPLATE  # `last` owns the empty slice
     for length, owner in runs:
         low, high = max(start, position), min(stop, position + length)
         if low < high or (length == 0 and start <= position <= stop):
@@ -144,6 +146,7 @@ class Owned(str):
         start, stop, step = key.indices(len(self))
         if step == 1:
             return _attach_runs(text, _cut(self._runs, start, max(start, stop)))
+        # A step: one run for each character.
         owners = [owner for length, owner in self._runs for _ in range(length)]
         return _attach_runs(text, tuple((1, owner) for owner in owners[key]) or ((0, TEMPLATE),))
 
@@ -175,7 +178,7 @@ class Owned(str):
     def _pieces(self, plain: Iterable[str], *, from_end: bool = False) -> list[str]:
         """Find parts that `str` cut out, in order, and give them their runs."""
         pieces: list[str] = []
-        if from_end:
+        if from_end:  # parts are found from the right, as `rsplit` cut them
             position = len(self)
             for part in reversed(list(plain)):
                 start = str.rfind(self, part, 0, position)
@@ -233,6 +236,8 @@ class Owned(str):
             return _attach_runs(result, ((len(result), self._runs[0][1]),))
         if len(result) == len(self):
             return _attach_runs(result, self._runs)
+        # The length changed (ß to SS): count the new characters run by run. Where they do not add up, because a
+        # character depends on its neighbours or on its column (tabs), the text has no owners.
         runs, position, plain = [], 0, str.__str__(self)
         for length, owner in self._runs:
             runs.append((sum(len(character(char)) for char in plain[position : position + length]), owner))

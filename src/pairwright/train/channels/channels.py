@@ -157,9 +157,9 @@ def load_channels(
     settings, weights, options = config.train, config.train.channels, token_options(config, model)
     show = _report_to(progress, "encode")
     folders = TokenFolders(tokens, output / "tokens")
-    # one process encodes; the others then find everything in the cache
+    # The first process encodes while the others wait; they then read everything from the cache.
     if not ranks.is_first:
-        ranks.wait()
+        ranks.wait()  # released by the wait of the first process below
     channels: list[Any] = []
     limits = Limits(settings)
     pair_data: PairData | None = None
@@ -176,6 +176,7 @@ def load_channels(
             likely = _likely_of_runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
         likely = _require(likely, "sft", "--pairs or --experience")
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
+    # Pairs come first, so channels[0] trains the curriculum.
     if pair_data is not None and pair_data.curriculum is not None:
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
@@ -205,9 +206,14 @@ def token_options(config: Config, model: Path) -> TokensConfig:
 
 
 def _compute_references(
-    channels: Items[Any], policy: Policy, initial: str, output: Path, settings: TrainConfig, ranks: Ranks,
+    channels: Items[Any],
+    policy: Policy,
+    initial: str,
+    output: Path,
+    settings: TrainConfig,
+    ranks: Ranks,
     progress: Callable[[dict[str, Any]], None],
-) -> None:  # fmt: skip
+) -> None:
     """Score everything with the reference, once; what is known from before is not scored again."""
     wanting = [channel for channel in channels if channel.needs_reference]
     if not wanting:
@@ -217,10 +223,12 @@ def _compute_references(
         raise ConfigError(f"reference: none, but {names} needs one; set it to initial, or take simpo, orpo or sft")
     place = None if settings.reference == "initial" else Path(settings.reference)
     name = initial if place is None else model_hash(place)
+    # Values of this reference, in this precision; those of earlier runs are read from the folder.
     known = ReferenceLogps(output / "reference" / f"{name}-{settings.precision}")
+    # Functions that make trees, not trees: those of a large table would not fit into memory.
     wanted = [make for channel in wanting for _, make in channel.reference_trees()]
     lacking = [make for make in wanted if known.lacks(make())]
-    ranks.wait()  # nobody adds anything until all know what is lacking, so that the shares are shares of one list
+    ranks.wait()  # no process may add values before all have listed what is lacking: they share one list
     show = _report_to(progress, "reference")
     if lacking:
         scorer = policy if place is None else open_policy(place, settings, ranks, is_trained=False)
@@ -292,7 +300,7 @@ def _likely_of_runs(parts: list[PolicyData]) -> Likely:
     trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
     sequences = [sequence for part in parts for sequence in part.sequences]
-    num_train = len(parts[0].ids)
+    num_train = len(parts[0].ids)  # the first part is trained, the second validates
     return Likely(
         tree=lambda item: trees[item],
         num_tokens=lambda item: trees[item].num_tokens,

@@ -1,4 +1,4 @@
-"""The distillation channel: what the model would have said with a hint, taught to the model without it.
+"""The distillation channel: the student learns, without the hint, the distribution that the teacher has with it.
 
     K  tokens of hinted turns      V  vocabulary
 
@@ -67,9 +67,11 @@ class DistillChannel:
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         chosen = [self.data.items[item] for item in items]
         students, teachers = [_student_tree(item) for item in chosen], [_teacher_tree(item) for item in chosen]
+        # Rows of both are the tokens of hinted turns in the same order, so row k is the same token in both contexts.
         student_KH, target_K, _, _ = policy.compute_hidden(students)
         teacher = policy if self.teacher is None else self.teacher
 
+        # The initial weights as teacher: a model with an adapter is its own, with the adapter off.
         def bare() -> Any:
             is_adapter_off = self._kind == "initial" and self.teacher is None
             return policy.without_adapter() if is_adapter_off else nullcontext()
@@ -82,6 +84,7 @@ class DistillChannel:
             rows = slice(start, start + ROWS_AT_ONCE)
             with torch.no_grad(), bare():
                 teacher_KV = teacher.logits(teacher_KH[rows])
+            # Logits (rows, V) are not kept: the backward pass computes them again.
             losses: DistillLosses = checkpoint(
                 self._rows, policy, student_KH[rows], teacher_KV, target_K[rows], recorded_K[rows], use_reentrant=False
             )
@@ -147,6 +150,7 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
 
 @torch.no_grad()
 def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
+    # slow ← slow + rate · (fast − slow)
     for slow, fast in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
         slow.lerp_(fast, rate)
 

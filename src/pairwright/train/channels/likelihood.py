@@ -75,6 +75,7 @@ class LikelihoodChannel:
         trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
         sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
+        # A sequence's weight times the sum over its tokens; `total` is the same sum of weights over the whole batch.
         weight_S = torch.from_numpy(np.asarray(self.data.weights[items])).to(policy.device)
         num_tokens = float(sum(tree.num_tokens for tree in trees))
         sums: Sums = {

@@ -2,8 +2,8 @@
 
 Advantages are of the whole group, computed when the data is loaded. Runs of groups with no spread teach nothing: they
 are counted and never drawn. Where tokens have recorded advantages, or rewards of their own, these take the place of the
-run's (token_signals.py). Where a run has recorded log-probabilities the ratio is to them; where it has none the
-ratio is 1, and a note says how many.
+run's (`TokenSignals` in data.py). Where a run has recorded log-probabilities the ratio is to them; where it has none
+the ratio is 1, and a note says how many.
 """
 
 from collections.abc import Callable
@@ -42,6 +42,7 @@ class PolicyChannel:
         )
         self._advantages = grouped.values_S.numpy()
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
+        # Runs to train on: those of groups with spread, or with an advantage of their own at a trained token.
         is_active = grouped.is_active_S.numpy().copy()
         for item in self._by_token:
             trained = self._advantage(item)
@@ -59,6 +60,7 @@ class PolicyChannel:
         self.counts = {**data.counts, "flat_groups": grouped.num_flat_groups, "groups": grouped.num_groups}
         if self._by_token:
             self.counts["runs_by_token"] = len(self._by_token)
+        # Runs with rewards of their tokens that do not count, since others of their group have none.
         left = [item for item, uid in enumerate(data.ids) if data.signals.has(uid) and item not in self._by_token]
         unscored = int(np.isnan(data.rewards[left]).sum())  # kept for the rewards of their tokens, which do not count
         for name, num in (("token_rewards_unused", len(left)), ("unscored", unscored)):
@@ -159,6 +161,7 @@ class PolicyChannel:
 
     def _get_logps(self, item: int) -> Array:
         """Recorded log-probabilities of the run's trained tokens, NaN where there are none."""
+        # Arrays are of the whole sequence; the tree's mask is of what follows its prompt.
         tree, known = self.data.trees[item], self.data.sequences[item].logprobs
         mask = tree.masks[0]
         if known is None:

@@ -1,7 +1,6 @@
-"""The preference channel: pairs in, the loss that is named in the configuration out. And `sft`, which trains sequences
-by their likelihood alone.
+"""The preference channel: pairs in, the loss that is named in the configuration out.
 
-    B  pairs of a part      S  branches, 2·B: chosen and rejected in turns      N  trained tokens
+B  pairs of a part      S  branches, 2·B: chosen and rejected in turns      N  trained tokens
 """
 
 from typing import Any
@@ -81,6 +80,7 @@ class PreferenceChannel:
             return
         total = count = 0.0
         with torch.no_grad():
+            # All processes take part; parts that only fill up are not counted.
             for part, is_mine in even_parts(self, items, ranks):
                 trees = [self._mismatch(item) for item in part]
                 scored = policy.score(trees)
@@ -102,6 +102,7 @@ class PreferenceChannel:
         known_S = None
         if self.needs_reference:
             known_S, _ = _sums_of(self._reference_of(trees, policy), scored, weight_N)
+        # Branches alternate: even ones are chosen sides, odd ones rejected.
         logps = PairLogps(
             chosen_B=sums_S[0::2],
             rejected_B=sums_S[1::2],
@@ -147,6 +148,7 @@ class PreferenceChannel:
 
     def _mismatch(self, item: int) -> Tree:
         """The prompt of a pair with the chosen completion of another, always the same one."""
+        # Half the table away: another pair, and the same one in every epoch and process.
         other = (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
         mine, others = self.data.tree(item), self.data.tree(other)
         return Tree(mine.prompt, others.branches[:1], others.masks[:1])
@@ -156,6 +158,7 @@ class PreferenceChannel:
         if self.options.ld_alpha is None:
             return None
         _, num_S = sum_by_sequence(scored.logps_N.detach(), scored.branch_N, scored.num_branches)
+        # Tokens of the shorter side (B,), once for each of the two branches (S,).
         shorter_S = torch.minimum(num_S[0::2], num_S[1::2]).repeat_interleave(2)
         return length_weights(scored.branch_N, shorter_S, self.options.ld_alpha)
 

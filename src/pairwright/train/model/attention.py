@@ -20,8 +20,8 @@ from pairwright.errors import PairwrightError
 from pairwright.tokens.batch.collate import Segment
 
 NAME = "pairwright_trees"
-SMALL_TREE = 160
-GROUP_TOKENS = 256
+SMALL_TREE = 160  # tokens up to which a tree goes into a group
+GROUP_TOKENS = 256  # tokens of a group at most
 
 
 class CannotShare(PairwrightError):
@@ -52,6 +52,7 @@ class Plan:
         """Who sees whom among the tokens of small trees, (T, T)."""
         if (number, window) not in self._masks:
             start, size = group[0].start, group[-1].end - group[0].start
+            # For each token its tree, its branch (0: the prompt), and its position in prompt + branch.
             tree_T, branch_T, place_T = (torch.zeros(size, dtype=torch.long) for _ in range(3))
             for tree, segment in enumerate(group):
                 first, end = segment.prompt
@@ -60,6 +61,7 @@ class Plan:
                 for branch, (left, right) in enumerate(segment.branches, 1):
                     branch_T[left - start : right - start] = branch
                     place_T[left - start : right - start] = torch.arange(end - first, end - first + right - left)
+            # Row sees column: same tree, not later, and in the prompt or in the same branch.
             mask_TT = (tree_T[:, None] == tree_T) & (place_T <= place_T[:, None])
             mask_TT &= (branch_T == 0) | (branch_T == branch_T[:, None])
             if window is not None:
@@ -91,6 +93,7 @@ def tree_attention(
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if others.get(name) is not None]
     if plan is None or attention_mask is not None or unknown or query.shape[0] != 1:
         raise CannotShare(f"attention with {', '.join(unknown) or 'a mask of its own'}")
+    # Grouped-query attention: repeat keys and values for every query head.
     num_groups = query.shape[1] // key.shape[1]
     if num_groups > 1:
         key, value = key.repeat_interleave(num_groups, dim=1), value.repeat_interleave(num_groups, dim=1)
@@ -114,6 +117,7 @@ def _attend_tree(
 ) -> list[Tensor]:
     """A tree by itself: its prompt, then each branch."""
     start, end = segment.prompt
+    # Keys and values of the prompt, which all branches attend to.
     prompt = key[:, :, start:end], value[:, :, start:end]
     outputs = [_attend(query[:, :, start:end], *prompt, 0, window, options)]
     for first, last in segment.branches:

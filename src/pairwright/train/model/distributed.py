@@ -49,6 +49,7 @@ class Ranks:
     def in_step(self, parts: Iterable[T], spare: Callable[[], T]) -> Iterator[tuple[T, bool]]:
         """Each part, and that it counts. Of a model in shards all take as many: who has no more takes spare ones,
         which do not count."""
+        # `any` is a collective: every process asks it once before each pass, with True while it has parts left.
         for part in parts:
             if self.is_sharded:
                 self.any(True)
@@ -67,6 +68,7 @@ class Ranks:
         for tensor in tensors:
             if tensor.grad is None:
                 tensor.grad = torch.zeros_like(tensor)
+        # One collective for all gradients: many small ones cost more than a copy.
         flat = torch.cat([tensor.grad.flatten() for tensor in tensors])
         dist.all_reduce(flat)
         at = 0

@@ -62,10 +62,11 @@ def read_weights(folder: Path, *, quantization: str = "none") -> Any:
         raise ModelError(f"{folder}: not a model that can be loaded: {type(error).__name__}: {reason}") from error
     finally:
         transformers_logging.set_verbosity(verbosity)
+    # Weights that transformers would have initialised at random.
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
         raise ModelError(f"{folder}: {len(missing)} weights are missing or of another shape, {missing[0]} among them")
-    model.config.use_cache = False
+    model.config.use_cache = False  # nothing is generated here
     return model
 
 
@@ -132,7 +133,7 @@ def model_hash(folder: Path) -> str:
         if path.suffix in (".safetensors", ".bin") or path.name == "config.json":
             digest.update(path.name.encode() + b"\0")
             with open(path, "rb") as file:
-                while piece := file.read(1 << 22):
+                while piece := file.read(1 << 22):  # 4 MB at a time
                     digest.update(piece)
     return digest.hexdigest()
 
@@ -148,10 +149,13 @@ def _with_adapter(model: Any, settings: TrainConfig) -> Any:
         return get_peft_model(
             model,
             LoraConfig(
-                r=lora.adapter_dim, lora_alpha=lora.alpha, lora_dropout=lora.adapter_dropout, target_modules=targets,
+                r=lora.adapter_dim,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.adapter_dropout,
+                target_modules=targets,
                 task_type="CAUSAL_LM",
             ),
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise ModelError(f"lora.target_modules: {' '.join(str(error).split())[:200]}") from error
 

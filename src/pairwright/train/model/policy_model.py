@@ -91,7 +91,7 @@ class Policy:
             inputs |= {"position_ids": self._tensor(batch.position_ids), "plan": Plan(batch.segments, self.device)}
         else:
             inputs["attention_mask"] = self._tensor(batch.attention_mask)
-        states_TH = self._backbone(**inputs).flatten(0, 1)
+        states_TH = self._backbone(**inputs).flatten(0, 1)  # (B, T, H) to (B·T, H), as `batch.source` counts
         source_N = self._tensor(batch.source)
         return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
 

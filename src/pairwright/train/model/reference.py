@@ -60,11 +60,16 @@ class ReferenceLogps:
         return any(key not in self._logps for key in branch_keys(tree))
 
     def add(
-        self, policy: Policy, batches: Iterable[list[Tree]], ranks: Ranks, spare: Callable[[], list[Tree]],
+        self,
+        policy: Policy,
+        batches: Iterable[list[Tree]],
+        ranks: Ranks,
+        spare: Callable[[], list[Tree]],
         progress: Callable[[int], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`."""
         rows: list[tuple[bytes, Array]] = []
+        # Of a model in shards every process scores as many batches; spare ones are not kept.
         for trees, is_mine in ranks.in_step(batches, spare):
             scored = list(_score_branches(policy, trees))
             if not is_mine:
@@ -108,6 +113,7 @@ class ReferenceLogps:
                 batch = reader.get_batch(number)
                 offsets = batch.column("logps").offsets.to_numpy()
                 values = batch.column("logps").values.to_numpy()
+                # Slices of the mapped file, not copies.
                 for key, start, end in zip(batch.column("key").to_pylist(), offsets[:-1], offsets[1:], strict=True):
                     self._logps[key] = values[start:end]
         except (OSError, pa.ArrowException, KeyError) as error:
@@ -118,6 +124,7 @@ class ReferenceLogps:
 def _score_branches(policy: Policy, trees: Sequence[Tree]) -> Iterator[tuple[bytes, Array]]:
     scored = policy.score(trees)
     logps, branches = scored.logps_N.float().cpu().numpy(), scored.branch_N.cpu().numpy()
+    # Values of a branch stand together, so its slice is found by bisection; one without trained tokens is empty.
     ends = np.searchsorted(branches, np.arange(scored.num_branches), side="right")
     starts = np.searchsorted(branches, np.arange(scored.num_branches), side="left")
     keys: list[Any] = [key for tree in trees for key in branch_keys(tree)]

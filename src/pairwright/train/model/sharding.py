@@ -1,4 +1,5 @@
-"""A model in shards: every process holds its piece of each weight, gradient and optimizer state (torch's FSDP).
+"""A model in shards: every process holds its piece of each weight, gradient and optimizer state (torch's FSDP);
+and tensors in pieces, read and written.
 
 A unit is a decoder block; what is left (embeddings, last norm, head) is one more. A unit is gathered for as long as it
 is computed. Its gradient is reduced right after its backward pass, in every part of a batch, so that no process ever
@@ -6,7 +7,7 @@ holds a gradient that is whole for longer than that.
 
 Invariants: gradients are sums over processes, never means, since every normaliser is of the whole batch (ranks.py).
 Names and values are those of the whole model. Every pass is a collective, so all processes make the same ones, in the
-same order: `Ranks.in_step` sees to it.
+same order: `Ranks.in_step` ensures it.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ from pairwright.config.train_config import TrainConfig
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import ModelError, default_device, load_model, plain_model, trainable
 
-# A tensor of which every process holds a piece: put together, and taken apart again.
+# Tensors of which every process holds a piece: gathered, distributed, written as safetensors.
 
 # as safetensors names them
 _DTYPES = {
@@ -90,11 +91,11 @@ def _header(tensors: list[tuple[str, Any]], metadata: Mapping[str, str] | None) 
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
         at = end
     text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8 bytes
     return len(text).to_bytes(8, "little") + text
 
 
-# A model in shards: every process holds its piece of each weight, gradient and optimizer state (torch's FSDP).
+# The sharded model.
 
 T = TypeVar("T")
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 1 << 20  # glibc's number of the option, and the smallest block to give back
