@@ -95,8 +95,9 @@ def evaluate(
         folder = Path(stack.enter_context(TemporaryDirectory()) if output is None else output)
         function: Callable[..., Any] | None = None if isinstance(workflow, str) else workflow
         settings: Json = {"resume": resume, "watch": watch, "workflow": function, "tasks": rows}
-        models = {"before": _model(before), "after": _model(after)}
-        result, _ = evaluate_models(adjust_config(config, **values), **models, output=folder, **settings)
+        result, _ = evaluate_models(
+            adjust_config(config, **values), before=_model(before), after=_model(after), output=folder, **settings
+        )
         if output is not None:
             write_evaluation(folder, result)
     return result
