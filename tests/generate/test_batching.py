@@ -112,6 +112,6 @@ def test_a_stop_text_across_tokens_is_never_given_out():
     given = [stream.add(number) for number in (0, 1, 0, 1, 2, 3)]
     assert "".join(given) == "abab"
     assert given[1] == ""  # b may be the beginning of bx
-    assert stream.stopped == "\nc"
+    assert stream.stop_text == "\nc"
     open_end = TextStream(lambda ids: "".join("ab\ncd"[number] for number in ids), stop=("\nc",))
     assert [open_end.add(1), open_end.add(2), open_end.finish()] == ["b", "", "\n"]

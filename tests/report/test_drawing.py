@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from pairwright.report.plots import Markup, Plot, counted, escape, file_name, join, shown, tag, write_plots
+from pairwright.report.plots import Markup, Plot, escape, file_name, format_count, format_number, join, tag, write_plots
 from pairwright.report.svg import Bar, Line, Span, bar_chart, histogram, interval_chart, line_chart, ticks
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -46,11 +46,15 @@ def test_attributes_are_named_as_in_html_and_left_out_when_there_is_nothing_to_s
     ],
 )
 def test_numbers_for_people(value, expected):
-    assert shown(value) == expected
+    assert format_number(value) == expected
 
 
 def test_things_are_counted_in_the_right_form():
-    assert (counted(1, "turn"), counted(0, "turn"), counted(12000, "turn")) == ("1 turn", "0 turns", "12,000 turns")
+    assert (format_count(1, "turn"), format_count(0, "turn"), format_count(12000, "turn")) == (
+        "1 turn",
+        "0 turns",
+        "12,000 turns",
+    )
 
 
 @pytest.mark.parametrize(

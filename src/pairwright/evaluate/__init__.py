@@ -1,4 +1,4 @@
-"""Proof: two models on the same tasks with the same seeds, compared in pairs, and a gate before deployment."""
+"""Evaluation: a paired comparison of two models on the same tasks with the same seeds, and a gate before deployment."""
 
 import pairwright
 from pairwright.evaluate.comparison import CompareOptions, Comparison, Gate, Metric, TaskRow, Verdict, compare, judge

@@ -1,11 +1,11 @@
-"""Two models on the same tasks: the mean of each, the difference with its interval, tests, wins, regressions.
+"""Compares two models on the same tasks: means, difference with interval, tests, wins, regressions; and the gate.
 
     comparison = compare(before, after, Metric("reward"), CompareOptions())
     comparison.difference      Interval(mean=0.31, low=0.27, high=0.35)
 
-Paired throughout: a run counts where both models have a score for that task and run. A task's score is the mean of its
-runs, its difference is exact in the decimals that the scores show, and what one model has no score for is refused,
-scored as asked, or left out and counted: a model that crashes on hard tasks must not look better for it.
+All statistics are paired: a run counts if both models have a score for that task and run. A task's score is the mean of
+its runs; its difference is exact in the decimals of the scores. If one model has no score, the run is refused, filled
+in with a score, or left out and counted: a model that crashes on hard tasks must not look better for it.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ FEW_TASKS = 20
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of each run, and in which direction it is better."""
+    """A number of each run, and the direction in which it is better."""
 
     name: str
     better: Literal["higher", "lower"] = "higher"
@@ -47,7 +47,7 @@ class CompareOptions(Options, CompareTerms):
 
 @dataclass(frozen=True)
 class TaskRow:
-    """A task: its score before and after (the mean of its runs), and what became of it."""
+    """A task: its scores before and after (means of its runs), and the outcome."""
 
     task: str
     before: float
@@ -59,7 +59,7 @@ class TaskRow:
 
 @dataclass(frozen=True)
 class McNemar:
-    """Runs solved by both, by one, by none, and the exact p-value, or why there is none."""
+    """Runs solved by both, by one, by none, and the exact p-value, or the reason why there is none."""
 
     both: int
     only_before: int
@@ -88,7 +88,7 @@ class Comparison:
 
     @property
     def improvement(self) -> Interval:
-        """The difference, above zero where the new model is better, whatever the metric's direction."""
+        """The difference, positive if the new model is better, whatever the metric's direction."""
         difference = self.difference
         if self.metric.better == "higher":
             return difference
@@ -97,41 +97,52 @@ class Comparison:
 
     @property
     def regressions(self) -> list[TaskRow]:
-        """Tasks on which the new model is worse, the worst first."""
+        """Tasks on which the new model is worse, in descending order of the loss."""
         worse = [row for row in self.tasks if row.outcome == "loss"]
         return sorted(worse, key=lambda row: (-abs(row.difference), row.task))
 
 
 def compare(before: Scores, after: Scores, metric: Metric, options: CompareOptions | None = None) -> Comparison:
-    """Compare two models on what both were asked."""
+    """Compare two models by one metric."""
     options = options or CompareOptions()
-    runs, left_out, given = _paired_runs(before, after, metric, options.missing)
+    runs, left_out, filled_in = _pair_runs(before, after, metric, options.missing)
     rows = _task_rows(runs, metric, options.tie)
     values = np.array([[row.before for row in rows], [row.after for row in rows], [row.difference for row in rows]])
     old, new, difference = bootstrap_intervals(
-        values, confidence=options.confidence, num_resamples=options.num_resamples, seed=options.seed,
+        values,  # (3, tasks): before, after, difference
+        confidence=options.confidence,
+        num_resamples=options.num_resamples,
+        seed=options.seed,
         method=options.method,
-    )  # fmt: skip
+    )
     count = Counter(row.outcome for row in rows)
     return Comparison(
-        metric, old, new, difference,
-        num_tasks=len(rows), num_runs=len(runs),
-        wins=count["win"], draws=count["draw"], losses=count["loss"],
+        metric,
+        old,
+        new,
+        difference,
+        num_tasks=len(rows),
+        num_runs=len(runs),
+        wins=count["win"],
+        draws=count["draw"],
+        losses=count["loss"],
         sign_test=sign_test(count["win"], count["loss"]),
         mcnemar=_mcnemar(runs, len(rows), metric, options.success),
-        left_out=left_out, tasks=rows, notes=_notes(rows, {**left_out, **given}),
-    )  # fmt: skip
+        left_out=left_out,
+        tasks=rows,
+        notes=_notes(rows, {**left_out, **filled_in}),
+    )
 
 
-def _paired_runs(
+def _pair_runs(
     before: Scores, after: Scores, metric: Metric, missing: Missing
 ) -> tuple[dict[Key, tuple[float, float]], dict[str, int], dict[str, int]]:
-    """The runs that both have a score for, in the order of the first; how many were left out, or given one, and why."""
+    """Runs scored by both, in the order of the first; counts of runs left out, and of runs filled in, by reason."""
     columns = before.column(metric.name), after.column(metric.name)
     paired: dict[Key, tuple[float, float]] = {}
     left_out: Counter[str] = Counter()
-    given: Counter[str] = Counter()
-    lacking: list[str] = []
+    filled_in: Counter[str] = Counter()
+    missing_runs: list[str] = []
     for key in dict.fromkeys([*columns[0], *columns[1]]):
         values = columns[0].get(key), columns[1].get(key)
         if values[0] is None and values[1] is None:
@@ -143,29 +154,29 @@ def _paired_runs(
         elif not isinstance(missing, str):
             first, second = (float(missing) if value is None else value for value in values)
             paired[key] = first, second
-            given[f"no_score_{side}, given {missing:g}"] += 1
+            filled_in[f"no_score_{side}, given {missing:g}"] += 1
         else:
             left_out[f"no_score_{side}"] += 1
-            lacking.append(f"task {key[0]!r} run {key[1]} has none {side}")
-    if lacking and missing == "refuse":
-        more = f" and {len(lacking) - 3:,} more" if len(lacking) > 3 else ""
+            missing_runs.append(f"task {key[0]!r} run {key[1]} has none {side}")
+    if missing_runs and missing == "refuse":
+        more = f" and {len(missing_runs) - 3:,} more" if len(missing_runs) > 3 else ""
         raise PairwrightError(
-            f"{metric.name}: scores are missing: {'; '.join(lacking[:3])}{more}. Score those runs, give them a score "
-            "with --missing 0, or leave them out of both with --missing leave_out"
+            f"{metric.name}: scores are missing: {'; '.join(missing_runs[:3])}{more}. Score those runs, give them a "
+            "score with --missing 0, or leave them out of both with --missing leave_out"
         )
     if not paired:
         raise PairwrightError(
             f"{metric.name}: no run of a task has a score in both {before.source} and {after.source}, which have "
             f"{', '.join(before.metrics) or 'none'} and {', '.join(after.metrics) or 'none'}: name one with --metric"
         )
-    return paired, dict(left_out), dict(given)
+    return paired, dict(left_out), dict(filled_in)
 
 
 def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float) -> list[TaskRow]:
     by_task: dict[str, list[tuple[float, float]]] = {}
-    for (task, _), scored in runs.items():
-        by_task.setdefault(task, []).append(scored)
-    bound = Fraction(repr(tie))
+    for (task, _), scores in runs.items():
+        by_task.setdefault(task, []).append(scores)
+    bound = Fraction(repr(tie))  # exact: a difference equal to the tie must not depend on rounding
     rows = []
     for task, values in by_task.items():
         before, after = (_exact_mean([value[side] for value in values]) for side in (0, 1))
@@ -176,14 +187,14 @@ def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float)
 
 
 def _exact_mean(values: list[float]) -> Fraction:
-    """The mean of the decimals that the numbers show."""
+    """The exact mean of the numbers' shortest decimal representations."""
     return sum((Fraction(repr(value)) for value in values), Fraction()) / len(values)
 
 
 def _mcnemar(
     runs: dict[Key, tuple[float, float]], num_tasks: int, metric: Metric, success: float | None
 ) -> McNemar | None:
-    """The table of solved runs; None where scores are not of two kinds and nobody said what solved means."""
+    """The table of solved runs; None if scores are not binary and no `success` threshold is set."""
     if success is None:
         if not {value for values in runs.values() for value in values} <= {0.0, 1.0}:
             return None
@@ -208,14 +219,14 @@ def _notes(rows: list[TaskRow], counted: dict[str, int]) -> list[str]:
     return notes
 
 
-# The gate: whether the evidence is good enough to deploy. A verdict of no is exit code 2.
+# The gate: whether the evidence suffices to deploy. A negative verdict is exit code 2.
 
 __all__ = ["Gate", "Verdict", "judge"]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate says, and why, for people."""
+    """The decision of the gate, and its reason."""
 
     passed: bool
     reason: str
@@ -224,7 +235,7 @@ class Verdict:
 
 
 def judge(comparison: Comparison, gate: Gate) -> Verdict:
-    """The verdict on a comparison whose intervals were made with the gate's confidence."""
+    """Judge a comparison whose intervals have the gate's confidence."""
     improvement = comparison.improvement
     name = comparison.metric.name
     if comparison.num_tasks < gate.min_tasks or improvement.low is None:
@@ -242,7 +253,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     return Verdict(True, f"{name} improved by {bounds}", name, gate)
 
 
-# The `evaluate` section of a configuration as what the functions take.
+# The `evaluate` section of a configuration as keyword arguments
 
 
 def evaluate_settings(section: EvaluateConfig, *, seed: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Evaluating from Python: two models on the same tasks, or two files of scores, compared."""
+"""`pairwright.evaluate`: the Python interface. Compares two models on the same tasks, or two files of scores."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -42,21 +42,21 @@ def evaluate(
     """Compare two models on the same tasks with the same seeds, task by task.
 
     Args:
-        before: The old model: its folder or name, or what `train` returned. Without a workflow: its scores, as
+        before: The old model: its folder or name, or the result of `train`. Without a workflow: its scores, as
             `Scores`, an experience table, or a file or folder of them.
-        after: The new one.
-        workflow: The `async def` function that plays and scores a task, or its name "module:function".
-        tasks: The held-out tasks: rows (dicts), a file of them, or how many numbered ones to play.
-        output: Folder for the runs of both and for evaluation.json; by default nothing is kept.
-        config: A configuration or its YAML file; the other arguments come on top of it.
+        after: The new model, in the same forms.
+        workflow: The `async def` function that runs and scores a task, or its name "module:function".
+        tasks: The held-out tasks: rows (dicts), a file of them, or the number of tasks, which then have only an id.
+        output: Folder for the runs of both and for evaluation.json; by default a temporary one.
+        config: A configuration or its YAML file; the other arguments override it.
         policy: Options of the `policy` section: {"base_url": ..., "max_tokens": 64}, ...
         seed: Seed of the runs and of the bootstrap.
-        resume: With `output`: play only what is not done yet.
+        resume: With `output`: run only what is not done yet.
         watch: A function that is called with the status of each collection.
-        metrics: `Metric`s, or their names; the first counts. By default the reward.
+        metrics: `Metric`s, or their names; the first decides. By default the reward.
         options: `CompareOptions`, with `Scores` only.
         gate: A `Gate`, or a dict of its fields: {"min_improvement": 0.02}.
-        names: What to call both.
+        names: Labels of the two models.
         **more: Every other option of the `evaluate` section: `num_runs`, `temperature`, `confidence`, ...
 
     Returns:
@@ -94,10 +94,10 @@ def evaluate(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory()) if output is None else output)
         function: Callable[..., Any] | None = None if isinstance(workflow, str) else workflow
+        settings: Json = {"resume": resume, "watch": watch, "workflow": function, "tasks": rows}
         result, _ = evaluate_models(
-            adjust_config(config, **values), before=_model(before), after=_model(after), output=folder, resume=resume,
-            watch=watch, workflow=function, tasks=rows,
-        )  # fmt: skip
+            adjust_config(config, **values), before=_model(before), after=_model(after), output=folder, **settings
+        )
         if output is not None:
             write_evaluation(folder, result)
     return result
@@ -109,7 +109,7 @@ def _compare_scores(before: Any, after: Any, config: Config, names: tuple[str, s
 
 
 def _model(model: Any) -> str:
-    """The folder or name of a model, or of the model that a training left."""
+    """The folder or name of a model, or the folder in the result of `train`."""
     return str(os.fspath(getattr(model, "model", model)))
 
 
@@ -123,7 +123,7 @@ def _scores(side: Any, reduce: Any) -> Scores:
 
 
 def _fields(value: Any, *names: str) -> Json:
-    """A value of a configuration, given as a name, as a dict, or as the object that is made of it."""
+    """Fields of a configuration value, from a name, a dict, or an object."""
     if isinstance(value, str):
         return {names[0]: value}
     return dict(value) if isinstance(value, dict) else {name: getattr(value, name) for name in names}

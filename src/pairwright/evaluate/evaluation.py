@@ -1,4 +1,4 @@
-"""An evaluation: several metrics of two models compared, the gate's verdict, and the files it is kept in.
+"""An evaluation: comparisons of two models by several metrics, the gate's verdict, its files, and the held-out runs.
 
 evaluation.json        each metric: before, after, difference with intervals; tests; regressions; the verdict
 evaluation.tasks.csv   every task of every metric
@@ -39,7 +39,7 @@ _DEFAULT_NAMES = ("reward", "score")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was compared, by what, and the verdict; the first metric is the one that counts."""
+    """The comparisons of two models, one per metric, and the verdict; the first metric is the primary one."""
 
     before: str
     after: str
@@ -61,7 +61,7 @@ def evaluate(
     gate: Gate | None = None,
     names: tuple[str, str] | None = None,
 ) -> Evaluation:
-    """Compare two models by each metric; the gate judges the first. Without metrics, the reward or the only number."""
+    """Compare two models by each metric; the gate judges the first. Default: the reward, or the only metric."""
     options = options or CompareOptions()
     metrics = tuple(metrics) or (Metric(_only_metric(before, after)),)
     twice = {metric.name for metric in metrics if sum(metric.name == other.name for other in metrics) > 1}
@@ -71,51 +71,51 @@ def evaluate(
     verdict = None
     if gate is not None:
         judged = comparisons[0]
-        if gate.confidence != options.confidence:
+        if gate.confidence != options.confidence:  # the gate's interval may differ from the reported one
             judged = compare(before, after, metrics[0], options.model_copy(update={"confidence": gate.confidence}))
         verdict = judge(judged, gate)
     return Evaluation(*(names or (before.source, after.source)), comparisons, options, verdict)
 
 
-def write_evaluation(folder: Path, found: Evaluation) -> Path:
-    """Write both files into a folder; each appears whole or not at all. Returns the path of evaluation.json."""
+def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
+    """Write both files atomically into a folder. Returns the path of evaluation.json."""
     try:
-        write_bytes(folder / TASKS_NAME, _tasks_csv(found))
-        write_json(folder / FILE_NAME, evaluation_json(found))
+        write_bytes(folder / TASKS_NAME, _tasks_csv(evaluation))
+        write_json(folder / FILE_NAME, evaluation_json(evaluation))
     except OSError as error:
         raise PairwrightError(f"{folder}: {error.strerror or error}; no evaluation was written") from error
     return folder / FILE_NAME
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """What evaluation.json says; `path` is the file or its folder."""
+    """Read evaluation.json; `path` is the file or its folder."""
     path = path / FILE_NAME if path.is_dir() else path
     try:
-        found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        content: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         raise PairwrightError(f"{path}: no such file; make one with: pairwright evaluate BEFORE AFTER -o DIR") from None
     except (OSError, msgspec.MsgspecError) as error:
         raise PairwrightError(f"{path}: cannot be read: {error}") from error
-    return found
+    return content
 
 
-def evaluation_json(found: Evaluation) -> dict[str, Any]:
-    """The evaluation as JSON; every task is in the CSV, here are the first regressions."""
-    options = found.options.model_dump()
+def evaluation_json(evaluation: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON, with the worst regressions only; the CSV file has every task."""
+    options = evaluation.options.model_dump()
     return {
-        "before": found.before,
-        "after": found.after,
-        "passed": found.passed,
-        "gate": None if found.verdict is None else _verdict_json(found.verdict),
+        "before": evaluation.before,
+        "after": evaluation.after,
+        "passed": evaluation.passed,
+        "gate": None if evaluation.verdict is None else _verdict_json(evaluation.verdict),
         "method": f"paired bootstrap over tasks, {options.pop('method')}",
         "options": options,
-        "metrics": [_comparison_json(comparison) for comparison in found.comparisons],
+        "metrics": [_comparison_json(comparison) for comparison in evaluation.comparisons],
     }
 
 
 def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    shown = {"passed": verdict.passed, "reason": verdict.reason, "metric": verdict.metric}
-    return shown | verdict.gate.model_dump()
+    result = {"passed": verdict.passed, "reason": verdict.reason, "metric": verdict.metric}
+    return result | verdict.gate.model_dump()
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
@@ -140,11 +140,11 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _tasks_csv(found: Evaluation) -> bytes:
+def _tasks_csv(evaluation: Evaluation) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("metric", "task", "runs", "before", "after", "difference", "outcome"))
-    for comparison in found.comparisons:
+    for comparison in evaluation.comparisons:
         for row in comparison.tasks:
             cells = (row.num_runs, row.before, row.after, row.difference, row.outcome)
             writer.writerow((comparison.metric.name, row.task, *cells))
@@ -163,7 +163,7 @@ def _only_metric(before: Scores, after: Scores) -> str:
     )
 
 
-# Held-out tasks played by the old and by the new model: the same tasks, the same seeds, through collect/.
+# Held-out runs of both models: the same tasks and seeds, recorded by collect/
 
 BATCH = "evaluation"
 SIDES = ("before", "after")
@@ -182,11 +182,11 @@ def evaluate_models(
     workflow: Workflow | None = None,
     tasks: Sequence[Json] | None = None,
 ) -> tuple[Evaluation, list[Collected]]:
-    """Let two models (folders, or names at the endpoint) play the held-out tasks, and compare their scores.
+    """Run two models (folders, or names at the endpoint) on the held-out tasks, and compare their scores.
 
-    `workflow` and `tasks` stand in for what the configuration names.
+    `workflow` and `tasks` override the configuration.
     """
-    played = []
+    collections = []
     for side, model in zip(SIDES, (before, after), strict=True):
         folder = output / "evaluation" / side
         settings: dict[str, Any] = {
@@ -196,34 +196,38 @@ def evaluate_models(
             "workflow": workflow,
             "tasks": tasks,
         }
-        played.append(play_holdout(config, model, folder, **settings))
+        collections.append(play_holdout(config, model, folder, **settings))
     sides = [holdout_scores(config, output / "evaluation" / side) for side in SIDES]
-    compared = evaluate_settings(config.evaluate, seed=config.seed)
-    return evaluate(sides[0], sides[1], **compared, names=(before, after)), played
+    compare_options = evaluate_settings(config.evaluate, seed=config.seed)
+    return evaluate(sides[0], sides[1], **compare_options, names=(before, after)), collections
 
 
 def play_holdout(
     config: Config, model: str, folder: Path, *, tasks: Sequence[Json] | None = None, **settings: Any
 ) -> Collected:
-    """One model on the held-out tasks; `settings` are those of `collect`."""
+    """Run one model on the held-out tasks; `settings` are passed to `collect`."""
     held_out = holdout_config(config, model, has_tasks=tasks is not None)
     return collect(held_out, output=folder, tasks=tasks, **settings)
 
 
 def holdout_scores(config: Config, folder: Path) -> Scores:
-    """What was scored in a folder that `play_holdout` filled."""
+    """The scores in a folder that `play_holdout` wrote."""
     return read_scores(folder / "experience", reduce=config.evaluate.reduce)
 
 
 def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Config:
-    """The configuration of that collection: a model's folder is loaded here, a name is asked for at the endpoint."""
+    """The configuration of a held-out run: a model's folder is loaded locally, a name is used at the endpoint."""
     section = config.evaluate
     if not has_tasks and section.dataset is None and section.num_tasks is None:
         raise ConfigError("evaluate.dataset: expected the held-out tasks, e.g. evaluate.dataset=heldout.jsonl")
     settings = {
-        "workflow": section.workflow or config.collect.workflow, "dataset": section.dataset, "split": section.split,
-        "num_tasks": section.num_tasks, "num_runs": section.num_runs, "batch": BATCH,
-    }  # fmt: skip
+        "workflow": section.workflow or config.collect.workflow,
+        "dataset": section.dataset,
+        "split": section.split,
+        "num_tasks": section.num_tasks,
+        "num_runs": section.num_runs,
+        "batch": BATCH,
+    }
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1}
     if Path(model).is_dir():
         policy |= {"base_url": None}

@@ -1,10 +1,10 @@
-"""Scores of one model on tasks: from a score file (CSV, JSON, JSON lines) or from an experience table.
+"""Scores of one model on tasks: from a score file (CSV, JSON, JSON Lines) or from an experience table.
 
     {"task": "ticket-17", "run": 0, "score": 0.8, "steps": 4}
 
-A row is one attempt (run) at a task; its numbers are metrics. In an experience table a metric is the reward, or a
-component of it, or one of the record's metrics. Runs of the same number are compared with each other, since they had
-the same seed. A cell that is empty, null, NaN or infinite is no score; it is kept as None, never skipped here.
+A row is one attempt (run) at a task; its numbers are metrics. In an experience table a metric is the reward, a
+component of it, or one of the record's metrics. Runs with the same number are compared with each other, since they had
+the same seed. A cell that is empty, null, NaN or infinite is a missing score: it is stored as None, not skipped.
 """
 
 import csv
@@ -29,25 +29,25 @@ _IDENTITY = ("task", "task_id", "id", "run")
 
 @dataclass(frozen=True)
 class Scores:
-    """What a model scored: for each run of each task, in the order of reading, its metrics."""
+    """The metrics of each run of each task, in the order in which they were read."""
 
     source: str
     runs: dict[Key, dict[str, float | None]]
 
     @property
     def metrics(self) -> list[str]:
-        """The names of the metrics that any run has a number for."""
+        """The names of the metrics for which any run has a number."""
         return list(
             dict.fromkeys(name for row in self.runs.values() for name, value in row.items() if value is not None)
         )
 
     def column(self, metric: str) -> dict[Key, float | None]:
-        """A metric of the runs that name it."""
+        """One metric of all runs that have it."""
         return {key: row[metric] for key, row in self.runs.items() if metric in row}
 
 
 def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "refuse") -> Scores:
-    """The scores of a file or of an experience table's folder."""
+    """Read the scores of a file or of an experience table's folder."""
     if (path / "table.json").exists():
         return _from_table(path, where, reduce)
     if where is not None:
@@ -58,7 +58,7 @@ def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "r
     if path.suffix not in readers:
         raise ConfigError(f"{path}: unknown ending {path.suffix!r}, expected an experience table, {', '.join(readers)}")
     try:
-        return scores_of(_numbered(readers[path.suffix](path)), source=str(path), reduce=reduce)
+        return scores_of(_number_rows(readers[path.suffix](path)), source=str(path), reduce=reduce)
     except FileNotFoundError:
         raise SourceError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -66,13 +66,13 @@ def read_scores(path: Path, *, where: pl.Expr | None = None, reduce: Reduce = "r
 
 
 def scores_of(rows: Iterable[tuple[str, Mapping[str, Any]]], *, source: str, reduce: Reduce = "refuse") -> Scores:
-    """Scores from rows, each with the place it stands at: a task, perhaps a run, and numbers."""
-    found: dict[Key, list[dict[str, float | None]]] = {}
+    """Scores from rows with a task, optionally a run, and numbers; each row comes with its position for errors."""
+    rows_by_run: dict[Key, list[dict[str, float | None]]] = {}
     for where, row in rows:
-        found.setdefault(_key(row, source, where), []).append(_metrics(row, source, where))
-    if not found:
+        rows_by_run.setdefault(_key(row, source, where), []).append(_metrics(row, source, where))
+    if not rows_by_run:
         raise SourceError(f"{source}: no scores")
-    return Scores(source, {key: _reduced(rows, key, source, reduce) for key, rows in found.items()})
+    return Scores(source, {key: _reduce_runs(rows, key, source, reduce) for key, rows in rows_by_run.items()})
 
 
 def _from_table(path: Path, where: pl.Expr | None, reduce: Reduce) -> Scores:
@@ -87,12 +87,12 @@ def _from_table(path: Path, where: pl.Expr | None, reduce: Reduce) -> Scores:
 
 
 def _flat(text: str | None) -> dict[str, Any]:
-    """The numbers and yes-or-no values of a JSON object; what is neither is no metric."""
+    """The numbers and booleans of a JSON object; other values are not metrics."""
     value = from_json(text) if text else {}
     return {name: item for name, item in value.items() if isinstance(item, int | float)} if type(value) is dict else {}
 
 
-def _numbered(rows: Iterator[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _number_rows(rows: Iterator[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for number, row in enumerate(rows, 1):
         yield f"row {number}", row
 
@@ -106,7 +106,7 @@ def _csv_rows(path: Path) -> Iterator[Any]:
 
 
 def _json_rows(path: Path) -> Iterator[Any]:
-    value = _decoded(path.read_bytes(), str(path))
+    value = _decode(path.read_bytes(), str(path))
     if not isinstance(value, list):
         raise SourceError(f"{path}: expected a list of rows, got {type(value).__name__}")
     yield from value
@@ -116,10 +116,10 @@ def _jsonl_rows(path: Path) -> Iterator[Any]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _decoded(line, f"{path}:{number}")
+                yield _decode(line, f"{path}:{number}")
 
 
-def _decoded(text: bytes, where: str) -> Any:
+def _decode(text: bytes, where: str) -> Any:
     try:
         return from_json(text)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -141,13 +141,13 @@ def _key(row: Any, source: str, where: str) -> Key:
 
 
 def _metrics(row: Mapping[str, Any], source: str, where: str) -> dict[str, float | None]:
-    if None in row:  # what csv gives for cells beyond the header
+    if None in row:  # csv puts cells beyond the header under the key None
         raise SourceError(f"{source}: {where}: more cells than the header has names")
     return {name: _number(value) for name, value in row.items() if name not in _IDENTITY}
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, or None: text, lists and NaN are no score."""
+    """A finite number, or None: text, lists and NaN are not scores."""
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):
@@ -155,7 +155,7 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _reduced(rows: list[dict[str, float | None]], key: Key, source: str, reduce: Reduce) -> dict[str, float | None]:
+def _reduce_runs(rows: list[dict[str, float | None]], key: Key, source: str, reduce: Reduce) -> dict[str, float | None]:
     if len(rows) == 1:
         return rows[0]
     if reduce == "refuse":
@@ -164,11 +164,11 @@ def _reduced(rows: list[dict[str, float | None]], key: Key, source: str, reduce:
             "--reduce mean, last, sum, max or min, or leave the others out"
         )
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _one([row[name] for row in rows if name in row], reduce) for name in names}
+    return {name: _reduce_values([row[name] for row in rows if name in row], reduce) for name in names}
 
 
-def _one(values: list[float | None], reduce: Reduce) -> float | None:
-    """One number of several; a score that is missing among them is not made up, unless only the last counts."""
+def _reduce_values(values: list[float | None], reduce: Reduce) -> float | None:
+    """Reduce several scores of a run to one; None if any is missing, except for `last`."""
     if reduce == "last":
         return values[-1]
     numbers = [value for value in values if value is not None]
@@ -176,5 +176,6 @@ def _one(values: list[float | None], reduce: Reduce) -> float | None:
         return None
     if reduce in ("max", "min"):
         return max(numbers) if reduce == "max" else min(numbers)
+    # exact in the decimals as written: 0.1 + 0.2 is 0.3, in any order
     total = sum((Fraction(repr(number)) for number in numbers), Fraction())
     return float(total / len(numbers) if reduce == "mean" else total)

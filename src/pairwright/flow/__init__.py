@@ -1,4 +1,4 @@
-"""The whole flow from one configuration: rounds of stages, each done once, and the proof at the end."""
+"""The whole flow from one configuration: rounds of stages, each done once, and a final evaluation."""
 
 from pairwright.flow.run_flow import Flow, GateClosed
 from pairwright.flow.stages import View

@@ -1,6 +1,6 @@
-"""The embedded example: tic-tac-toe, from a model that knows the rules to one that plays well.
+"""The built-in example: tic-tac-toe, from a model that knows the rules to one that plays well.
 
-The example's own files (game, workflow, base model, exam) are in examples/tic_tac_toe; this runs them as a user would.
+Its files (game, workflow, base model, exam) are in examples/tic_tac_toe; this module runs them as a user would.
 """
 
 import os
@@ -20,7 +20,7 @@ from pairwright.records.messages import Json
 
 
 def example_folder(name: str = "tic_tac_toe") -> Path:
-    """The files of an example: in the package where it was installed, beside it in a checkout."""
+    """The folder of an example: in the installed package, or beside it in a checkout."""
     package = Path(str(resources.files("pairwright")))
     for place in (package / "examples" / name, package.parents[1] / "examples" / name):
         if (place / "config.yaml").is_file():
@@ -29,14 +29,14 @@ def example_folder(name: str = "tic_tac_toe") -> Path:
 
 
 def example_config(start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
-    """The example's configuration on the model and exam of `start`, as it is and as it is shown."""
+    """The example's configuration with the model and exam of `start`: loaded, and in the form to write to a file."""
     path = example_folder() / "config.yaml"
     places = [("policy.model", str(start / "base")), ("evaluate.dataset", str(start / "exam.jsonl"))]
     return load_config(path, overrides=[*places, *overrides]), printable_config(path, overrides=[*places, *overrides])
 
 
 def prepare(folder: Path, *, seed: int, view: View) -> Path:
-    """Make the base model and the exam; what is there from before is kept. Returns their folder."""
+    """Create the base model and the exam, unless they exist. Returns their folder."""
     start = folder / "start"
     if start.exists():
         return start
@@ -50,10 +50,10 @@ def prepare(folder: Path, *, seed: int, view: View) -> Path:
 
 
 def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]) -> tuple[Json, Json]:
-    """The whole example in a folder. Returns what the run found and the evaluation of every metric."""
+    """Run the whole example in a folder. Returns the result of the run and the evaluation of every metric."""
     folder.mkdir(parents=True, exist_ok=True)
     start = prepare(folder, seed=seed, view=view)
-    config, shown = example_config(start, [("seed", str(seed)), *overrides])
-    write_config(folder, shown)
+    config, resolved = example_config(start, [("seed", str(seed)), *overrides])
+    write_config(folder, resolved)
     result = Flow(config, folder, base=example_folder(), view=view).run()
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())

@@ -1,8 +1,8 @@
-"""What a run has done: stage by stage, with the hash of everything the stage depended on.
+"""The manifest of a run: the state of every stage, with a hash of everything that the stage depends on.
 
     RUN/manifest.json    versions, seed, git revision, and for each stage: key, state, seconds, result
 
-A stage whose key is unchanged and whose state is done is not done again. The file is written whole after every change.
+A stage whose key is unchanged and whose state is done is skipped. The file is written atomically after every change.
 """
 
 import platform
@@ -22,6 +22,8 @@ _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow",
 
 
 class StageRecord(msgspec.Struct, kw_only=True):
+    """The state of one stage; `key` is the hash of its inputs and settings."""
+
     key: str
     state: str = "running"
     seconds: float = 0.0
@@ -51,7 +53,7 @@ class Manifest:
         return known is not None and known.key == key and known.state == "done"
 
     def has_other(self, name: str, key: str) -> bool:
-        """Whether the stage was begun with something else."""
+        """Whether the stage was started with another key."""
         known = self.stages.get(name)
         return known is not None and known.key != key
 
@@ -61,17 +63,17 @@ class Manifest:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _revision() -> str | None:
-    """The git revision of the working folder, where it has one."""
+    """The git revision of the working directory, if it is in a repository."""
     command = ["git", "rev-parse", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

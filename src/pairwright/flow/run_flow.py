@@ -1,11 +1,11 @@
-"""A run: collect, pairs, tokens, train, for as many rounds as asked; then the proof, the gate, the report, deployment.
+"""A run: rounds of collect, pairs, tokens and train; then evaluation, gate, report and deployment; and its dry run.
 
     RUN/config.yaml  manifest.json  evaluation.json  report.html
     RUN/round-1/     experience/  collection/  pairs/  tokens/  train/
     RUN/round-2/     ...
 
-A stage is done once: its key is a hash of its part of the configuration and of the keys of what it reads. The same
-command again goes on where it stopped, and does again only what has changed.
+A stage is done once: its key is a hash of its part of the configuration and of the keys of its inputs. Repeating the
+command resumes where it stopped, and repeats only stages whose key has changed.
 """
 
 import shutil
@@ -35,14 +35,14 @@ from pairwright.records.messages import Json
 
 
 class GateClosed(PairwrightError):
-    """The new model was not shown to be better; nothing is deployed."""
+    """The evaluation did not show that the new model is better; nothing is deployed."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A stage before it is done. `folders` are what it makes, and what goes away when it has to be done otherwise."""
+class PlannedStage:
+    """A stage to run. `folders` are its outputs, which are removed when it has to be repeated with another key."""
 
     name: str
     key: str
@@ -50,15 +50,15 @@ class Planned:
     do: Callable[[], Json]
     is_precious: bool = False
     check: Callable[[], None] = lambda: None
-    """Raises what `do` would refuse at its start, as far as that is known without doing anything."""
+    """Raises the errors that `do` would raise at its start, without side effects."""
 
 
 @dataclass
 class Plan:
-    """What a run would do: stages in order, each with its state, and the first refusal.
+    """The plan of a run: stages in order, each with its state, and the first refusal.
 
-    A state is done, new, again (something that it depends on has changed, or its folder is gone), resume (it was cut
-    off), retry (it failed), refused, or not reached.
+    A state is done, new, again (an input or setting has changed, or its folder is missing), resume (it was
+    interrupted), retry (it failed), refused, or not reached.
     """
 
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -66,20 +66,20 @@ class Plan:
 
 
 class Flow:
-    """One run folder, and the stages that lead to a model."""
+    """The stages of one run folder."""
 
     def __init__(self, config: Config, folder: Path, *, base: Path | None = None, view: View | None = None) -> None:
         self.config, self.folder, self.base = config, folder, base
         self.view = View() if view is None else view
         self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
         self.initial = self._initial_model()
-        self._train_key = ""  # of the newest round that was walked
+        self._train_key = ""  # key of the last training stage so far
 
     def run(self) -> Json:
-        """Every stage that is not done yet. Returns what the last ones found; raises GateClosed on a verdict of no."""
+        """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails."""
         result = self._walk(self.do)
         if "evaluation" in result:
-            self._take_up(self.config.loop.rounds)
+            self._copy_evaluation(self.config.loop.rounds)
         self._report()
         self._check_gate(result)
         if self._deploys:
@@ -87,23 +87,24 @@ class Flow:
         return result
 
     def plan(self) -> Plan:
-        """What `run` would do with each stage now, by the same keys. Does and writes nothing."""
+        """What `run` would do with each stage now, by the same keys. Has no side effects."""
         plan = Plan()
         try:
-            result = self._walk(lambda stage: self._foresee(stage, plan))
+            result = self._walk(lambda stage: self._predict(stage, plan))
             if plan.refusal is None:
                 self._check_gate(result)
-        except PairwrightError as error:  # what `run` would raise between two stages
+        except PairwrightError as error:  # an error that `run` would raise between two stages
             plan.refusal = plan.refusal or error
             if not plan.steps:
                 raise
         if self._deploys:
-            self._foresee(self.deployment(), plan)
+            self._predict(self.deployment(), plan)
         return plan
 
-    def _walk(self, do: Callable[[Planned], Json]) -> Json:
-        """The stages of all rounds in order, each passed to `do`, whose result decides how it goes on."""
+    def _walk(self, do: Callable[[PlannedStage], Json]) -> Json:
+        """Pass the stages of all rounds to `do`, in order; its results decide how the run continues."""
         config = self.config
+        # `upstream` is the key of the current model: of the initial one, then of the last training
         model, upstream = self.initial, _model_key(self.initial)
         first, experiences = upstream, []
         result: Json = {}
@@ -112,7 +113,7 @@ class Flow:
             gathering = self.gather(number, place, model, upstream)
             do(gathering)
             experiences.append((place / "experience", gathering.key))
-            for stage in self.derived(number, place, model, experiences, upstream):
+            for stage in self.derive_stages(number, place, model, experiences, upstream):
                 result = do(stage)
                 upstream = self._train_key = stage.key  # of the last one, which is training
             model = Path(result["model"]) if result.get("model") else None
@@ -123,8 +124,8 @@ class Flow:
                 result = {**result, "evaluation": do(self.proof(number, place, model, first))}
         return result
 
-    def _foresee(self, stage: Planned, plan: Plan) -> Json:
-        """Add to a plan what `do` would do with a stage. Returns its result where it is known, else what is sure."""
+    def _predict(self, stage: PlannedStage, plan: Plan) -> Json:
+        """Add the state of a stage to the plan. Returns its result if it is known, else the part that is certain."""
         known = self.manifest.stages.get(stage.name)
         leaves_model = stage.name.endswith("/train") and self._waits
         expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
@@ -143,13 +144,13 @@ class Flow:
         plan.steps.append((stage.name, state))
         return known.result if state == "done" and known is not None else expected
 
-    def do(self, stage: Planned) -> Json:
-        """Do a stage, unless it is done; its record tells which."""
+    def do(self, stage: PlannedStage) -> Json:
+        """Run a stage unless it is done, and record it in the manifest."""
         if self._is_done(stage):
             self.view.say(f"{stage.name}: unchanged")
             return self.manifest.stages[stage.name].result
         if self.manifest.has_other(stage.name, stage.key):
-            self._make_way(stage)
+            self._remove_outdated(stage)
         record = StageRecord(key=stage.key)
         self.manifest.write(stage.name, record)
         self.view.say(f"{stage.name}: started")
@@ -162,36 +163,37 @@ class Flow:
             raise
         record.state, record.seconds = "done", round(time.monotonic() - started, 3)
         self.manifest.write(stage.name, record)
-        counts = ", ".join(f"{name} {_shown(value)}" for name, value in list(record.result.items())[:5])
+        counts = ", ".join(f"{name} {_format_value(value)}" for name, value in list(record.result.items())[:5])
         self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
         return record.result
 
-    def gather(self, number: int, place: Path, model: Path | None, upstream: str) -> Planned:
-        """The experience of a round: collected by a workflow, or imported from files."""
+    def gather(self, number: int, place: Path, model: Path | None, upstream: str) -> PlannedStage:
+        """The stage that provides the experience of a round: collected by a workflow, or imported from files."""
         if self._gathering == "import":
             key = content_hash("import", self.config.sources.model_dump(mode="json"), self._files())
             do: Callable[[], Json] = lambda: import_stage(self.config, place, self.base, self.view)  # noqa: E731
             check: Callable[[], None] = lambda: None  # noqa: E731
         else:
             config = self.policy_config(model, number)
-            wanted = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
+            settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             policy = config.policy.model_dump(
                 mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
             )
-            key = content_hash("collect", wanted, policy, config.seed, upstream)
+            key = content_hash("collect", settings, policy, config.seed, upstream)
             do = lambda: collect_stage(config, place, self.base, self.view)  # noqa: E731
             check = lambda: check_collection(config, place)  # noqa: E731
         name = f"round-{number}/{self._gathering}"
-        return Planned(name, key, (place / "experience",), do, is_precious=True, check=check)
+        return PlannedStage(name, key, (place / "experience",), do, is_precious=True, check=check)
 
-    def derived(
+    def derive_stages(
         self, number: int, place: Path, model: Path | None, experiences: list[tuple[Path, str]], upstream: str
-    ) -> list[Planned]:
-        """Pairs, tokens and training of a round."""
+    ) -> list[PlannedStage]:
+        """The stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
         used = experiences if config.loop.accumulate else experiences[-1:]
         tables = [path for path, _ in used]
-        start = self._trained(model)
+        start = self._require_model(model)
+        # keys form a chain: experience -> pairs -> tokens -> train, so a change repeats everything after it
         pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used])
         settings = config.train.model_dump(mode="json")
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
@@ -203,40 +205,40 @@ class Flow:
             "tokens": place / "tokens",
         }
         return [
-            Planned(
+            PlannedStage(
                 f"{name}/pairs", pairs_key, (place / "pairs",), lambda: pairs_stage(config, tables, place / "pairs"),
             ),
-            Planned(
+            PlannedStage(
                 f"{name}/tokens", tokens_key, (place / "tokens",),
                 lambda: tokens_stage(config, place / "pairs", start, place / "tokens", self.view),
             ),
-            Planned(
+            PlannedStage(
                 f"{name}/train", train_key, (place / "train",),
                 lambda: train_stage(config, start, place / "train", inputs, self.view),
             ),
         ]  # fmt: skip
 
-    def proof(self, number: int, place: Path, model: Path, first: str) -> Planned:
-        """The first model against the one of this round, on the held-out tasks."""
+    def proof(self, number: int, place: Path, model: Path, first: str) -> PlannedStage:
+        """The stage that compares the initial model with the one of this round, on the held-out tasks."""
         config = self.config
         settings = config.evaluate.model_dump(mode="json")
         key = content_hash("evaluate", settings, config.seed, first, self._train_key)
-        initial = self._trained(self.initial)
+        initial = self._require_model(self.initial)
         folders = (place / "evaluation", place / "evaluation.json")
-        return Planned(
+        return PlannedStage(
             f"round-{number}/evaluate",
             key,
             folders,
             lambda: evaluate_stage(config, place, initial, model, self.base, self.view),
         )
 
-    def deployment(self) -> Planned:
-        """The model of the last round to where it is used."""
+    def deployment(self) -> PlannedStage:
+        """The stage that deploys the model of the last round."""
         config, folder = self.config, self.folder / f"round-{self.config.loop.rounds}" / "train"
-        return Planned("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
+        return PlannedStage("deploy", self._train_key, (), lambda: deploy_stage(config, folder, self.view))
 
     def policy_config(self, model: Path | None, number: int) -> Config:
-        """The configuration whose policy is the model of the round before: the endpoint in the first round, if any."""
+        """The configuration with the previous round's model as policy; in the first round the endpoint, if any."""
         policy = self.config.policy
         if model is not None and (number > 1 or policy.base_url is None):
             policy = policy.model_copy(update={"model": str(model), "base_url": None})
@@ -246,12 +248,12 @@ class Flow:
     @property
     def _deploys(self) -> bool:
         backend = self.config.backend
-        is_asked = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
-        return self.config.loop.deploy or is_asked
+        is_requested = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
+        return self.config.loop.deploy or is_requested
 
     @property
     def _waits(self) -> bool:
-        """Whether training is over, and its model here, when its stage is."""
+        """Whether the training stage waits for the end of training, so that its model is available afterwards."""
         backend = self.config.backend
         return backend.name != "nemo-customizer" or backend.nemo_customizer.wait_for_completion
 
@@ -260,7 +262,7 @@ class Flow:
         return "import" if self.config.collect.workflow is None else "collect"
 
     def _initial_model(self) -> Path | None:
-        """The folder of the model that is trained; an endpoint needs it beside it."""
+        """The folder of the model to train; a policy at an endpoint needs it, too."""
         config = self.config
         name = config.model or (config.policy.model if config.policy.base_url is None else None)
         if name is None:
@@ -272,14 +274,14 @@ class Flow:
             path = self.base / name
         return path
 
-    def _trained(self, model: Path | None) -> Path:
+    def _require_model(self, model: Path | None) -> Path:
         if model is None:
             raise ConfigError("model: expected the folder of the model that is trained")
         return model
 
     def _round_config(self) -> Config:
-        """The configuration of a round: its reference is what it starts from, unless the first model stays it; a
-        tokenizer of its own is found beside the configuration, as the model is."""
+        """The configuration of a round. The reference model is the round's start, or the initial model if configured;
+        a tokenizer path is resolved from the configuration's folder, like the model."""
         config = self.config
         name = config.tokens.tokenizer
         if name is not None and self.base is not None and not Path(name).exists() and (self.base / name).exists():
@@ -290,7 +292,7 @@ class Flow:
             return config.model_copy(update={"train": train})
         return config
 
-    def _is_done(self, stage: Planned) -> bool:
+    def _is_done(self, stage: PlannedStage) -> bool:
         return self.manifest.is_done(stage.name, stage.key) and all(path.exists() for path in stage.folders)
 
     def _check_gate(self, result: Json) -> None:
@@ -300,8 +302,8 @@ class Flow:
                 f"the gate stays closed: {verdict['verdict']}; nothing is deployed. See {self.folder}/report.html"
             )
 
-    def _check_precious(self, stage: Planned) -> None:
-        """What was collected with other settings is never removed."""
+    def _check_precious(self, stage: PlannedStage) -> None:
+        """Raise if a stage would replace a collection made with other settings: those are never removed."""
         has_other = self.manifest.has_other(stage.name, stage.key)
         if has_other and stage.is_precious and any(path.exists() for path in stage.folders):
             raise ConfigError(
@@ -309,8 +311,8 @@ class Flow:
                 "configuration, choose another name, or remove the folder yourself"
             )
 
-    def _make_way(self, stage: Planned) -> None:
-        """What was made with other settings goes."""
+    def _remove_outdated(self, stage: PlannedStage) -> None:
+        """Remove the outputs of a stage that were made with other settings."""
         self._check_precious(stage)
         for path in stage.folders:
             if path.is_dir():
@@ -319,7 +321,7 @@ class Flow:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Any]:
-        """Names, sizes and times of what is imported."""
+        """Names, sizes and modification times of the imported files."""
         from pairwright.sources.files import expand_paths
 
         paths = [
@@ -328,8 +330,8 @@ class Flow:
         ]
         return [[str(path), *stamp_of(path)] for path in expand_paths(paths)]
 
-    def _take_up(self, number: int) -> None:
-        """The last round's evaluation is the run's."""
+    def _copy_evaluation(self, number: int) -> None:
+        """Copy the evaluation of the last round to the run's folder."""
         for name in ("evaluation.json", "evaluation.tasks.csv"):
             source = self.folder / f"round-{number}" / name
             if source.exists():
@@ -342,17 +344,17 @@ class Flow:
         self.view.say(f"report: {self.folder / 'report.html'}")
 
 
-def write_config(folder: Path, shown: Json) -> None:
-    """Keep the resolved configuration beside the run; what came from the environment stays a reference."""
+def write_config(folder: Path, config: Json) -> None:
+    """Write the configuration to the run's folder; values from the environment stay references."""
     from ruamel.yaml import YAML
 
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "config.yaml", "w", encoding="utf-8") as file:
-        YAML().dump(shown, file)
+        YAML().dump(config, file)
 
 
 def _model_key(model: Path | None) -> str:
-    """What is known of a model: its weights' hash."""
+    """The key of a model: the hash of its weights, or "endpoint"."""
     from pairwright.train.model.load_model import model_hash
 
     if model is None:
@@ -362,31 +364,31 @@ def _model_key(model: Path | None) -> str:
     return model_hash(model)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-# What a run would do: its stages, which of them are done, and about how much each has to do.
+# The dry run: stages, their states, and estimates of the work
 
 
 def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]]:
-    """(stage, state, what is expected of it) in order; `plan` is what `flow.plan` returned, where it is known."""
+    """(stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
     plan = flow.plan() if plan is None else plan
     states = dict(plan.steps)
     return [
-        (name, state, str(plan.refusal) if state == "refused" else _expected(flow, name, states))
+        (name, state, str(plan.refusal) if state == "refused" else _estimate(flow, name, states))
         for name, state in plan.steps
     ]
 
 
-def _expected(flow: Flow, name: str, states: dict[str, str]) -> str:
-    """Counts from the configuration, or from what the stages before have counted."""
+def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
+    """Estimated counts of a stage, from the configuration or from the results of earlier stages."""
     config = flow.config
     number, _, stage = name.rpartition("/")
     if states[name] == "done":
         return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
     if stage == "collect":
-        return _asked(
+        return _estimate_requests(
             flow,
             config.collect.dataset,
             config.collect.num_tasks,
@@ -396,14 +398,16 @@ def _expected(flow: Flow, name: str, states: dict[str, str]) -> str:
     if stage == "evaluate":
         section = config.evaluate
         dataset, tasks = section.dataset or config.collect.dataset, section.num_tasks or config.collect.num_tasks
-        return "twice " + _asked(flow, dataset, tasks, section.num_runs, 1)
+        return "twice " + _estimate_requests(flow, dataset, tasks, section.num_runs, 1)
     if stage == "train" and states.get(f"{number}/tokens") == "done":
         tokens = flow.manifest.stages[f"{number}/tokens"]
         return f"about {tokens.result['tokens'] * config.train.epochs:,} tokens in {config.train.epochs} epochs"
     return ""
 
 
-def _asked(flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int) -> str:
+def _estimate_requests(
+    flow: Flow, dataset: str | None, num_tasks: int | None, num_runs: int, num_candidates: int
+) -> str:
     tasks = num_tasks if dataset is None else _num_lines(flow, dataset, num_tasks)
     if tasks is None:
         return ""

@@ -1,4 +1,4 @@
-"""Generation: a model folder as an engine that answers many requests in one batch, and an asyncio door to it."""
+"""Generation: an engine that answers many requests of a local model in one batch, and its asyncio interface."""
 
 from pairwright.generate.generator import Batcher, Engine
 from pairwright.generate.requests import Choice, GenerateError, Piece, Request, Result, Sampling

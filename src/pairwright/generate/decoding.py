@@ -1,8 +1,8 @@
-"""One batch from prompts to choices: a prefill, then a token for every open choice at each step.
+"""Decoding of one batch: a prefill, then one sampled token for every open choice per step; incremental text.
 
-A row of the cache is a distinct prefix, not a choice: equal prompts are one row, the n choices of a request are drawn
-from the same logits, and choices that have drawn the same tokens go on in one row until they part. So eight candidates
-at one state cost one prefill and one step for each different first token.
+A row of the cache is a distinct prefix, not a choice: equal prompts share a row, the n choices of a request are sampled
+from the same logits, and choices with the same tokens so far share a row until they differ. So eight candidates for one
+prompt cost one prefill and one step for each distinct first token.
 
 Shapes: R rows, C choices of the batch, A choices that are still open, T tokens, V vocabulary.
 """
@@ -17,20 +17,22 @@ from numpy.typing import NDArray
 
 from pairwright.generate.requests import Choice, Finish, Piece, Request
 
-# Text of a growing list of tokens: what is certain is given out, what may still change is held back.
+# Incremental text of a growing list of tokens: text that may still change is held back
 
-_REPLACEMENT = "�"
+_REPLACEMENT = "�"  # decoders write it for an incomplete UTF-8 sequence
 
 
 class TextStream:
-    """`add` a token, get the text that is certain now; `stopped` names the stop text once it has come."""
+    """`add` a token and get the text that is now final; `stop_text` is the stop text once it has occurred."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode, self._stop = decode, stop
         self._ids: list[int] = []
-        self._start = self._end = 0  # the tokens whose text is known again, and how far text was taken
+        # Tokens [start:end] are decoded again as left context, because a token's text may depend on the one before it
+        # (leading spaces, multi-byte characters). The text of all tokens before `end` has been returned.
+        self._start = self._end = 0
         self._pending = ""
-        self.stopped: str | None = None
+        self.stop_text: str | None = None
 
     def add(self, token: int) -> str:
         self._ids.append(token)
@@ -42,41 +44,42 @@ class TextStream:
         return self._give(text[len(before) :])
 
     def finish(self) -> str:
-        """The rest, when no more tokens come."""
-        if self.stopped is not None:
+        """The rest of the text, after the last token."""
+        if self.stop_text is not None:
             return ""
         before = self._decode(self._ids[self._start : self._end])
         rest = self._give(self._decode(self._ids[self._start :])[len(before) :])
-        if self.stopped is not None:
+        if self.stop_text is not None:
             return rest
         rest, self._pending = rest + self._pending, ""
         return rest
 
     def _give(self, more: str) -> str:
         text = self._pending + more
-        found = [(text.index(stop), stop) for stop in self._stop if stop in text]
-        if found:
-            at, self.stopped = min(found)
+        matches = [(text.index(stop), stop) for stop in self._stop if stop in text]
+        if matches:
+            at, self.stop_text = min(matches)
             self._pending = ""
             return text[:at]
+        # hold back the longest end of the text that may be the beginning of a stop text
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many last characters of the text are the beginning of the stop text."""
+    """Length of the longest end of the text that is a proper prefix of the stop text."""
     return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
 
 
-# Drawing tokens so that a draw depends on its own seed alone.
+# Sampling, where each token depends on its own seed only
 
-_CHUNK = 2**24  # values of C x V that are looked at in one piece
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_CHUNK = 2**24  # maximal number of values (choices x vocabulary) in memory at once
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, the increment of splitmix64
 
 
 class Drawers(NamedTuple):
-    """One entry a choice: its row, its uniform number and its settings."""
+    """Arrays with one entry per choice: its row of the logits, its uniform number and its settings."""
 
     row: NDArray[np.int64]
     uniform: NDArray[np.float64]
@@ -86,63 +89,67 @@ class Drawers(NamedTuple):
 
 
 def uniforms(seed: NDArray[np.uint64], choice: NDArray[np.int64], position: int) -> NDArray[np.float64]:
-    """Numbers in [0, 1), one a choice.
+    """Uniform numbers in [0, 1), one per choice: a hash of (seed, choice, position).
 
     >>> [float(u) for u in uniforms(np.array([7, 7, 8], np.uint64), np.array([0, 1, 0]), 0).round(3)]
     [0.829, 0.573, 0.033]
     """
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is intended
         mixed = _mix(seed + _GOLDEN)
         mixed = _mix(mixed ^ (choice.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
         mixed = _mix(mixed + np.uint64(position + 1) * _GOLDEN)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53  # the upper 53 bits, exact in float64
 
 
 def draw(logits_RV: Any, drawers: Drawers) -> NDArray[np.int64]:
-    """A token for each choice."""
+    """Sample a token for each choice."""
     import torch
 
     greedy = drawers.temperature == 0
     tokens = np.empty(len(drawers.row), np.int64)
     if greedy.any():
         tokens[greedy] = torch.argmax(logits_RV, dim=-1).cpu().numpy()[drawers.row[greedy]]
-    (drawn,) = np.nonzero(~greedy)
-    if not len(drawn):
+    (sampled,) = np.nonzero(~greedy)
+    if not len(sampled):
         return tokens
-    # choices of one row with the same settings share their distribution
-    settings = [values[drawn] for values in (drawers.row, drawers.temperature, drawers.top_p, drawers.top_k)]
+    # Choices of one row with the same settings share their distribution: it is computed once per group. `order` sorts
+    # the sampled choices by settings, `changes` marks where a new group begins in that order, `which` numbers the
+    # groups, and `first` has the position of each group's first member.
+    settings = [values[sampled] for values in (drawers.row, drawers.temperature, drawers.top_p, drawers.top_k)]
     order = np.lexsort(settings[::-1])
-    changes = np.zeros(len(drawn), bool)
+    changes = np.zeros(len(sampled), bool)
     for values in settings:
         changes[1:] |= values[order][1:] != values[order][:-1]
     which = np.cumsum(changes)
     first = np.nonzero(np.concatenate([[True], changes[1:]]))[0]
     step = max(1, _CHUNK // logits_RV.shape[-1])
-    for start in range(0, len(first), step):
+    for start in range(0, len(first), step):  # `step` groups at a time, to bound memory
         groups = first[start : start + step]
         members = order[(which >= start) & (which < start + len(groups))]
         group_of = which[(which >= start) & (which < start + len(groups))] - start
         row, temperature, top_p, top_k = (torch.from_numpy(values[order[groups]]) for values in settings)
         cdf_GV = _cumulative(logits_RV[row.to(logits_RV.device)], temperature, top_p, top_k)
-        tokens[drawn[members]] = _pick(cdf_GV, group_of, drawers.uniform[drawn[members]], step)
+        tokens[sampled[members]] = _pick(cdf_GV, group_of, drawers.uniform[sampled[members]], step)
     return tokens
 
 
 def _cumulative(logits_GV: Any, temperature: Any, top_p: Any, top_k: Any) -> Any:
-    """Cumulative probabilities in float64, after temperature, top_k and top_p; what is cut off adds nothing."""
+    """Cumulative probabilities in float64, after temperature, top_k and top_p; excluded tokens add nothing."""
     import torch
 
     device = logits_GV.device
     scaled = logits_GV.double() / temperature.to(device)[:, None]
     if bool((top_k > 0).any()) or bool((top_p < 1).any()):
-        values, places = scaled.sort(dim=-1, descending=True, stable=True)
+        values, token_ids = scaled.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(scaled.shape[-1], device=device)[None, :]
         limit = torch.where(top_k > 0, top_k, scaled.shape[-1]).to(device)[:, None]
         values = values.masked_fill(rank >= limit, -torch.inf)
         probs = values.softmax(dim=-1)
+        # top_p keeps tokens whose more likely ones sum to less than top_p, and always the most likely one
         before = probs.cumsum(dim=-1) - probs
         values = values.masked_fill((before >= top_p.to(device)[:, None]) & (rank > 0), -torch.inf)
-        scaled = torch.full_like(scaled, -torch.inf).scatter(-1, places, values)
+        # back from the order of probability to the order of the vocabulary
+        scaled = torch.full_like(scaled, -torch.inf).scatter(-1, token_ids, values)
     return scaled.softmax(dim=-1).cumsum(dim=-1)
 
 
@@ -152,32 +159,32 @@ def _pick(cdf_GV: Any, group_of: NDArray[np.int64], uniform: NDArray[np.float64]
     device, picked = cdf_GV.device, []
     for start in range(0, len(group_of), step):
         cdf_CV = cdf_GV[torch.from_numpy(group_of[start : start + step]).to(device)]
-        # below the total, whatever rounding made of it, so that a token with probability is found
+        # strictly below the rounded total, so that the search always ends at a token with non-zero probability
         target = torch.from_numpy(uniform[start : start + step]).to(device)[:, None] * cdf_CV[:, -1:]
         target = torch.minimum(target, torch.nextafter(cdf_CV[:, -1:], torch.zeros_like(target)))
         picked.append(torch.searchsorted(cdf_CV, target, right=True)[:, 0].cpu().numpy())
-    found: NDArray[np.int64] = np.concatenate(picked)
-    return found
+    tokens: NDArray[np.int64] = np.concatenate(picked)
+    return tokens
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """The finalizer of splitmix64: every input bit affects every output bit."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: NDArray[np.uint64] = value ^ (value >> np.uint64(31))
     return mixed
 
 
-# One batch from prompts to choices: a prefill, then a token for every open choice at each step.
+# The batch
 
 OnPiece = Callable[[Piece], None]
 IsCancelled = Callable[[int], bool]
-_ENDS: tuple[Finish | None, ...] = (None, "stop", "length", "cancelled")
+_ENDS: tuple[Finish | None, ...] = (None, "stop", "length", "cancelled")  # by the codes in Batch._end
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a batch needs to know of its engine."""
+    """Settings of the engine that a batch needs."""
 
     model: Any
     device: str
@@ -186,11 +193,11 @@ class Settings:
     context: int
     max_cache_tokens: int
     decode: Callable[[Sequence[int], bool], str]
-    options: frozenset[str]  # names that the model's forward takes
+    options: frozenset[str]  # parameters of the model's forward
 
 
 class Batch:
-    """The choices of some requests, and what has been drawn for them so far."""
+    """The choices of some requests, and their sampled tokens so far."""
 
     def __init__(
         self,
@@ -201,7 +208,7 @@ class Batch:
     ) -> None:
         self._settings, self._requests = settings, requests
         self._on_piece, self._is_cancelled = on_piece, is_cancelled
-        rows: dict[bytes, int] = {}
+        rows: dict[bytes, int] = {}  # row of each distinct prompt
         self._prompts: list[NDArray[np.int64]] = []
         row_of = []
         for _, request in requests:
@@ -210,27 +217,28 @@ class Batch:
             if len(rows) > len(self._prompts):
                 self._prompts.append(ids)
         counts = [request.sampling.n for _, request in requests]
-        wanted = [request.sampling for _, request in requests]
+        samplings = [request.sampling for _, request in requests]
+        # arrays (C,) with one entry per choice; `_owner` is the position of its request in the batch
         self._owner = np.repeat(np.arange(len(requests)), counts)
         self._index = np.concatenate([np.arange(count) for count in counts])
         self._row = np.repeat(np.array(row_of), counts)
-        self._seed = np.repeat(np.array([item.seed for item in wanted], np.uint64), counts)
-        self._temperature = np.repeat(np.array([item.temperature for item in wanted], np.float64), counts)
-        self._top_p = np.repeat(np.array([item.top_p for item in wanted], np.float64), counts)
-        self._top_k = np.repeat(np.array([item.top_k for item in wanted], np.int64), counts)
+        self._seed = np.repeat(np.array([item.seed for item in samplings], np.uint64), counts)
+        self._temperature = np.repeat(np.array([item.temperature for item in samplings], np.float64), counts)
+        self._top_p = np.repeat(np.array([item.top_p for item in samplings], np.float64), counts)
+        self._top_k = np.repeat(np.array([item.top_k for item in samplings], np.int64), counts)
         self._limit = np.repeat([self._room(request) for _, request in requests], counts)
         num_choices = len(self._owner)
-        self._tokens_CT = np.zeros((num_choices, 8), np.int32)
+        self._tokens_CT = np.zeros((num_choices, 8), np.int32)  # T grows by doubling
         self._logprobs_CT = np.zeros((num_choices, 8), np.float32)
         self._length = np.zeros(num_choices, np.int64)
-        self._end = np.zeros(num_choices, np.int8)
-        self._num_top = max(item.top_logprobs for item in wanted)
+        self._end = np.zeros(num_choices, np.int8)  # index into _ENDS; 0: still open
+        self._num_top = max(item.top_logprobs for item in samplings)
         self._top: list[list[tuple[tuple[int, float], ...]]] = [[] for _ in range(num_choices if self._num_top else 0)]
         self._streams: dict[int, TextStream] = {}
         self._texts: dict[int, str] = {}
 
     def run(self) -> list[tuple[Choice, ...]]:
-        """Generate; the choices of each request, in order."""
+        """Generate, and return the choices of each request, in order."""
         import torch
 
         with torch.inference_mode():
@@ -245,7 +253,7 @@ class Batch:
         width = max(map(len, self._prompts))
         ids_RT = np.full((len(self._prompts), width), settings.pad, np.int64)
         mask_RT = np.zeros((len(self._prompts), width), np.int64)
-        for row, prompt in enumerate(self._prompts):
+        for row, prompt in enumerate(self._prompts):  # padded on the left: all rows continue in the same column
             ids_RT[row, width - len(prompt) :] = prompt
             mask_RT[row, width - len(prompt) :] = 1
         mask = torch.from_numpy(mask_RT).to(settings.device)
@@ -269,7 +277,7 @@ class Batch:
     def _continue(
         self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logits_RV: Any, cache: Any, mask_RT: Any, step: int
     ) -> None:
-        """Draw, drop what has ended, and go on with one row for each different prefix until nothing is open."""
+        """Sample, drop ended choices, and continue with one row per distinct prefix until no choice is open."""
         import torch
 
         while True:
@@ -278,28 +286,35 @@ class Batch:
             active_A, row_A, tokens_A = active_A[open_A], row_A[open_A], tokens_A[open_A]
             if not len(active_A):
                 return
+            # choices with the same row and the same new token share the next row: (row, token) as one number
             key_A = row_A * logits_RV.shape[-1] + tokens_A
             keys, row_A = np.unique(key_A, return_inverse=True)
             parent, last = np.divmod(keys, logits_RV.shape[-1])
             step += 1
             if len(keys) > 1 and len(keys) * (mask_RT.shape[1] + 1) > self._settings.max_cache_tokens:
-                self._in_halves(active_A, row_A, parent, last, cache, mask_RT, step)
+                self._continue_in_halves(active_A, row_A, parent, last, cache, mask_RT, step)
                 return
             if len(parent) != mask_RT.shape[0] or (parent != np.arange(len(parent))).any():
                 mask_RT = _select(cache, mask_RT, parent)
             logits_RV, mask_RT = self._step(torch.from_numpy(last), cache, mask_RT)
 
-    def _in_halves(
-        self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], parent: NDArray[np.int64],
-        last: NDArray[np.int64], cache: Any, mask_RT: Any, step: int,
-    ) -> None:  # fmt: skip
-        """More rows than the cache may hold: the first half to its end, then the second."""
+    def _continue_in_halves(
+        self,
+        active_A: NDArray[np.int64],
+        row_A: NDArray[np.int64],
+        parent: NDArray[np.int64],
+        last: NDArray[np.int64],
+        cache: Any,
+        mask_RT: Any,
+        step: int,
+    ) -> None:
+        """Too many rows for the cache: run the first half to its end, then the second."""
         import torch
 
         middle = len(parent) // 2
         for start, stop in ((0, middle), (middle, len(parent))):
             mine = (row_A >= start) & (row_A < stop)
-            half = copy.deepcopy(cache) if start == 0 else cache
+            half = copy.deepcopy(cache) if start == 0 else cache  # reordering a cache changes it in place
             mask = _select(half, mask_RT, parent[start:stop])
             logits_RV, mask = self._step(torch.from_numpy(last[start:stop]), half, mask)
             self._continue(active_A[mine], row_A[mine] - start, logits_RV, half, mask, step)
@@ -315,13 +330,11 @@ class Batch:
     def _draw(
         self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logits_RV: Any, step: int
     ) -> NDArray[np.int64]:
-        """Draw one token for every open choice and note it; marks the choices that end with it."""
+        """Sample and store one token for every open choice; marks the choices that end with it."""
         import torch
 
         uniform = uniforms(self._seed[active_A], self._index[active_A], step)
-        drawers = Drawers(
-            row_A, uniform, self._temperature[active_A], self._top_p[active_A], self._top_k[active_A]
-        )  # fmt: skip
+        drawers = Drawers(row_A, uniform, self._temperature[active_A], self._top_p[active_A], self._top_k[active_A])
         tokens_A = draw(logits_RV, drawers)
         logprobs_RV = logits_RV.log_softmax(-1)
         rows, tokens = (torch.from_numpy(values).to(logits_RV.device) for values in (row_A, tokens_A))
@@ -335,21 +348,23 @@ class Batch:
         ends = np.isin(tokens_A, list(self._settings.stop_ids))
         self._end[active_A] = np.where(ends, 1, np.where(step + 1 >= self._limit[active_A], 2, 0))
         if self._num_top:
-            self._note_top(active_A, row_A, logprobs_RV)
-        self._follow_texts(active_A, ends, step)
+            self._record_top(active_A, row_A, logprobs_RV)
+        self._update_texts(active_A, ends, step)
         if self._is_cancelled is not None:
-            gone = [self._is_cancelled(self._requests[owner][0]) for owner in range(len(self._requests))]
-            self._end[active_A[np.array(gone)[self._owner[active_A]] & (self._end[active_A] == 0)]] = 3
+            cancelled = [self._is_cancelled(self._requests[owner][0]) for owner in range(len(self._requests))]
+            self._end[active_A[np.array(cancelled)[self._owner[active_A]] & (self._end[active_A] == 0)]] = 3
         return tokens_A
 
-    def _note_top(self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logprobs_RV: Any) -> None:
-        values, places = (found.cpu().tolist() for found in logprobs_RV.topk(min(self._num_top, logprobs_RV.shape[-1])))
+    def _record_top(self, active_A: NDArray[np.int64], row_A: NDArray[np.int64], logprobs_RV: Any) -> None:
+        values, token_ids = (
+            tensor.cpu().tolist() for tensor in logprobs_RV.topk(min(self._num_top, logprobs_RV.shape[-1]))
+        )
         for choice, row in zip(active_A.tolist(), row_A.tolist(), strict=True):
             count = self._requests[self._owner[choice]][1].sampling.top_logprobs
-            self._top[choice].append(tuple(zip(places[row][:count], values[row][:count], strict=True)))
+            self._top[choice].append(tuple(zip(token_ids[row][:count], values[row][:count], strict=True)))
 
-    def _follow_texts(self, active_A: NDArray[np.int64], ends: NDArray[np.bool_], step: int) -> None:
-        """Texts of choices that have stop texts or a listener; the others are decoded once, at the end."""
+    def _update_texts(self, active_A: NDArray[np.int64], ends: NDArray[np.bool_], step: int) -> None:
+        """Update the texts of choices with stop texts or a listener; the others are decoded once, at the end."""
         for position, choice in enumerate(active_A.tolist()):
             number, request = self._requests[self._owner[choice]]
             if self._on_piece is None and not request.sampling.stop:
@@ -359,9 +374,9 @@ class Batch:
                 stream = self._streams[choice] = TextStream(self._decoder(request), request.sampling.stop)
             token = int(self._tokens_CT[choice, step])
             text = "" if ends[position] else stream.add(token)
-            if stream.stopped is None and self._end[choice]:
+            if stream.stop_text is None and self._end[choice]:
                 text += stream.finish()
-            if stream.stopped is not None:
+            if stream.stop_text is not None:
                 self._end[choice] = 1
             self._texts[choice] = self._texts.get(choice, "") + text
             if self._on_piece is not None:
@@ -385,7 +400,7 @@ class Batch:
         return room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
 
     def _results(self) -> list[tuple[Choice, ...]]:
-        found: list[list[Choice]] = [[] for _ in self._requests]
+        results: list[list[Choice]] = [[] for _ in self._requests]
         for choice, owner in enumerate(self._owner.tolist()):
             length = int(self._length[choice])
             tokens = self._tokens_CT[choice, :length].copy()
@@ -395,24 +410,24 @@ class Batch:
             stream = self._streams.get(choice)
             text = self._texts.get(choice)
             if text is None:
-                shown = tokens[:-1] if by_token else tokens
-                text = self._settings.decode(shown.tolist(), self._requests[owner][1].sampling.skip_special_tokens)
-            found[owner].append(
+                visible = tokens[:-1] if by_token else tokens
+                text = self._settings.decode(visible.tolist(), self._requests[owner][1].sampling.skip_special_tokens)
+            results[owner].append(
                 Choice(
                     index=int(self._index[choice]),
                     tokens=tokens,
                     logprobs=self._logprobs_CT[choice, :length].copy(),
                     text=text,
                     finish_reason=finish,
-                    stop=int(tokens[-1]) if by_token else stream.stopped if stream is not None else None,
+                    stop=int(tokens[-1]) if by_token else stream.stop_text if stream is not None else None,
                     top_logprobs=tuple(self._top[choice]) if self._num_top else (),
                 )
             )
-        return [tuple(choices) for choices in found]
+        return [tuple(choices) for choices in results]
 
 
 def _select(cache: Any, mask_RT: Any, parent: NDArray[np.int64]) -> Any:
-    """Put the rows of the cache in a new order, some several times, some no more; returns their mask."""
+    """Select rows of the cache by their parents, some repeated, some dropped; returns their mask."""
     import torch
 
     rows = torch.from_numpy(parent).to(mask_RT.device)

@@ -1,8 +1,8 @@
-"""The engine: a causal language model from a folder that answers any number of requests in batches.
+"""Loads a model folder, runs requests in batches (Engine), and joins requests of concurrent asyncio tasks (Batcher).
 
-Requests are sorted by length and cut into batches by a budget of prompt tokens, so that hundreds of short prompts go
-through the model at once and little of it is padding. A result never depends on the batch: seeds belong to requests
-(draw.py); only the last bits of the logits do, as matrix products are summed in another order.
+Requests are sorted by length and split into batches by a budget of prompt tokens, so that hundreds of short prompts
+share a forward pass with little padding. Sampling does not depend on the batch, since each request has its own seed
+(decoding.py); only the last bits of the logits do, because matrix products are summed in another order.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from pairwright.generate.decoding import Batch, IsCancelled, OnPiece, Settings
 from pairwright.generate.requests import ChatEncoder, GenerateError, Ids, Piece, Request, Result
 from pairwright.records.messages import Json, Message
 
-# A model folder as a model in memory with its tokenizer. Code that a folder carries is never run.
+# Loading models and tokenizers. Code in a model folder is never executed.
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 def load_model(folder: Path, *, device: str, dtype: str) -> Any:
-    """The causal language model of a folder, or of an adapter with its base; ready to generate."""
+    """Load the causal language model of a folder, or an adapter merged into its base model, ready to generate."""
     if dtype not in _DTYPES:
         raise GenerateError(f"dtype: got {dtype!r}, expected one of {', '.join(_DTYPES)}")
     _check_folder(folder)
@@ -36,11 +36,11 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Any:
 
     if dtype == "auto":  # half precision is slow on CPUs
         dtype = "float32" if device == "cpu" else "auto"
-    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    torch_dtype = dtype if dtype == "auto" else getattr(torch, dtype)
     base = base_of_adapter(folder)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
-            base or folder, dtype=wanted, local_files_only=True, trust_remote_code=False
+            base or folder, dtype=torch_dtype, local_files_only=True, trust_remote_code=False
         )
         if base is not None:
             from peft import PeftModel
@@ -52,7 +52,7 @@ def load_model(folder: Path, *, device: str, dtype: str) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a folder; of an adapter without one, its base's."""
+    """Load the tokenizer of a folder; for an adapter without one, that of its base model."""
     _check_installed()
     from transformers import AutoTokenizer
 
@@ -72,20 +72,22 @@ def best_device() -> str:
 
 
 def base_of_adapter(folder: Path) -> Path | None:
-    """The folder of the model that an adapter belongs to; None where the folder is no adapter."""
-    described = folder / "adapter_config.json"
-    if not described.is_file():
+    """The folder of an adapter's base model; None if the folder is not an adapter."""
+    config_path = folder / "adapter_config.json"
+    if not config_path.is_file():
         return None
     try:
-        named = json.loads(described.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base_name = json.loads(config_path.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError) as error:
-        raise GenerateError(f"{described}: not a JSON object: {error}") from None
-    if not isinstance(named, str) or not named:
-        raise GenerateError(f"{described}: names no base model (base_model_name_or_path)")
-    for place in (Path(named), folder / named):
+        raise GenerateError(f"{config_path}: not a JSON object: {error}") from None
+    if not isinstance(base_name, str) or not base_name:
+        raise GenerateError(f"{config_path}: names no base model (base_model_name_or_path)")
+    for place in (Path(base_name), folder / base_name):  # a relative path may be meant from either folder
         if place.is_dir():
             return place
-    raise GenerateError(f"{described}: the base model {named!r} is no folder here; put it there or change the path")
+    raise GenerateError(
+        f"{config_path}: the base model {base_name!r} is no folder here; put it there or change the path"
+    )
 
 
 def _check_folder(folder: Path) -> None:
@@ -109,14 +111,14 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-# The engine: a causal language model from a folder that answers any number of requests in batches.
+# The engine
 
 _MAX_PADDING = 0.25  # share of a batch
-_UNBOUNDED = 2**31
+_UNBOUNDED = 2**31  # context of models without position embeddings
 
 
 class Engine:
-    """A loaded model. Not safe for several threads at once: batching.Batcher gives it one."""
+    """A loaded model. Not thread-safe: Batcher runs it in one thread."""
 
     def __init__(
         self,
@@ -135,8 +137,9 @@ class Engine:
         self._max_batch_tokens = max_batch_tokens
         self._chat = ChatEncoder(tokenizer)
         self._texts: dict[tuple[bool, tuple[int, ...]], str] = {}
-        taken = frozenset(inspect.signature(model.forward).parameters)
-        self._may_pad = "position_ids" in taken and not getattr(model, "_is_stateful", False)
+        parameters = frozenset(inspect.signature(model.forward).parameters)
+        # without position ids, or with a recurrent state, padding on the left would change the result
+        self._may_pad = "position_ids" in parameters and not getattr(model, "_is_stateful", False)
         self._settings = Settings(
             model=model,
             device=self.device,
@@ -145,7 +148,7 @@ class Engine:
             context=self.context,
             max_cache_tokens=max_cache_tokens or 8 * max_batch_tokens,
             decode=self.text,
-            options=taken,
+            options=parameters,
         )
 
     @classmethod
@@ -159,7 +162,7 @@ class Engine:
         max_batch_tokens: int = 16_384,
         max_cache_tokens: int | None = None,
     ) -> "Engine":
-        """A model folder, or an adapter's folder that names its base. `device` None: a GPU if there is one."""
+        """Load a model folder, or an adapter's folder that names its base. `device` None: a GPU if there is one."""
         place = Path(folder)
         model = load_model(place, device=device or best_device(), dtype=dtype)
         return cls(
@@ -173,15 +176,15 @@ class Engine:
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None
     ) -> Ids:
-        """The prompt of a chat: the model's template, with the generation prompt at the end."""
+        """Encode a chat with the model's template and the generation prompt."""
         return self._chat.ids(messages, tools, variables=variables)
 
     def text_ids(self, text: str) -> Ids:
-        """The ids of plain text, for completions."""
+        """Encode plain text, for completions."""
         return self._chat.text_ids(text)
 
     def text(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Token ids as text. Short ones are remembered: small models say few different things."""
+        """Decode token ids. Short sequences are cached: small models produce few distinct ones."""
         if len(ids) > 8:
             return str(self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
         key = (skip_special_tokens, tuple(ids))
@@ -208,10 +211,10 @@ class Engine:
         on_piece: OnPiece | None = None,
         is_cancelled: IsCancelled | None = None,
     ) -> list[Result]:
-        """Answer all requests, in their order.
+        """Answer all requests, in order.
 
-        `on_piece` hears of every token as it comes. `is_cancelled(position)` is asked at each step; the choices of a
-        request that is cancelled end there, with finish_reason "cancelled".
+        `on_piece` is called for every token. `is_cancelled(position)` is called at each step; the choices of a
+        cancelled request end with finish_reason "cancelled".
         """
         for request in requests:
             self.check(request)
@@ -224,8 +227,8 @@ class Engine:
         return [results[number] for number in range(len(requests))]
 
     def _batches(self, requests: Sequence[Request]) -> Iterator[list[tuple[int, Request]]]:
-        """Requests by length, so many at a time that their distinct prompts stay in the budget. Longest first: a
-        batch that is too large for the machine fails at once."""
+        """Split requests, sorted by length, into batches whose distinct prompts fit the budget. Longest first: a batch
+        that is too large for the machine fails at once."""
         numbers = sorted(range(len(requests)), key=lambda number: -len(requests[number].prompt))
         batch: list[tuple[int, Request]] = []
         distinct: set[bytes] = set()
@@ -234,7 +237,7 @@ class Engine:
             prompt = requests[number].prompt
             key = _key(prompt)
             if batch and key not in distinct:
-                width = len(batch[0][1].prompt)
+                width = len(batch[0][1].prompt)  # the longest prompt comes first; the others are padded to it
                 total = width * (len(distinct) + 1)
                 padding = 1 - (num_tokens + len(prompt)) / total
                 if (
@@ -259,15 +262,15 @@ def _key(prompt: Sequence[int] | Ids) -> bytes:
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a generation: what the model's generation settings say, else the tokenizer's end."""
+    """The tokens that end a generation: those of the generation config, else of the tokenizer or the model config."""
     settings = getattr(model, "generation_config", None)
-    for found in (getattr(settings, "eos_token_id", None), tokenizer.eos_token_id, model.config.eos_token_id):
-        if found is not None:
-            return frozenset(found if isinstance(found, list | tuple) else [found])
+    for ids in (getattr(settings, "eos_token_id", None), tokenizer.eos_token_id, model.config.eos_token_id):
+        if ids is not None:
+            return frozenset(ids if isinstance(ids, list | tuple) else [ids])
     return frozenset()
 
 
-# Requests of concurrent tasks put together: while the engine works, the next batch gathers.
+# Requests of concurrent tasks, joined: while the engine works, the next batch accumulates
 
 
 @dataclass(eq=False)
@@ -289,7 +292,7 @@ class Batcher:
         self._closed = False
 
     async def submit(self, request: Request, on_piece: Callable[[Piece], None] | None = None) -> Result:
-        """The result of a request; `on_piece` is called in the event loop, in order, before this returns."""
+        """Wait for the result of a request; `on_piece` is called in the event loop, in order, before this returns."""
         if self._closed:
             raise GenerateError("the model was closed")
         self.engine.check(request)
@@ -301,7 +304,7 @@ class Batcher:
         return await waiting.future
 
     async def close(self) -> None:
-        """Wait for the batch that is running; what waits gets an error."""
+        """Wait for the running batch; queued requests get an error."""
         self._closed = True
         for waiting in self._waiting:
             if not waiting.future.done():
@@ -329,7 +332,7 @@ class Batcher:
                 continue
             try:
                 results = await loop.run_in_executor(self._thread, self._generate, batch, loop)
-            except Exception as error:  # the boundary between the engine's thread and its users
+            except Exception as error:  # passed on from the engine's thread to all waiting tasks
                 for item in batch:
                     if not item.future.done():
                         item.future.set_exception(error)
@@ -339,21 +342,21 @@ class Batcher:
                     item.future.set_result(result)
 
     async def _gather(self) -> None:
-        """Wait while more requests keep coming: tasks that were answered together ask again together."""
+        """Wait while more requests arrive: tasks that got their answers together make the next requests together."""
         count = 0
         while count < len(self._waiting) < self._max_requests:
             count = len(self._waiting)
             await asyncio.sleep(self._wait_seconds)
 
     def _generate(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> list[Result]:
-        def tell(piece: Piece) -> None:
+        def notify(piece: Piece) -> None:
             listener = batch[piece.request].on_piece
             if listener is not None:
                 loop.call_soon_threadsafe(listener, replace(piece, request=0))
 
-        listened = any(item.on_piece is not None for item in batch)
+        has_listener = any(item.on_piece is not None for item in batch)
         return self.engine.generate(
             [item.request for item in batch],
-            on_piece=tell if listened else None,
+            on_piece=notify if has_listener else None,
             is_cancelled=lambda number: batch[number].future.done(),
         )

@@ -1,4 +1,4 @@
-"""What is asked of the engine and what it answers. Checked when built; token ids are plain tuples and numpy arrays."""
+"""Requests and results of the engine (Sampling, Request, Choice, Result, Piece), and encoding of chat prompts."""
 
 import itertools
 import math
@@ -24,10 +24,10 @@ class GenerateError(PairwrightError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to draw tokens. `temperature` 0 takes the most likely one.
+    """Sampling settings. `temperature` 0 takes the most likely token.
 
-    The draw of token t of choice c depends on (seed, c, t) and the model's probabilities, on nothing else: not on what
-    else is in the batch, nor on the order of requests.
+    Token t of choice c depends only on (seed, c, t) and the model's probabilities, not on the rest of the batch nor on
+    the order of requests.
     """
 
     temperature: float = 1.0
@@ -53,7 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt as token ids, and how to continue it."""
+    """A prompt as token ids, and its sampling settings."""
 
     prompt: Sequence[int] | Ids
     sampling: Sampling = field(default_factory=Sampling)
@@ -61,10 +61,10 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One continuation: every token that was drawn, the stop token included, and its text without it.
+    """One continuation: all sampled tokens, including the stop token, and their text without it.
 
     `logprobs` are the model's own (temperature 1, before top_p and top_k). `stop` is the token id or text that ended
-    it. `top_logprobs` has for each token the most likely (id, log-probability), if asked for.
+    it. `top_logprobs` has the most likely (id, log-probability) of each position, if requested.
     """
 
     index: int
@@ -88,9 +88,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Piece:
-    """News of one choice while it is being generated: one token, and the text that is certain now (maybe none yet)."""
+    """An increment of one choice during generation: one token, and the text that is now final (may be empty)."""
 
-    request: int  # position in the list that was given to `generate`
+    request: int  # position in the list passed to `generate`
     choice: int
     token: int
     logprob: float
@@ -104,35 +104,35 @@ def _check(name: str, value: object, good: bool, expected: str) -> None:
         raise GenerateError(f"{name}: got {value!r}, expected {expected}")
 
 
-# Messages to the token ids of a prompt, through the model's own chat template in transformers' sandbox.
+# Messages to token ids, through the model's chat template in transformers' sandbox
 
 _MAX_KNOWN = 100_000
 
 
 class ChatEncoder:
-    """Prompts of one tokenizer. Equal prompts are rendered once: agents ask the same again and again."""
+    """Encodes prompts with one tokenizer. Results are cached, because agents repeat the same prompts."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._form: tuple[str, str | None] | None = None
+        self._form: tuple[str, str | None] | None = None  # form of calls that the template accepts, once known
         self._known: dict[bytes, Ids] = {}
 
     def ids(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> Ids:
-        """The ids of a conversation with the generation prompt; `variables` go to the template (enable_thinking)."""
+        """Encode a conversation with the generation prompt; `variables` go to the template (enable_thinking)."""
         key = msgspec.json.encode((messages, tools, variables))
-        found = self._known.get(key)
-        if found is None:
+        ids = self._known.get(key)
+        if ids is None:
             if len(self._known) >= _MAX_KNOWN:
                 self._known.clear()
-            found = self._known[key] = self.text_ids(self.text(messages, tools, variables=variables))
-        return found
+            ids = self._known[key] = self.text_ids(self.text(messages, tools, variables=variables))
+        return ids
 
     def text_ids(self, text: str) -> Ids:
-        """The ids of text as it stands: control tokens in it count, none are added."""
+        """Encode text unchanged: control tokens in it are parsed, none are added."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
-        if backend is None:  # a tokenizer in Python
+        if backend is None:  # a slow tokenizer, in Python
             return np.array(self._tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
-        if backend.truncation is not None or backend.padding is not None:  # somebody else's call switched them on
+        if backend.truncation is not None or backend.padding is not None:  # state left by another call
             backend.no_truncation()
             backend.no_padding()
         return np.array(backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -142,6 +142,7 @@ class ChatEncoder:
             raise GenerateError("the model has no chat template: ask for a completion of text instead of a chat")
         if not any(message.tool_calls for message in messages):
             return self._render(messages, tools, "object", "", variables)
+        # templates differ in how they take arguments and empty content: try all forms, then reuse the first that works
         forms = [self._form] if self._form else list(itertools.product(("object", "text"), (None, "")))
         for number, (arguments, empty) in enumerate(forms):
             try:
@@ -162,7 +163,7 @@ class ChatEncoder:
             text: str = self._tokenizer.apply_chat_template(
                 chat, tools=list(tools) or None, tokenize=False, add_generation_prompt=True, **(more or {})
             )
-        except Exception as error:  # a template is a program: whatever it raises means that it does not take this
+        except Exception as error:  # a template may raise anything to reject a conversation
             raise GenerateError(
                 f"the chat template refuses this conversation: {type(error).__name__}: {error}"
             ) from None

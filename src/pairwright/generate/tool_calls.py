@@ -1,11 +1,11 @@
-"""The calls in what a model wrote, for families of chat templates whose form is known.
+"""Parses tool calls in generated text, for known families of chat templates.
 
-    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one block a call (Hermes, Qwen2.5, Qwen3)
+    hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, one block per call (Hermes, Qwen2.5, Qwen3)
     llama     {"name": ..., "parameters": {...}} as the whole answer, several separated by ";" (Llama 3.1 and later)
     mistral   [{"name": ..., "arguments": {...}}] as the whole answer (Mistral's [TOOL_CALLS])
 
-Only when tools were given. What does not parse, whole, is text and stays text: nothing the model wrote is dropped.
-Arguments are kept as the JSON text that the model wrote.
+Used only if the request has tools. Text that does not parse completely stays text: no output of the model is dropped.
+Arguments stay the JSON text that the model wrote.
 """
 
 import re
@@ -19,7 +19,7 @@ from pairwright.records.messages import ToolCall
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a family writes calls. `is_whole`: a call is the whole answer, which begins with `opening`."""
+    """The call format of a family. `is_whole`: calls are the whole answer, which begins with `opening`."""
 
     name: str
     opening: str
@@ -27,7 +27,7 @@ class CallFormat:
     parse: Callable[[str], "tuple[list[ToolCall], str] | None"]
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct):  # Raw keeps the JSON text of the arguments as written
     name: str
     arguments: msgspec.Raw = msgspec.Raw(b"")
     parameters: msgspec.Raw = msgspec.Raw(b"")
@@ -41,39 +41,39 @@ _many = msgspec.json.Decoder(list[_Call])
 def _hermes(text: str) -> tuple[list[ToolCall], str] | None:
     calls: list[ToolCall] = []
     for body in _BLOCK.findall(text):
-        found = _decoded(body.strip())
-        if not found:
+        parsed = _decode_calls(body.strip())
+        if not parsed:
             return None
-        calls += found
+        calls += parsed
     rest = _BLOCK.sub("", text)
     return (calls, rest) if calls and "<tool_call>" not in rest else None
 
 
 def _llama(text: str) -> tuple[list[ToolCall], str] | None:
     body = text.strip().removeprefix("<|python_tag|>").strip()
-    calls = _decoded(body)
-    if calls is None:  # several objects; a ";" inside of one is no end of it
-        calls = _decoded("[" + re.sub(r"\}\s*;\s*\{", "},{", body) + "]")
+    calls = _decode_calls(body)
+    if calls is None:  # several objects; only a ";" between two objects separates them
+        calls = _decode_calls("[" + re.sub(r"\}\s*;\s*\{", "},{", body) + "]")
     return (calls, "") if calls else None
 
 
 def _mistral(text: str) -> tuple[list[ToolCall], str] | None:
-    calls = _decoded(text.strip().removeprefix("[TOOL_CALLS]").strip())
+    calls = _decode_calls(text.strip().removeprefix("[TOOL_CALLS]").strip())
     return (calls, "") if calls else None
 
 
-def _decoded(body: str) -> list[ToolCall] | None:
-    """The calls of a JSON object or a list of them."""
+def _decode_calls(body: str) -> list[ToolCall] | None:
+    """Decode the calls of a JSON object or a list of them; None if it is malformed."""
     try:
-        found = _many.decode(body) if body.startswith("[") else [_one.decode(body)]
-        return [ToolCall(call.name, _arguments(call)) for call in found]
+        items = _many.decode(body) if body.startswith("[") else [_one.decode(body)]
+        return [ToolCall(call.name, _arguments(call)) for call in items]
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
 def _arguments(call: _Call) -> str:
     text = (bytes(call.arguments) or bytes(call.parameters)).decode()
-    if text.startswith('"'):  # JSON text inside of a JSON text
+    if text.startswith('"'):  # arguments as a JSON string that contains JSON
         return msgspec.json.decode(text, type=str)
     if not text.startswith("{"):
         raise ValueError("arguments are an object")
@@ -86,7 +86,7 @@ MISTRAL = CallFormat("mistral", "[", True, _mistral)
 
 
 def format_of(template: object) -> CallFormat | None:
-    """The form of a template's family, told by what the template itself writes; None where it is not known."""
+    """Detect the call format of a chat template by its markers; None if it is unknown."""
     text = " ".join(map(str, template.values())) if isinstance(template, dict) else str(template or "")
     if "<tool_call>" in text:
         return None if "<function=" in text else HERMES
@@ -96,7 +96,7 @@ def format_of(template: object) -> CallFormat | None:
 
 
 class CallStream:
-    """Text in pieces: what is certainly no call is given out at once, the rest is looked at when all of it is there."""
+    """Splits streamed text: text that cannot belong to a call is returned at once, the rest is parsed at the end."""
 
     def __init__(self, form: CallFormat | None) -> None:
         self._form = form
@@ -113,22 +113,22 @@ class CallStream:
         return self._whole() if self._form is not None and self._form.is_whole else self._block()
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """What is left of the text, and the calls."""
+        """The remaining text, and the calls."""
         held, self._held = self._held, ""
-        found = self._form.parse(held) if self._form is not None and self._is_call else None
-        return (held, []) if found is None else (found[1].strip(), found[0])
+        parsed = self._form.parse(held) if self._form is not None and self._is_call else None
+        return (held, []) if parsed is None else (parsed[1].strip(), parsed[0])
 
     def _whole(self) -> str:
         assert self._form is not None
-        begun = self._held.lstrip()
-        if begun.startswith(self._form.opening):
+        start = self._held.lstrip()
+        if start.startswith(self._form.opening):
             self._is_call = True
             return ""
-        if not begun:
+        if not start:
             return ""
         self._is_text = True
-        given, self._held = self._held, ""
-        return given
+        text, self._held = self._held, ""
+        return text
 
     def _block(self) -> str:
         assert self._form is not None
@@ -137,19 +137,20 @@ class CallStream:
         if at >= 0:
             self._is_call = True
         else:
+            # hold back the longest end of the text that may be the beginning of the opening tag
             sizes = range(min(len(opening) - 1, len(self._held)), 0, -1)
             at = len(self._held) - next((size for size in sizes if self._held.endswith(opening[:size])), 0)
-        given, self._held = self._held[:at], self._held[at:]
-        return given
+        text, self._held = self._held[:at], self._held[at:]
+        return text
 
 
 def split_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]]:
-    """The text of a whole answer without its calls, and the calls.
+    """Split a complete answer into its text and its calls.
 
     >>> split_calls(HERMES, 'Let me look.<tool_call>{"name": "clock", "arguments": {}}</tool_call>')
     ('Let me look.', [ToolCall(name='clock', arguments='{}')])
     """
     stream = CallStream(form)
-    given = stream.add(text)
+    before = stream.add(text)
     rest, calls = stream.finish()
-    return (given + rest, calls) if not calls else ((given + rest).strip(), calls)
+    return (before + rest, calls) if not calls else ((before + rest).strip(), calls)

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained page that shows every stage, and its plots as files."""
+"""The report of a run: a self-contained HTML page with a section per stage, and its plots as files."""
 
 from pairwright.report.page import Report, make_report, write_report
 

@@ -1,8 +1,8 @@
-"""Training curves from metrics.jsonl: loss, margins, accuracy, and both log-probabilities in one plot.
+"""The training section: curves from metrics.jsonl (loss, margins, accuracy, both log-probabilities in one plot).
 
-Where chosen and rejected fall together, likelihood moves away from both (displacement): that is said in words. Long
-curves are drawn as the mean of a few hundred stretches with a band from the least to the largest value, so that a spike
-stays visible; the CSV has every row.
+If the log-probabilities of chosen and rejected fall together (likelihood displacement), a sentence reports it. Long
+curves are downsampled to the mean of a few hundred windows with a band from minimum to maximum, so that spikes stay
+visible; the CSV has every row.
 """
 
 import math
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pairwright.ledger.run_status import Status, read_status
-from pairwright.report.plots import Markup, Plot, Section, join, shown, tag
+from pairwright.report.plots import Markup, Plot, Section, format_number, join, tag
 from pairwright.report.run_folder import RunFolder, read_rows
 from pairwright.report.svg import Line, line_chart
 
 MAX_POINTS = 240
 MAX_MORE = 24
-# title -> (metric, colour) of the lines in one plot
+# title of a plot -> (metric, colour) of its lines
 MAIN: dict[str, tuple[tuple[str, str], ...]] = {
     "Loss": (("loss", "accent"),),
     "Reward margin": (("rewards/margins", "accent"),),
@@ -30,7 +30,7 @@ _NO_CURVE = ("step", "epoch", "time", "num_tokens", "round")
 
 @dataclass(frozen=True)
 class Curve:
-    """The finite values of a metric over the steps of all rounds, and how many were not finite."""
+    """The finite values of a metric over the steps of all rounds, and the number of values that were not finite."""
 
     steps: list[float]
     values: list[float]
@@ -53,8 +53,10 @@ def curves_section(run: RunFolder) -> Section | None:
         parts.append(tag("p", tag("span", displaced[0], class_=f"chip {displaced[1]}"), " ", displaced[2]))
     parts.append(tag("div", *(plot.card() for plot in plots), class_="cards"))
     if len(rows) > MAX_POINTS:
-        told = "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
-        parts.append(tag("p", told, class_="note"))
+        explanation = (
+            "A line is the mean of neighbouring values, its band reaches from the least of them to the largest."
+        )
+        parts.append(tag("p", explanation, class_="note"))
     if more:
         left = f" ({len(others) - MAX_MORE} others are not drawn)" if len(others) > MAX_MORE else ""
         title = tag("summary", f"{len(more)} more curves{left}")
@@ -63,19 +65,19 @@ def curves_section(run: RunFolder) -> Section | None:
 
 
 def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all rounds; the steps of a round follow those of the one before."""
-    found: list[dict[str, Any]] = []
+    """The rows of all rounds, with steps numbered through, and the number of invalid rows."""
+    all_rows: list[dict[str, Any]] = []
     offset, num_bad = 0.0, 0
-    for one in run.rounds:
-        if one.metrics is None:
+    for stages in run.rounds:
+        if stages.metrics is None:
             continue
-        rows, bad = read_rows(one.metrics)
+        rows, bad = read_rows(stages.metrics)
         num_bad += bad
-        placed = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
-        num_bad += len(rows) - len(placed)
-        found += [{**row, "step": row["step"] + offset, "round": one.name} for row in placed]
-        offset = max((row["step"] for row in found), default=0.0)
-    return found, num_bad
+        valid = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
+        num_bad += len(rows) - len(valid)
+        all_rows += [{**row, "step": row["step"] + offset, "round": stages.name} for row in valid]
+        offset = max((row["step"] for row in all_rows), default=0.0)
+    return all_rows, num_bad
 
 
 def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str]]) -> Plot | None:
@@ -102,7 +104,7 @@ def _eval_tone(tone: str, num_names: int) -> str:
 
 
 def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
-    every = -(-len(curve.steps) // MAX_POINTS)
+    every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
     if every == 1:
         return Line(name, curve.steps, curve.values, tone, dots=dots and len(curve.steps) <= 60)
     parts = [(curve.steps[at : at + every], curve.values[at : at + every]) for at in range(0, len(curve.steps), every)]
@@ -113,28 +115,29 @@ def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
 
 
 def _curve(rows: list[dict[str, Any]], name: str) -> Curve:
-    given = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
-    finite = [(float(step), float(value)) for step, value in given if math.isfinite(value) and abs(value) < 1e300]
-    return Curve([step for step, _ in finite], [value for _, value in finite], len(given) - len(finite))
+    points = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
+    finite = [(float(step), float(value)) for step, value in points if math.isfinite(value) and abs(value) < 1e300]
+    return Curve([step for step, _ in finite], [value for _, value in finite], len(points) - len(finite))
 
 
 def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
-    """Whether the chosen side became less likely in the last round that was trained: label, tone, sentence."""
+    """Whether the chosen side became less likely in the last trained round: label, tone, sentence."""
     rounds = list(dict.fromkeys(row["round"] for row in rows))
     last = [row for row in rows if row["round"] == rounds[-1]]
     chosen, rejected = (_ends(_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))
     if chosen is None or rejected is None:
         return None
     (start, end), (other_start, other_end) = chosen, rejected
-    told = (
-        f"chosen {shown(start)} → {shown(end)}, rejected {shown(other_start)} → {shown(other_end)} "
+    figures = (
+        f"chosen {format_number(start)} → {format_number(end)}, "
+        f"rejected {format_number(other_start)} → {format_number(other_end)} "
         "(log-probability, first and last tenth of the steps)."
     )
     if end < start and other_end < other_start:
-        return "likelihood displacement", "bad", f"Both sides became less likely: {told}"
+        return "likelihood displacement", "bad", f"Both sides became less likely: {figures}"
     if end < start:
-        return "chosen fell", "bad", f"The chosen side became less likely: {told}"
-    return "chosen rose", "good", f"The chosen side became more likely: {told}"
+        return "chosen fell", "bad", f"The chosen side became less likely: {figures}"
+    return "chosen rose", "good", f"The chosen side became more likely: {figures}"
 
 
 def _ends(values: list[float]) -> tuple[float, float] | None:
@@ -146,7 +149,7 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
 
 def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
     statuses = _statuses(run)
-    parts = [f"{shown(max(row['step'] for row in rows))} steps"]
+    parts = [f"{format_number(max(row['step'] for row in rows))} steps"]
     num_rounds = len({row["round"] for row in rows})
     if num_rounds > 1:
         parts.append(f"{num_rounds} rounds, one after the other")
@@ -158,12 +161,12 @@ def _sentence(run: RunFolder, rows: list[dict[str, Any]], num_bad: int) -> str:
 
 
 def _notes(run: RunFolder) -> list[str]:
-    """What training noted: records that were refused, content that the template does not render."""
+    """Notes of the training runs: refused records, content that the template does not render."""
     return list(dict.fromkeys(note for status in _statuses(run) for note in status.notes))
 
 
 def _statuses(run: RunFolder) -> list[Status]:
-    statuses = (read_status(one.train.parent) for one in run.rounds if one.train)
+    statuses = (read_status(stages.train.parent) for stages in run.rounds if stages.train)
     return [status for status in statuses if status is not None]
 
 

@@ -1,4 +1,4 @@
-"""What became of every experience: the funnel of pair building, stage by stage."""
+"""The sections on losses: the funnel from experiences to pairs, and the ledger of generated tokens."""
 
 from typing import Any
 
@@ -12,44 +12,44 @@ from pairwright.report.svg import Bar, bar_chart
 
 
 def funnel_section(run: RunFolder) -> Section | None:
-    """The funnels of all rounds; the last is open, those before it are folded."""
-    found = [(one, funnel) for one in run.rounds if one.pairs and (funnel := _funnel(one))]
-    if not found:
+    """The funnels of all rounds; the last is expanded, earlier ones are collapsed."""
+    funnels = [(stages, funnel) for stages in run.rounds if stages.pairs and (funnel := _funnel(stages))]
+    if not funnels:
         return None
     plots: list[Plot] = []
     parts: list[Markup] = []
-    for number, (one, funnel) in enumerate(reversed(found)):
-        stages = [_stage_plot(stage, one) for stage in funnel["stages"]]
-        plots += stages
-        grid = tag("div", *(plot.card() for plot in stages), class_="cards")
-        words = tag("p", _sentence(one, funnel), class_="lead")
+    for number, (stages, funnel) in enumerate(reversed(funnels)):
+        stage_plots = [_stage_plot(stage, stages) for stage in funnel["stages"]]
+        plots += stage_plots
+        grid = tag("div", *(plot.card() for plot in stage_plots), class_="cards")
+        words = tag("p", _sentence(stages, funnel), class_="lead")
         if number == 0:
             parts += [words, grid]
         else:
-            parts.append(tag("details", tag("summary", f"Funnel of {one.name or 'the run itself'}"), words, grid))
+            parts.append(tag("details", tag("summary", f"Funnel of {stages.name or 'the run itself'}"), words, grid))
     return Section("funnel", "From experiences to pairs", join(parts), plots)
 
 
-def _funnel(one: Stages) -> dict[str, Any] | None:
-    assert one.pairs is not None
+def _funnel(stages: Stages) -> dict[str, Any] | None:
+    assert stages.pairs is not None
     try:
-        found = read_funnel(one.pairs)
-    except PairwrightError:  # pairs from elsewhere have no funnel; they are shown all the same
+        funnel = read_funnel(stages.pairs)
+    except PairwrightError:  # pairs of other origin have no funnel; the other sections still show them
         return None
-    return found if found.get("stages") else None
+    return funnel if funnel.get("stages") else None
 
 
-def _sentence(one: Stages, funnel: dict[str, Any]) -> str:
+def _sentence(stages: Stages, funnel: dict[str, Any]) -> str:
     first = funnel["stages"][0]
     held = f", {funnel['validation']:,} of them held out for validation" if funnel.get("validation") else ""
-    where = f"{one.name[:1].upper()}{one.name[1:]}: " if one.name else ""
+    where = f"{stages.name[:1].upper()}{stages.name[1:]}: " if stages.name else ""
     strategy = funnel.get("options", {}).get("strategy")
     how = f" by the strategy {strategy}" if strategy else ""
     hint = f" {funnel['hint']}" if funnel.get("hint") else ""
     return f"{where}{first['in']:,} {first['unit']} gave {funnel.get('pairs', 0):,} pairs{how}{held}.{hint}"
 
 
-def _stage_plot(stage: dict[str, Any], one: Stages) -> Plot:
+def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
     total = stage["in"] or 1
     bars = [Bar("in", stage["in"], "before")]
     drops = sorted(stage["drops"], key=lambda drop: -drop["count"])
@@ -57,34 +57,34 @@ def _stage_plot(stage: dict[str, Any], one: Stages) -> Plot:
     bars.append(Bar("out", stage["out"], "accent", f"{stage['out'] / total:.0%}"))
     rows = [("what", "count"), ("in", stage["in"]), *((drop["reason"], -drop["count"]) for drop in drops)]
     rows.append(("out", stage["out"]))
-    name = f"funnel-{stage['unit']}" + (f"-{one.name.replace(' ', '-')}" if one.name else "")
+    name = f"funnel-{stage['unit']}" + (f"-{stages.name.replace(' ', '-')}" if stages.name else "")
     return Plot(name, stage["unit"].capitalize(), bar_chart(bars, label=f"{stage['unit']}: in, dropped, out"), rows)
 
 
-# Where every generated token went: the ledger of each training, as bars and a sentence that says whether it agrees.
+# The ledger of each training run: tokens by fate as bars, and whether the sums agree
 
-MAX_LABEL = 44  # characters that stand beside a figure
+MAX_LABEL = 44  # characters of a bar's label
 
 
 def ledger_section(run: RunFolder) -> Section | None:
-    """The ledgers of all rounds that were trained here; the last stands first. Nothing is encoded for it."""
+    """The ledgers of all rounds that were trained locally, last first. Encodes nothing."""
     plots: list[Plot] = []
     parts: list[Markup] = []
-    for one in reversed(run.rounds):
-        if one.train is None or not (one.train.parent / FILE_NAME).is_file():
+    for stages in reversed(run.rounds):
+        if stages.train is None or not (stages.train.parent / FILE_NAME).is_file():
             continue
-        ledger = build_ledger(one.name or "training", one.train.parent, encode=False)
+        ledger = build_ledger(stages.name or "training", stages.train.parent, encode=False)
         parts += [tag("p", note, class_="note") for note in ledger.notes]
         for account in ledger.accounts:
-            plot = _plot(account, one)
+            plot = _plot(account, stages)
             plots.append(plot)
-            parts += [tag("p", _ledger_sentence(account, one), class_="lead"), plot.card()]
+            parts += [tag("p", _ledger_sentence(account, stages), class_="lead"), plot.card()]
     return Section("ledger", "Where every generated token went", join(parts), plots) if parts else None
 
 
-def _ledger_sentence(account: Account, one: Stages) -> str:
+def _ledger_sentence(account: Account, stages: Stages) -> str:
     uncounted = sum(fate.num_uncounted for fate in account.fates)
-    where = f"{one.name[:1].upper()}{one.name[1:]}, " if one.name else ""
+    where = f"{stages.name[:1].upper()}{stages.name[1:]}, " if stages.name else ""
     words = [
         f"{where}{account.channel}: {account.experiences:,} experiences, {account.turns:,} generated turns, "
         f"{account.tokens:,} tokens.",
@@ -99,8 +99,8 @@ def _ledger_sentence(account: Account, one: Stages) -> str:
     return " ".join(words)
 
 
-def _plot(account: Account, one: Stages) -> Plot:
-    """Bars of tokens, or of turns where the tokens of some are not known."""
+def _plot(account: Account, stages: Stages) -> Plot:
+    """Bars of tokens, or of turns if the number of tokens is not known for all."""
     is_counted = not any(fate.num_uncounted for fate in account.fates)
     unit, total = ("tokens", account.tokens) if is_counted else ("turns", account.turns)
     bars = [Bar("generated", total, "before")]
@@ -111,6 +111,6 @@ def _plot(account: Account, one: Stages) -> Plot:
     rows: list[tuple[str | int | float, ...]] = [("fate", "turns", "tokens")]
     rows.append(("generated", account.turns, account.tokens))
     rows += [(fate.name, fate.turns, fate.tokens) for fate in account.fates]
-    name = f"ledger-{account.channel}" + (f"-{one.name.replace(' ', '-')}" if one.name else "")
+    name = f"ledger-{account.channel}" + (f"-{stages.name.replace(' ', '-')}" if stages.name else "")
     title = f"{unit.capitalize()} of {account.channel}"
     return Plot(name, title, bar_chart(bars, label=f"generated {unit} by fate"), rows)

@@ -1,4 +1,4 @@
-"""The outcome, first on the page: before and after with intervals, the verdict, what became worse."""
+"""The outcome section, first on the page: before and after with intervals, the verdict, and regressions."""
 
 import csv
 import itertools
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pairwright.evaluate.evaluation import TASKS_NAME, read_evaluation
-from pairwright.report.plots import Markup, Plot, Section, counted, join, shown, tag
+from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, join, tag
 from pairwright.report.run_folder import RunFolder
 from pairwright.report.svg import Line, Span, interval_chart, line_chart
 
@@ -16,15 +16,15 @@ MAX_TASKS = 200
 
 
 def outcome_section(run: RunFolder) -> Section | None:
-    """What the evaluation says, or None where there is none."""
+    """The results of the evaluation, or None if there is none."""
     if run.evaluation is None:
         return None
-    found = read_evaluation(run.evaluation)
-    metrics = found.get("metrics") or []
+    evaluation = read_evaluation(run.evaluation)
+    metrics = evaluation.get("metrics") or []
     if not metrics:
         return None
     plots = [_intervals(metric) for metric in metrics]
-    parts = [_hero(found, metrics[0], plots[0])]
+    parts = [_hero(evaluation, metrics[0], plots[0])]
     rounds = _round_plot(run, metrics[0]["name"])
     more = [plot.card() for plot in [*plots[1:], *([rounds] if rounds else [])]]
     if more:
@@ -32,21 +32,32 @@ def outcome_section(run: RunFolder) -> Section | None:
     parts.append(tag("div", _table(metrics), class_="card scroll"))
     parts += [_regressions(metric) for metric in metrics if metric["num_regressions"]]
     parts.append(_tasks(run.evaluation.parent / TASKS_NAME))
-    parts.append(tag("p", _method(found), class_="note"))
+    parts.append(tag("p", _method(evaluation), class_="note"))
     return Section("outcome", "Outcome", join(parts), [*plots, *([rounds] if rounds else [])])
 
 
-def _hero(found: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
+def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
     difference = metric["difference"]
     better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
     figure = tag(
-        "div", tag("span", shown(metric["before"]["mean"], 3), class_="was"), tag("span", "→", class_="to"),
-        shown(metric["after"]["mean"], 3), class_="figure",
-    )  # fmt: skip
-    bounds = "" if difference["low"] is None else f" ({shown(difference['low'], 3)} to {shown(difference['high'], 3)})"
-    word = f"{'better' if better > 0 else 'worse'} by {shown(abs(difference['mean']), 3)}" if better else "no change"
-    sentence = tag("p", tag("b", word[:1].upper() + word[1:]), f"{bounds} on {counted(metric['tasks'], 'task')}.")
-    words = tag("div", tag("h3", plot.title), figure, sentence, _wins(metric), _verdict(found.get("gate")))
+        "div",
+        tag("span", format_number(metric["before"]["mean"], 3), class_="was"),
+        tag("span", "→", class_="to"),
+        format_number(metric["after"]["mean"], 3),
+        class_="figure",
+    )
+    bounds = (
+        ""
+        if difference["low"] is None
+        else f" ({format_number(difference['low'], 3)} to {format_number(difference['high'], 3)})"
+    )
+    word = (
+        f"{'better' if better > 0 else 'worse'} by {format_number(abs(difference['mean']), 3)}"
+        if better
+        else "no change"
+    )
+    sentence = tag("p", tag("b", word[:1].upper() + word[1:]), f"{bounds} on {format_count(metric['tasks'], 'task')}.")
+    words = tag("div", tag("h3", plot.title), figure, sentence, _wins(metric), _verdict(evaluation.get("gate")))
     return tag("div", words, tag("div", plot.svg), class_="card hero")
 
 
@@ -56,16 +67,17 @@ def _verdict(gate: dict[str, Any] | None) -> Markup:
     chip = tag(
         "span", "gate open" if gate["passed"] else "gate closed", class_=f"chip {'good' if gate['passed'] else 'bad'}"
     )
-    asked = f"asked for at least {shown(gate['min_improvement'])} with confidence {shown(gate['confidence'])}"
+    least, confidence = format_number(gate["min_improvement"]), format_number(gate["confidence"])
+    requirement = f"asked for at least {least} with confidence {confidence}"
     reason = "" if gate["passed"] else tag("p", gate["reason"][:1].upper() + gate["reason"][1:] + ".", class_="note")
-    return join([tag("p", chip, " ", tag("span", asked, class_="note")), reason])
+    return join([tag("p", chip, " ", tag("span", requirement, class_="note")), reason])
 
 
 def _wins(metric: dict[str, Any]) -> Markup:
     parts = (("wins", "good", "won"), ("draws", "before", "drawn"), ("losses", "bad", "lost"))
     bar = [tag("i", class_=tone, style=f"flex:{int(metric[name])}") for name, tone, _ in parts if metric[name]]
-    told = ", ".join(f"{metric[name]:,} {word}" for name, _, word in parts)
-    return join([tag("div", *bar, class_="wdl", role="img", aria_label=told), tag("p", told, class_="note")])
+    summary = ", ".join(f"{metric[name]:,} {word}" for name, _, word in parts)
+    return join([tag("div", *bar, class_="wdl", role="img", aria_label=summary), tag("p", summary, class_="note")])
 
 
 def _intervals(metric: dict[str, Any]) -> Plot:
@@ -81,15 +93,16 @@ def _intervals(metric: dict[str, Any]) -> Plot:
 
 
 def _round_plot(run: RunFolder, name: str) -> Plot | None:
-    """The first metric after each round, where several rounds were evaluated."""
+    """The first metric by round, if several rounds were evaluated."""
     rows: list[tuple[float, float, float, float]] = []
-    for one in run.rounds:
-        if one.evaluation is None or not one.name:
+    for stages in run.rounds:
+        if stages.evaluation is None or not stages.name:
             continue
-        metric = next((item for item in read_evaluation(one.evaluation)["metrics"] if item["name"] == name), None)
+        metric = next((item for item in read_evaluation(stages.evaluation)["metrics"] if item["name"] == name), None)
         if metric is None:
             continue
-        number = float(one.name.removeprefix("round "))
+        number = float(stages.name.removeprefix("round "))
+        # round n compares the model after n - 1 rounds with the one after n; earlier points are not repeated
         for place, side in ((number - 1, metric["before"]), (number, metric["after"])):
             if not rows or rows[-1][0] < place:
                 low, high = (side["mean"] if side[end] is None else side[end] for end in ("low", "high"))
@@ -107,12 +120,17 @@ def _table(metrics: list[dict[str, Any]]) -> Markup:
     rows = []
     for metric in metrics:
         difference = metric["difference"]
-        span = "–" if difference["low"] is None else f"{shown(difference['low'], 3)} to {shown(difference['high'], 3)}"
+        span = (
+            "–"
+            if difference["low"] is None
+            else f"{format_number(difference['low'], 3)} to {format_number(difference['high'], 3)}"
+        )
         cells = (metric["before"]["mean"], metric["after"]["mean"], difference["mean"])
         counts = (metric["wins"], metric["draws"], metric["losses"])
         p_value = metric["sign_test_p"]
-        rows.append([metric["name"], *(shown(cell, 4) for cell in cells), span, *(f"{count:,}" for count in counts),
-                     "< 1e-6" if p_value < 1e-6 else shown(p_value, 2)])  # fmt: skip
+        p_text = "< 1e-6" if p_value < 1e-6 else format_number(p_value, 2)
+        numbers = [format_number(cell, 4) for cell in cells]
+        rows.append([metric["name"], *numbers, span, *(f"{count:,}" for count in counts), p_text])
     return table(heads, rows)
 
 
@@ -128,9 +146,9 @@ def _regressions(metric: dict[str, Any]) -> Markup:
     title = f"{metric['name']}: worse on {metric['num_regressions']:,} of {metric['tasks']:,} tasks"
     if len(rows) < metric["num_regressions"]:
         title += f", the first {len(rows)} shown"
-    cells = [[row["task"], *(shown(row[name]) for name in ("before", "after", "difference"))] for row in rows]
-    return tag("details", tag("summary", title), tag("div", table(("task", "before", "after", "difference"), cells),
-               class_="scroll"))  # fmt: skip
+    cells = [[row["task"], *(format_number(row[name]) for name in ("before", "after", "difference"))] for row in rows]
+    rows_table = table(("task", "before", "after", "difference"), cells)
+    return tag("details", tag("summary", title), tag("div", rows_table, class_="scroll"))
 
 
 def _tasks(path: Path) -> Markup:
@@ -141,9 +159,9 @@ def _tasks(path: Path) -> Markup:
     if len(rows) < 2:
         return Markup("")
     title = f"Every task: the first {MAX_TASKS} rows, all are in {path.name}" if more else "Every task"
-    shown_rows = [[row[1], row[0], *row[2:]] for row in rows[1 : MAX_TASKS + 1]]
+    cells = [[row[1], row[0], *row[2:]] for row in rows[1 : MAX_TASKS + 1]]
     heads = (rows[0][1], rows[0][0], *rows[0][2:])
-    return tag("details", tag("summary", title), tag("div", table(heads, shown_rows), class_="scroll"))
+    return tag("details", tag("summary", title), tag("div", table(heads, cells), class_="scroll"))
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:
@@ -151,10 +169,10 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
         yield from (row for row in csv.reader(file) if len(row) >= 2)
 
 
-def _method(found: dict[str, Any]) -> str:
-    options = found.get("options", {})
+def _method(evaluation: dict[str, Any]) -> str:
+    options = evaluation.get("options", {})
     return (
-        f"{found.get('before')} against {found.get('after')}. Intervals: {found.get('method')}, "
-        f"confidence {shown(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
+        f"{evaluation.get('before')} against {evaluation.get('after')}. Intervals: {evaluation.get('method')}, "
+        f"confidence {format_number(options.get('confidence'))}, {options.get('num_resamples', 0):,} resamples, "
         f"seed {options.get('seed')}."
     )

@@ -1,7 +1,7 @@
-"""The report: one self-contained page without script or network, and its plots as files.
+"""Builds the report: a self-contained HTML page without scripts or network requests, and its plots as files.
 
-Sections stand in the order in which a reader asks: what came of it, what went in, what it looks like, how it was
-trained, with which settings. A stage that is absent has no section. The same run gives the same bytes.
+Sections are in the order of a reader's questions: outcome, funnel, pairs, tokens, training, settings. A missing stage
+has no section. The same run gives the same bytes.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from pairwright.report.curves import curves_section
 from pairwright.report.funnel_section import funnel_section, ledger_section
 from pairwright.report.outcome import outcome_section
 from pairwright.report.pairs_section import pairs_section
-from pairwright.report.plots import Markup, Plot, Section, join, page_style, shown, tag, write_plots
+from pairwright.report.plots import Markup, Plot, Section, format_number, join, page_style, tag, write_plots
 from pairwright.report.run_folder import RunFolder, open_run, read_json, read_text
 from pairwright.report.tokens_section import tokens_section
 from pairwright.sources.redact import redact
 
-# What was asked for and what it was done with: configuration, versions, seeds, hashes.
+# The settings section: configuration, versions, seeds, hashes
 
 MAX_FACTS = 80
 
@@ -40,20 +40,25 @@ def settings_section(run: RunFolder) -> Section | None:
 
 
 def _flat(value: Any, name: str = "") -> list[tuple[str, str]]:
-    """Nested values with dotted names; lists of plain values on one line. Keys for certain are not shown."""
+    """Flatten nested values to (dotted name, text); lists of plain values are one line. Secrets are redacted."""
     if isinstance(value, dict):
         return [row for key, item in value.items() for row in _flat(item, f"{name}.{key}" if name else str(key))]
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return [row for number, item in enumerate(value) for row in _flat(item, f"{name}[{number}]")]
     text = (
-        ", ".join(map(str, value)) if isinstance(value, list) else shown(value) if type(value) is float else str(value)
+        ", ".join(map(str, value))
+        if isinstance(value, list)
+        else format_number(value)
+        if type(value) is float
+        else str(value)
     )
-    hidden, _ = redact(text)
-    return [(name, hidden if len(hidden) <= 300 else hidden[:300] + "…")]
+    redacted, _ = redact(text)
+    return [(name, redacted if len(redacted) <= 300 else redacted[:300] + "…")]
 
 
-# The report: one self-contained page without script or network, and its plots as files.
+# The page
 
+# The content security policy forbids scripts and requests, should any text of a run get past the escaping.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -67,18 +72,18 @@ class Report:
 
 
 def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | None = None) -> Report:
-    """The report of a run's folder."""
+    """Build the report of a run's folder."""
     run = open_run(folder)
     builders: list[tuple[str, Callable[[RunFolder], Section | None]]] = [
         ("outcome", outcome_section),
         ("funnel", funnel_section),
         ("pairs", pairs_section),
-        ("tokens", lambda found: tokens_section(found, tokenizer)),
+        ("tokens", lambda opened: tokens_section(opened, tokenizer)),
         ("ledger", ledger_section),
         ("training", curves_section),
         ("settings", settings_section),
     ]
-    sections = [section for name, build in builders if (section := _built(build, run, name, folder))]
+    sections = [section for name, build in builders if (section := _build_section(build, run, name, folder))]
     return Report(
         html=str(_page(title or run.name, sections)),
         plots=[plot for section in sections for plot in section.plots],
@@ -97,8 +102,10 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
     return report
 
 
-def _built(build: Callable[[RunFolder], Section | None], run: RunFolder, name: str, folder: Path) -> Section | None:
-    """A section; files of another shape than ours end in one line, not in a traceback."""
+def _build_section(
+    build: Callable[[RunFolder], Section | None], run: RunFolder, name: str, folder: Path
+) -> Section | None:
+    """Build a section; files of an unexpected format give a one-line error instead of a traceback."""
     try:
         return build(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""Pairs side by side, from where their sides part: what both say the same is dimmed and shortened."""
+"""The pairs section: histograms of gaps and lengths, and sample pairs side by side with their common text dimmed."""
 
 import math
 from collections.abc import Sequence
@@ -13,18 +13,18 @@ from pairwright.pairs.pair_table import FILE_NAME, pairs_of_batch
 from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Pair
 from pairwright.records.messages import Message
-from pairwright.report.plots import Markup, Plot, Section, counted, join, shown, tag
+from pairwright.report.plots import Markup, Plot, Section, format_count, format_number, join, tag
 from pairwright.report.run_folder import RunFolder
 from pairwright.report.svg import histogram
 
-# How gaps and lengths are spread over the pairs, and which pairs are shown: some of every size of gap.
+# Histograms, and the choice of sample pairs across all gaps
 
 NUM_BINS = 24
 Floats = npt.NDArray[np.float64]
 
 
 def narrow_rows(folder: Path) -> pl.DataFrame:
-    """What the plots and the choice of pairs need; no text is read."""
+    """The columns for plots and sampling; no text is read."""
     names = ["id", "gap", "num_chosen_characters", "num_rejected_characters"]
     return pl.scan_parquet(folder / FILE_NAME, glob=False).select(names).collect()
 
@@ -32,42 +32,48 @@ def narrow_rows(folder: Path) -> pl.DataFrame:
 def spread_plots(rows: pl.DataFrame) -> list[Plot]:
     """Histograms of the gap and of the lengths of both sides."""
     chosen, rejected = (rows[f"num_{side}_characters"].to_numpy().astype(float) for side in ("chosen", "rejected"))
-    edges, (gaps,), note = _binned([rows["gap"].to_numpy()])
+    edges, (gaps,), note = _bin_columns([rows["gap"].to_numpy()])
     gap = Plot(
-        "gaps", "Gap of rewards", histogram(edges, [("pairs", "accent", gaps)], label="gap of rewards", x_label="gap"),
-        [("from", "to", "pairs"), *zip(edges[:-1], edges[1:], gaps, strict=True)], note=note,
-    )  # fmt: skip
-    edges, counts, note = _binned([chosen, rejected])
+        "gaps",
+        "Gap of rewards",
+        histogram(edges, [("pairs", "accent", gaps)], label="gap of rewards", x_label="gap"),
+        [("from", "to", "pairs"), *zip(edges[:-1], edges[1:], gaps, strict=True)],
+        note=note,
+    )
+    edges, counts, note = _bin_columns([chosen, rejected])
     series = [("chosen", "chosen", counts[0]), ("rejected", "rejected", counts[1])]
     lengths = Plot(
-        "lengths", "Length of both sides",
+        "lengths",
+        "Length of both sides",
         histogram(edges, series, label="characters of chosen and rejected", x_label="characters"),
         [("from", "to", "chosen", "rejected"), *zip(edges[:-1], edges[1:], *counts, strict=True)],
         legend=[("chosen", "chosen"), ("rejected", "rejected")],
-        note=f"Means {shown(float(chosen.mean()))} and {shown(float(rejected.mean()))}. {note}".strip(),
-    )  # fmt: skip
+        note=f"Means {format_number(float(chosen.mean()))} and {format_number(float(rejected.mean()))}. {note}".strip(),
+    )
     return [gap, lengths]
 
 
-def picked_ids(rows: pl.DataFrame, most: int) -> list[str]:
-    """Pairs from the largest gap to the smallest, evenly; the same for the same table."""
+def pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
+    """Ids of pairs in descending order of the gap, evenly spaced; deterministic."""
     ordered = rows.sort(["gap", "id"], descending=[True, False])["id"]
     if len(ordered) <= most:
         return ordered.to_list()
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 
-def _binned(columns: list[Floats]) -> tuple[list[float], list[list[int]], str]:
-    """Common edges, the counts of each column, and a word about values beyond the last edge, which are in its bin."""
+def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], str]:
+    """Common edges, the counts of each column, and a note on values beyond the last edge, which are in its bin."""
     values = np.concatenate(columns)
     low, high = min(0.0, float(values.min())), float(values.max())
+    # if the largest value is far beyond the 99th percentile, clip there: outliers would flatten the histogram
     usual = float(np.quantile(values, 0.99))
     note = ""
     if usual > low and high > 2 * usual - low:
         num_beyond = int((values > usual).sum())
         high = usual
-        note = f"{num_beyond:,} beyond {shown(usual)} are in the last bin."
+        note = f"{num_beyond:,} beyond {format_number(usual)} are in the last bin."
     if all(float(value).is_integer() for value in (low, high)) and high - low < NUM_BINS and _all_whole(values):
+        # few distinct integers: one bin around each
         edges = np.arange(math.floor(low), math.ceil(high) + 2) - 0.5
     else:
         edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
@@ -79,7 +85,7 @@ def _all_whole(values: Floats) -> bool:
     return bool((values == np.rint(values)).all())
 
 
-# Pairs side by side, from where their sides part: what both say the same is dimmed and shortened.
+# Sample pairs side by side
 
 MAX_PAIRS = 12
 MAX_TURNS = 12
@@ -88,15 +94,15 @@ KEPT_OF_SAME = 120
 
 
 def pairs_section(run: RunFolder) -> Section | None:
-    """Plots of all pairs of the last round, and some of the pairs."""
-    folder = next((one.pairs for one in reversed(run.rounds) if one.pairs), None)
+    """Plots of all pairs of the last round, and sample pairs."""
+    folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
     if folder is None:
         return None
     rows = narrow_rows(folder)
     if not rows.height:
         return Section("pairs", "Pairs", tag("p", "There are no pairs.", class_="lead"))
     plots = spread_plots(rows)
-    chosen = shown_pairs(run)
+    chosen = sample_pairs(run)
     words = f"{len(chosen):,} of {rows.height:,} pairs, from the largest gap to the smallest."
     parts = [
         tag("div", *(plot.card() for plot in plots), class_="cards"),
@@ -106,22 +112,22 @@ def pairs_section(run: RunFolder) -> Section | None:
     return Section("pairs", "Pairs", join(parts), plots)
 
 
-def shown_pairs(run: RunFolder) -> list[Pair]:
-    """The pairs that the page shows."""
-    folder = next((one.pairs for one in reversed(run.rounds) if one.pairs), None)
+def sample_pairs(run: RunFolder) -> list[Pair]:
+    """The sample pairs of the page."""
+    folder = next((stages.pairs for stages in reversed(run.rounds) if stages.pairs), None)
     if folder is None:
         return []
-    ids = picked_ids(narrow_rows(folder), MAX_PAIRS)
-    found = pl.scan_parquet(folder / FILE_NAME, glob=False).filter(pl.col("id").is_in(ids)).collect()
-    by_id = {pair.id: pair for batch in found.to_arrow().to_batches() for pair in pairs_of_batch(batch)}
+    ids = pick_ids(narrow_rows(folder), MAX_PAIRS)
+    rows = pl.scan_parquet(folder / FILE_NAME, glob=False).filter(pl.col("id").is_in(ids)).collect()
+    by_id = {pair.id: pair for batch in rows.to_arrow().to_batches() for pair in pairs_of_batch(batch)}
     return [by_id[name] for name in ids]
 
 
 def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
-    """One pair: where it came from, the prompt's last turn, both sides."""
+    """One pair: its origin, the last turn of the prompt, and both sides."""
     facts = [
         tag("span", "task ", tag("b", pair.chosen_eid.task)),
-        tag("span", "gap ", tag("b", shown(pair.gap))),
+        tag("span", "gap ", tag("b", format_number(pair.gap))),
         tag("span", "strategy ", pair.strategy),
         tag("span", pair.split),
         tag("span", pair.id[:12]),
@@ -131,12 +137,14 @@ def pair_card(pair: Pair, *, is_open: bool = True) -> Markup:
     body = [
         tag("header", *facts),
         _prompt(pair),
-        tag("details", tag("summary", f"{counted(num_same, 'turn')} the same on both sides"), same) if num_same else "",
+        tag("details", tag("summary", f"{format_count(num_same, 'turn')} the same on both sides"), same)
+        if num_same
+        else "",
         tag("div", *_sides(pair, num_same), class_="sides"),
     ]
     if is_open:
         return tag("article", *body, class_="card pair")
-    line = f"Gap {shown(pair.gap)}, task {_cut(str(pair.chosen_eid.task), 60)}"
+    line = f"Gap {format_number(pair.gap)}, task {_cut(str(pair.chosen_eid.task), 60)}"
     return tag("details", tag("summary", line), tag("article", *body, class_="card pair"))
 
 
@@ -146,8 +154,8 @@ def _prompt(pair: Pair) -> Markup:
     if before:
         turns = [_turn(message) for message in before[:MAX_TURNS]]
         if len(before) > MAX_TURNS:
-            turns.append(tag("p", f"… {counted(len(before) - MAX_TURNS, 'more turn')}", class_="more"))
-        earlier = tag("details", tag("summary", f"{counted(len(before), 'earlier turn')} of the prompt"), *turns)
+            turns.append(tag("p", f"… {format_count(len(before) - MAX_TURNS, 'more turn')}", class_="more"))
+        earlier = tag("details", tag("summary", f"{format_count(len(before), 'earlier turn')} of the prompt"), *turns)
     return join([earlier, _turn(last)])
 
 
@@ -155,27 +163,29 @@ def _sides(pair: Pair, num_same: int) -> list[Markup]:
     both = pair.chosen[num_same:], pair.rejected[num_same:]
     first = [_text(side[0]) if side else "" for side in both]
     same = _common(*first)
-    shown_sides = []
+    columns = []
     for name, messages, reward in zip(
         ("chosen", "rejected"), both, (pair.chosen_reward, pair.rejected_reward), strict=True
     ):
         turns = [_turn(message, same=same if number == 0 else 0) for number, message in enumerate(messages[:MAX_TURNS])]
         if len(messages) > MAX_TURNS:
-            turns.append(tag("p", f"… {counted(len(messages) - MAX_TURNS, 'more turn')}", class_="more"))
+            turns.append(tag("p", f"… {format_count(len(messages) - MAX_TURNS, 'more turn')}", class_="more"))
         if not messages:
             turns.append(tag("p", "ends here", class_="more"))
-        shown_sides.append(tag("div", tag("h4", f"{name}, reward {shown(reward)}"), *turns, class_=f"side {name}"))
-    return shown_sides
+        columns.append(tag("div", tag("h4", f"{name}, reward {format_number(reward)}"), *turns, class_=f"side {name}"))
+    return columns
 
 
 def _turn(message: Message, *, same: int = 0) -> Markup:
-    """A turn; its first `same` characters are dimmed, and cut where they are many."""
+    """Render a turn; its first `same` characters are dimmed, and truncated if there are many."""
     text = _text(message)
     parts: list[object] = []
     if same:
-        kept = text[max(0, same - KEPT_OF_SAME) : same]
-        left = same - len(kept)
-        parts.append(tag("span", f"… {left:,} characters the same …\n" if left else "", kept, class_="same"))
+        tail = text[max(0, same - KEPT_OF_SAME) : same]
+        num_hidden = same - len(tail)
+        parts.append(
+            tag("span", f"… {num_hidden:,} characters the same …\n" if num_hidden else "", tail, class_="same")
+        )
     rest = text[same:]
     parts.append(rest[:MAX_CHARACTERS])
     if len(rest) > MAX_CHARACTERS:
@@ -185,7 +195,7 @@ def _turn(message: Message, *, same: int = 0) -> Markup:
 
 
 def _text(message: Message) -> str:
-    """Everything a turn says, as one text: reasoning, content, calls."""
+    """The whole turn as one text: reasoning, content, calls."""
     parts = []
     if message.reasoning:
         parts.append(f"(reasoning) {message.reasoning}")
@@ -197,25 +207,25 @@ def _text(message: Message) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _num_same(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """How many turns both sides begin with; the last turn of a side is never taken away."""
-    forms = canonical_messages(one), canonical_messages(other)
+def _num_same(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
+    """Number of common first turns, always fewer than the turns of either side."""
+    forms = canonical_messages(chosen), canonical_messages(rejected)
     same = 0
     for left, right in zip_longest(*forms):
         if left != right:
             break
         same += 1
-    return min(same, len(one) - 1, len(other) - 1)
+    return min(same, len(chosen) - 1, len(rejected) - 1)
 
 
-def _common(one: str, other: str) -> int:
-    """The length of the common beginning, back to the start of a word."""
+def _common(first: str, second: str) -> int:
+    """Length of the common prefix, cut back to the start of a word."""
     length = 0
-    for left, right in zip(one, other, strict=False):
+    for left, right in zip(first, second, strict=False):
         if left != right:
             break
         length += 1
-    while 0 < length < max(len(one), len(other)) and not one[length - 1].isspace():
+    while 0 < length < max(len(first), len(second)) and not first[length - 1].isspace():
         length -= 1
     return length
 

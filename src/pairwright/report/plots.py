@@ -1,4 +1,4 @@
-"""A plot: what is drawn on the page, and the same as an SVG file and as a CSV file of its numbers."""
+"""Building blocks of the page: escaped markup, style sheets, plots (on the page, as SVG and CSV files), sections."""
 
 import csv
 import html
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-# HTML and SVG that cannot be broken out of: text is escaped, only what this module made passes as it is.
+# HTML and SVG: all text is escaped, except Markup built by this module
 
 _VOID = {"meta", "link", "br", "hr", "img", "circle", "line", "path", "rect"}
+# control characters, zero-width characters and direction overrides, which could disguise text
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ufffe\uffff]"
 )
@@ -21,13 +22,13 @@ _SELF_CLOSED = {"circle", "line", "path", "rect"}
 
 
 class Markup(str):
-    """Text that is markup already."""
+    """A string that is markup and is not escaped again."""
 
     __slots__ = ()
 
 
 def escape(text: object) -> Markup:
-    """Any value as text on a page."""
+    """Escape any value as text for a page; invisible characters become \\uXXXX."""
     if isinstance(text, Markup):
         return text
     spelled = _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", str(text))
@@ -39,19 +40,19 @@ def join(parts: Iterable[object], between: str = "") -> Markup:
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element. `class_` is class, `stroke_width` is stroke-width; an attribute that is None or False is left out."""
-    written = "".join(
+    """Build an element. `class_` is class, `stroke_width` is stroke-width; attributes of None or False are left out."""
+    attribute_text = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{escape(value)}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     if name in _VOID and not children:
-        return Markup(f"<{name}{written}{'/' if name in _SELF_CLOSED else ''}>")
-    return Markup(f"<{name}{written}>{join(children)}</{name}>")
+        return Markup(f"<{name}{attribute_text}{'/' if name in _SELF_CLOSED else ''}>")
+    return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
 
 
-def shown(value: float | int | None, digits: int = 4) -> str:
-    """A number for people: 12,345, 0.4938, 1.2e-07; a dash for none."""
+def format_number(value: float | int | None, digits: int = 4) -> str:
+    """Format a number for display: 12,345, 0.4938, 1.2e-07; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
@@ -61,8 +62,8 @@ def shown(value: float | int | None, digits: int = 4) -> str:
     return text.replace("-", "−") if "e" not in text else text
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, in the right form.
+def format_count(number: int, noun: str) -> str:
+    """Format a count with its noun in singular or plural.
 
     >>> counted(1, "task"), counted(1200, "task")
     ('1 task', '1,200 tasks')
@@ -70,7 +71,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-# How the page and the plots look: three style sheets, put into the page so that it needs no other file.
+# Style sheets, embedded so that the page needs no other file
 
 
 def page_style() -> Markup:
@@ -79,7 +80,7 @@ def page_style() -> Markup:
 
 
 def plot_style() -> Markup:
-    """The style that a plot carries with it when it is a file of its own."""
+    """The style embedded in a plot's own SVG file."""
     return _style("colours.css", "plot.css")
 
 
@@ -88,14 +89,14 @@ def _style(*names: str) -> Markup:
     return tag("style", Markup("\n".join(sheets)))
 
 
-# A plot: what is drawn on the page, and the same as an SVG file and as a CSV file of its numbers.
+# Plots
 
 INDEX = "plots.json"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """`name` is the file's name, `legend` the series with their colours, `rows` the numbers, headings first."""
+    """A plot. `name` is the file name, `legend` the series with their colours, `rows` the CSV, with a header row."""
 
     name: str
     title: str
@@ -105,15 +106,16 @@ class Plot:
     note: str = ""
 
     def card(self) -> Markup:
-        """The plot as it stands on the page."""
+        """The plot as an element of the page."""
         return tag(
             "figure",
             tag("h3", self.title),
             legend(self.legend) if self.legend else "",
             self.svg,
             tag("p", self.note, class_="note") if self.note else "",
-            class_="card", style="margin:0",
-        )  # fmt: skip
+            class_="card",
+            style="margin:0",
+        )
 
 
 def legend(series: Sequence[tuple[str, str]]) -> Markup:
@@ -121,7 +123,7 @@ def legend(series: Sequence[tuple[str, str]]) -> Markup:
 
 
 def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
-    """Each plot as NAME.svg and NAME.csv. `plots.json` lists them; what it listed before is removed, nothing else."""
+    """Write each plot as NAME.svg and NAME.csv, listed in `plots.json`. Only files of the previous list are removed."""
     _remove_listed(folder)
     if not plots:
         return
@@ -150,16 +152,16 @@ def _remove_listed(folder: Path) -> None:
 
 
 def file_name(name: str, taken: set[str]) -> str:
-    """A name that is safe as a file's, whatever metric or reason it came from, and not taken yet."""
+    """A safe and unused file name for any metric or reason."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:60] or "plot"
     number = 1
-    while (found := plain if number == 1 else f"{plain}-{number}") in taken:
+    while (candidate := plain if number == 1 else f"{plain}-{number}") in taken:
         number += 1
-    taken.add(found)
-    return found
+    taken.add(candidate)
+    return candidate
 
 
-# A section of the page: where it is linked from, its heading, what it shows, and the plots that become files.
+# Sections of the page: anchor, heading, content, and the plots to write as files
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run's folder holds, stage by stage. A stage that is absent is None, and its section is not shown.
+"""The files of a run's folder, by stage. A missing stage is None, and its section is left out.
 
 RUN/                 config.yaml, manifest.json, evaluation.json, and one round's stages, or
 RUN/round-N/         the stages of round N
@@ -21,7 +21,7 @@ MAX_TEXT_CHARACTERS = 40_000
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of one round; each is the path of what it wrote."""
+    """The stages of one round: the paths of their outputs."""
 
     name: str
     folder: Path
@@ -34,7 +34,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run: its rounds in order, what it was asked to do, and what it was done with."""
+    """A run: its rounds in order, its configuration and its manifest."""
 
     name: str
     rounds: list[Stages]
@@ -46,13 +46,15 @@ class RunFolder:
     @property
     def is_empty(self) -> bool:
         parts = [
-            part for one in self.rounds for part in (one.pairs, one.tokens, one.metrics, one.train, one.evaluation)
+            part
+            for stages in self.rounds
+            for part in (stages.pairs, stages.tokens, stages.metrics, stages.train, stages.evaluation)
         ]
         return not any(parts) and self.evaluation is None and self.config is None and self.manifest is None
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Look at a run's folder, without reading what is in it."""
+    """List the stages of a run's folder, without reading the files."""
     if not folder.is_dir():
         raise PairwrightError(f"{folder}: no such folder; expected the folder of a run")
     numbered = [
@@ -62,24 +64,25 @@ def open_run(folder: Path) -> RunFolder:
     own = _stages(folder, "")
     if not rounds or own.pairs or own.metrics:
         rounds = [own, *rounds]
-    evaluations = [own.evaluation, *(one.evaluation for one in reversed(rounds))]
-    found = RunFolder(
+    # the evaluation of the run itself, else of the last round that has one
+    evaluations = [own.evaluation, *(stages.evaluation for stages in reversed(rounds))]
+    run = RunFolder(
         name=folder.resolve().name,
         rounds=rounds,
         evaluation=next(filter(None, evaluations), None),
         config=_file(folder / "config.yaml"),
         manifest=_file(folder / "manifest.json"),
-        tokenizers=[path for one in rounds[::-1] for path in _models(one.folder)],
-    )  # fmt: skip
-    if found.is_empty:
+        tokenizers=[path for stages in rounds[::-1] for path in _models(stages.folder)],
+    )
+    if run.is_empty:
         raise PairwrightError(
             f"{folder}: nothing to report on; expected pairs/, tokens/, metrics.jsonl or evaluation.json in it"
         )
-    return found
+    return run
 
 
 def read_json(path: Path) -> Any:
-    """The value of a JSON file of a run."""
+    """Read a JSON file of a run."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise PairwrightError(f"{path}: more than {MAX_JSON_BYTES >> 20} MB, which no stage writes")
@@ -89,7 +92,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a JSON lines file that is perhaps being written, and how many lines are none."""
+    """The objects of a JSON Lines file, which may still be growing, and the number of invalid lines."""
     rows, num_bad = [], 0
     try:
         with path.open("rb") as file:
@@ -108,7 +111,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def read_text(path: Path) -> str:
-    """A text file of a run, cut where it is very long."""
+    """Read a text file of a run; a very long one is truncated."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             text = file.read(MAX_TEXT_CHARACTERS + 1)

@@ -1,23 +1,23 @@
-"""Plots drawn by hand: lines with bands, histograms, intervals, bars. An SVG of a few kB each, no script.
+"""SVG charts: lines with bands, histograms, intervals, bars. A few kB each, without scripts.
 
-All are 360 units wide, so that their text has the size of the page's text where a plot is a column wide, on a phone and
-in a grid on a desk. Colours are classes (style.py), so that a plot follows the page into the dark.
+All are 360 units wide, so that their text has the size of the page's text when a plot is one column wide, on a phone or
+in a grid. Colours are CSS classes (colours.css), so that plots follow the dark mode of the page.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pairwright.report.plots import Markup, join, shown, tag
+from pairwright.report.plots import Markup, format_number, join, tag
 
 WIDTH = 360
-LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 30
-ROW = 34
+LEFT, RIGHT, TOP, BOTTOM = 46, 8, 10, 30  # margins around the plot area
+ROW = 34  # height of a row of bars or intervals
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points; `low` and `high` paint a band around it. `tone` is its colour's class."""
+    """A line through points; `low` and `high` are the bounds of a band around it. `tone` is its colour class."""
 
     name: str
     xs: Sequence[float]
@@ -41,7 +41,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Bar:
-    """A labelled amount; `share` is told beside it where it is given."""
+    """A labelled amount; `note` is written beside it."""
 
     name: str
     amount: float
@@ -51,7 +51,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from `low` to `high` onto units from `start` to `end`."""
+    """Maps values from `low` to `high` linearly to units from `start` to `end`."""
 
     low: float
     high: float
@@ -73,27 +73,28 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
         return [low]
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
+    # the smallest step of the form 1, 2, 2.5 or 5 times a power of ten; the tolerance absorbs rounding
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999999)
     first = math.ceil(low / step - 1e-9)
     return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)][: most + 1]
 
 
 def line_chart(lines: Sequence[Line], *, label: str, x_label: str = "step", height: int = 190) -> Markup:
-    """Lines over a common axis; a single point is a dot."""
+    """Lines over a common x axis; a single point is drawn as a dot."""
     known = [(x, y) for line in lines for x, y in zip(line.xs, line.ys, strict=True)]
     bounds = [y for line in lines for y in (*line.ys, *line.low, *line.high)]
-    low, high = _padded(min(bounds), max(bounds))
+    low, high = _pad_range(min(bounds), max(bounds))
     across = Scale(min(x for x, _ in known), max(x for x, _ in known), LEFT, WIDTH - RIGHT)
     up = Scale(low, high, height - BOTTOM, TOP)
-    places = ticks(across.low, across.high, 5)
+    x_ticks = ticks(across.low, across.high, 5)
     if all(float(x).is_integer() for x, _ in known):  # steps and rounds are whole
-        places = [place for place in places if float(place).is_integer()]
-    parts = [_grid(up, ticks(low, high, 4)), _x_axis(across, places, height, x_label)]
+        x_ticks = [tick for tick in x_ticks if float(tick).is_integer()]
+    parts = [_grid(up, ticks(low, high, 4)), _x_axis(across, x_ticks, height, x_label)]
     for line in lines:
-        if line.low:
-            there = [f"{across(x)},{up(y)}" for x, y in zip(line.xs, line.low, strict=True)]
-            back = [f"{across(x)},{up(y)}" for x, y in zip(line.xs, line.high, strict=True)][::-1]
-            parts.append(tag("path", d=f"M{' L'.join([*there, *back])}Z", class_=f"band {line.tone}"))
+        if line.low:  # a closed path: along the lower bound, and back along the upper one
+            lower = [f"{across(x)},{up(y)}" for x, y in zip(line.xs, line.low, strict=True)]
+            upper = [f"{across(x)},{up(y)}" for x, y in zip(line.xs, line.high, strict=True)][::-1]
+            parts.append(tag("path", d=f"M{' L'.join([*lower, *upper])}Z", class_=f"band {line.tone}"))
     for line in lines:
         points = [(across(x), up(y)) for x, y in zip(line.xs, line.ys, strict=True)]
         if len(points) > 1:
@@ -101,16 +102,20 @@ def line_chart(lines: Sequence[Line], *, label: str, x_label: str = "step", heig
             parts.append(tag("path", d=path, class_=f"line {line.tone}"))
         if line.dots or len(points) == 1:
             for (x, y), value in zip(points, line.ys, strict=True):
-                parts.append(tag("circle", tag("title", f"{line.name}: {shown(value)}"), cx=x, cy=y, r=3,
-                                 class_=f"dot {line.tone}"))  # fmt: skip
+                tooltip = tag("title", f"{line.name}: {format_number(value)}")
+                parts.append(tag("circle", tooltip, cx=x, cy=y, r=3, class_=f"dot {line.tone}"))
     return _picture(parts, height, label)
 
 
 def histogram(
-    edges: Sequence[float], counts: Sequence[tuple[str, str, Sequence[int]]], *, label: str, x_label: str,
+    edges: Sequence[float],
+    counts: Sequence[tuple[str, str, Sequence[int]]],
+    *,
+    label: str,
+    x_label: str,
     height: int = 190,
-) -> Markup:  # fmt: skip
-    """Counts in bins, one or more series over each other: (name, tone, count of each bin)."""
+) -> Markup:
+    """Counts in bins, one or more overlaid series: (name, tone, count of each bin)."""
     most = max((count for _, _, series in counts for count in series), default=0) or 1
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     up = Scale(0, most * 1.05, height - BOTTOM, TOP)
@@ -120,18 +125,19 @@ def histogram(
         for left, right, count in zip(edges[:-1], edges[1:], series, strict=True):
             if count:
                 x, y = across(left), up(count)
-                told = tag("title", f"{name}: {count:,} from {shown(left)} to {shown(right)}")
+                tooltip = tag("title", f"{name}: {count:,} from {format_number(left)} to {format_number(right)}")
                 width = max(1.0, round(across(right) - x - 1, 1))
-                parts.append(tag("rect", told, x=x + 0.5, y=y, width=width, height=round(up(0) - y, 1),
-                                 class_=f"bar {tone}{' over' if len(counts) > 1 else ''}"))  # fmt: skip
+                style = f"bar {tone}{' over' if len(counts) > 1 else ''}"
+                bar_height = round(up(0) - y, 1)
+                parts.append(tag("rect", tooltip, x=x + 0.5, y=y, width=width, height=bar_height, class_=style))
     return _picture(parts, height, label)
 
 
 def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> Markup:
-    """Means with their intervals, one a row; with `zero` a line stands at no difference."""
+    """Means with their intervals, one per row; `zero` adds a line at no difference."""
     height = ROW * len(spans) + 22
     values = [value for span in spans for value in (span.mean, span.low, span.high) if value is not None]
-    low, high = _padded(min([*values, 0.0] if zero else values), max([*values, 0.0] if zero else values), 0.08)
+    low, high = _pad_range(min([*values, 0.0] if zero else values), max([*values, 0.0] if zero else values), 0.08)
     across = Scale(low, high, 8, WIDTH - 8)
     parts = [_x_axis(across, ticks(low, high, 5), height + BOTTOM - 22, "")]
     if zero:
@@ -139,8 +145,10 @@ def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> 
     for number, span in enumerate(spans):
         y = ROW * number + 24
         parts.append(tag("text", span.name, x=8, y=y - 11, class_="label"))
-        told = shown(span.mean) + ("" if span.low is None else f"  ({shown(span.low)} to {shown(span.high)})")
-        parts.append(tag("text", told, x=WIDTH - 8, y=y - 11, text_anchor="end", class_="number"))
+        caption = format_number(span.mean) + (
+            "" if span.low is None else f"  ({format_number(span.low)} to {format_number(span.high)})"
+        )
+        parts.append(tag("text", caption, x=WIDTH - 8, y=y - 11, text_anchor="end", class_="number"))
         if span.low is not None and span.high is not None:
             x1, x2 = across(span.low), across(span.high)
             parts.append(tag("line", x1=x1, x2=x2, y1=y, y2=y, class_=f"span {span.tone}"))
@@ -150,7 +158,7 @@ def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> 
 
 
 def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
-    """Amounts as bars, the name above each; long names are cut, the whole is told when pointed at."""
+    """Amounts as bars with the name above each; long names are truncated, with the full name as tooltip."""
     most = max((bar.amount for bar in bars), default=0) or 1
     height = ROW * len(bars) + 4
     parts = []
@@ -158,8 +166,8 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
         y = ROW * number + 14
         name = bar.name if len(bar.name) <= 44 else bar.name[:43] + "…"
         parts.append(tag("text", tag("title", bar.name), name, x=0, y=y, class_="label"))
-        told = shown(bar.amount) + (f" · {bar.note}" if bar.note else "")
-        parts.append(tag("text", told, x=WIDTH, y=y, text_anchor="end", class_="number"))
+        caption = format_number(bar.amount) + (f" · {bar.note}" if bar.note else "")
+        parts.append(tag("text", caption, x=WIDTH, y=y, text_anchor="end", class_="number"))
         parts.append(tag("rect", x=0, y=y + 5, width=WIDTH, height=8, rx=2, class_="track"))
         width = max(1.5, round(WIDTH * bar.amount / most, 1)) if bar.amount else 0
         parts.append(tag("rect", x=0, y=y + 5, width=width, height=8, rx=2, class_=f"bar {bar.tone}"))
@@ -167,11 +175,18 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
 
 
 def _picture(parts: Sequence[Markup], height: int, label: str) -> Markup:
-    return tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {height}", role="img",
-               aria_label=label, class_="plot")  # fmt: skip
+    return tag(
+        "svg",
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {WIDTH} {height}",
+        role="img",
+        aria_label=label,
+        class_="plot",
+    )
 
 
-def _padded(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
+def _pad_range(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     if high > low:
         return low - (high - low) * share, high + (high - low) * share
     room = abs(low) * 0.1 or 1.0
@@ -200,7 +215,7 @@ def _x_axis(across: Scale, at: Sequence[float], height: int, label: str) -> Mark
 
 
 def _short(value: float) -> str:
-    """A tick's number: 12k, 3.5M, 0.25, 2e-05."""
+    """Format the number of a tick: 12k, 3.5M, 0.25, 2e-05."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 10 or (abs(value) >= size and value % size == 0):
             return f"{value / size:g}{unit}".replace("-", "−")
