@@ -54,7 +54,8 @@ def test_stats_counts_and_speaks_json(folder):
 
 def test_head_shows_conversations_and_whole_records(folder):
     done = run("experience", "head", folder, "-n", 1)
-    assert "made  assistant" in done.stdout
+    assert "\n  prompt       user: time?\n  completion   assistant: " in done.stdout
+    assert "\n  tool result  tool: 9\n" in done.stdout
     assert "calls clock({})" in done.stdout
     lines = run("experience", "head", folder, "--json").stdout.splitlines()
     assert [json.loads(line)["info"]["loss"] for line in lines] == [0.0, 1.0, {"$float": "nan"}]

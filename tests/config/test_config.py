@@ -3,7 +3,7 @@
 import pytest
 
 from pairwright import ConfigError, load_config
-from pairwright.config import Config, config_schema, shown_config
+from pairwright.config import Config, config_schema, printable_config
 
 
 def written(tmp_path, text):
@@ -34,9 +34,9 @@ def test_what_came_from_the_environment_is_never_shown(tmp_path):
         load_config(path, environment={"TOKEN": "hunter2 secret"})
     assert "hunter2" not in str(caught.value)
     assert "name" in str(caught.value)
-    shown = shown_config(written(tmp_path, 'sources: {paths: ["${TOKEN}/x"]}'), environment={"TOKEN": "hunter2"})
+    shown = printable_config(written(tmp_path, 'sources: {paths: ["${TOKEN}/x"]}'), environment={"TOKEN": "hunter2"})
     assert shown["sources"]["paths"] == ["${TOKEN}/x"]
-    assert shown_config(environment={"PAIRWRIGHT_NAME": "hunter2"})["name"] == "${PAIRWRIGHT_NAME}"
+    assert printable_config(environment={"PAIRWRIGHT_NAME": "hunter2"})["name"] == "${PAIRWRIGHT_NAME}"
 
 
 @pytest.mark.parametrize(
