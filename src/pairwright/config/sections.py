@@ -106,6 +106,8 @@ class TokensConfig(SequenceTerms):
 
     tokenizer: str | None = None
     """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
+    chat_template: str | None = None
+    """A file with a chat template (Jinja) to use instead of the tokenizer's own; a trained model is saved with it."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
@@ -130,8 +132,9 @@ class TokensConfig(SequenceTerms):
         return self.max_length if self.max_pair_length is None else self.max_pair_length
 
     def content(self) -> dict[str, Any]:
-        """The options that decide what a sequence is: part of every cache key. Paths and workers are not."""
-        return self.model_dump(mode="json", exclude={"tokenizer", "experience", "workers"})
+        """The options that decide what a sequence is: part of every cache key. Paths (the content of
+        tokenizer and template is in the key) and workers are not."""
+        return self.model_dump(mode="json", exclude={"tokenizer", "chat_template", "experience", "workers"})
 
 
 # `evaluate`: how the new model is compared with the old one, and what it must show before it is deployed.

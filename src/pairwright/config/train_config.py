@@ -6,7 +6,7 @@ field of their own, are translated before the section is checked.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, field_validator, model_validator
 
 from pairwright.config.collect_config import PolicyConfig as ModelConfig
 from pairwright.config.sections import Section
@@ -88,7 +88,20 @@ class PreferenceLossName(Named):
     """Which preference loss."""
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
-    """Preference loss, by its name in docs/losses.md."""
+    """Preference loss, by its name in docs/losses.md; dpo is sigmoid."""
+
+    @field_validator("loss")
+    @classmethod
+    def _check_loss(cls, name: str) -> str:
+        if name == "dpo":  # what the field calls DPO's own loss
+            return "sigmoid"
+        if name in ("grpo", "sdpo", "sft"):
+            raise ValueError(
+                f"{name} is a channel, not a preference loss: set train.channels.{name}=1 and train.channels.dpo=0"
+            )
+        if name not in PREFERENCE_LOSS_NAMES:
+            raise ValueError(f"expected one of {', '.join(PREFERENCE_LOSS_NAMES)}")
+        return name
 
 
 class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
@@ -258,7 +271,7 @@ class TrainConfig(Named):
     """Validations without a better metric after which training stops."""
     dump_batches: Annotated[int, Field(ge=0)] = 0
     """Number of updates, from the first, whose exact batches are written for replay."""
-    report_to: tuple[str, ...] = ()
+    report_to: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """tensorboard, wandb, mlflow, trackio; metrics.jsonl is always written."""
 
     @model_validator(mode="before")

@@ -197,6 +197,10 @@ class Flow:
         pairs_key = content_hash("pairs", config.pairs.content(), config.seed, [key for _, key in used])
         settings = config.train.model_dump(mode="json")
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
+        if config.tokens.chat_template is not None:
+            from pairwright.tokens.tokenizer import read_chat_template
+
+            encoding.append(read_chat_template(config.tokens.chat_template))
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
         train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
         inputs = {

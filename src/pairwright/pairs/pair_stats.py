@@ -13,7 +13,7 @@ from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel
 from pairwright.pairs.pair_table import NARROW_PAIR_TYPES, pair_batches
-from pairwright.pairs.selection import Signature, length_effect, near_duplicates, signature
+from pairwright.pairs.selection import Signature, length_effect, near_duplicates, one_sided, signature
 from pairwright.paths import Place
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
@@ -39,6 +39,13 @@ class Finding:
 
     name: str
     message: str
+
+
+def _count_balanced(folder: Place, bound: float) -> int:
+    """How many pairs `--length-balance` would keep."""
+    frame = _narrow(folder)
+    differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
+    return frame.height - int(one_sided(differences, bound).sum())
 
 
 def pair_statistics(folder: Place) -> dict[str, Any]:
@@ -91,6 +98,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     """What is wrong with a pairs table; empty where nothing is."""
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
+    num_balanced = _count_balanced(folder, max_length_effect)
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
         ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
@@ -105,7 +113,8 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
          f"{stats['prompts_in_both_splits']:,} prompts in both splits"),
         ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
         ("length", abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
-         f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with --length-balance"),
+         f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
+         f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs"),
         ("near-duplicates", stats["near_duplicates"] / num > max_near,
          f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
         ("one-task", stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],

@@ -26,6 +26,7 @@ from pairwright.records.canonical import canonical_messages, content_hash, promp
 from pairwright.records.experience import EID, Pair
 from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message
+from pairwright.store.segments import MARKER as TABLE_MARKER
 
 # Row groups of the pairs table: where they begin depends on the rows alone, and each holds a text once.
 
@@ -336,6 +337,10 @@ def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[p
     """The Parquet file of a pairs table, given as its folder or as the file itself."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     if not path.exists():
+        if (folder / TABLE_MARKER).exists():
+            raise TableError(
+                f"{folder}: an experience table; build pairs from it first: pairwright pairs {folder} -o DIR"
+            )
         raise TableError(f"{path}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}")
     with contextlib.ExitStack() as stack:
         try:

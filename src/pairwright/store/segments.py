@@ -123,6 +123,11 @@ def check_table(folder: Place, *, create: bool) -> None:
             raise TableError(f"{folder}: a file, and a table is a folder: choose another name")
         names = list_names(folder, missing_ok=True)
         if not create:
+            if "pairs.parquet" in names:
+                raise TableError(
+                    f"{folder}: a pairs table, and an experience table is expected here; next with pairs: pairwright "
+                    f"tokens {folder} --tokenizer MODEL -o DIR, or pairwright export {folder} --to trl -o FILE"
+                )
             raise TableError(f"{folder}: no experience table here; make one with `pairwright import ... -o {folder}`")
         if any(not name.startswith(".") for name in names):
             raise TableError(f"{folder}: not empty and not an experience table: choose another folder")

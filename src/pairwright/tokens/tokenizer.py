@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
+from pairwright.config import TokensConfig
 from pairwright.paths import is_address, place
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
@@ -190,6 +191,10 @@ class ChatTokenizer:
                 f"{place(folder)}: an address, but a tokenizer is read on this machine: copy its folder here"
             )
         folder = Path(folder)
+        if folder.name == "tokenizer.json" and folder.is_file():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise TokensError(f"{folder}: no such folder; expected the folder of a model, with tokenizer.json")
         if not (folder / "tokenizer.json").is_file():
             raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
         config = _read_json(folder / "tokenizer_config.json")
@@ -213,7 +218,7 @@ class ChatTokenizer:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:
             if not self._templates:
-                raise Refusal("no_template", "the tokenizer has no chat template to render a chat with")
+                raise Refusal("no_template", "the tokenizer has no chat template: name one with --chat-template FILE")
             if name not in self._templates:
                 raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
             self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
@@ -261,6 +266,21 @@ class ChatTokenizer:
         """The text of ids, with control tokens or without."""
         text: str = self.backend.decode([int(number) for number in ids], skip_special_tokens=skip_control)
         return text
+
+
+def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
+    """The tokenizer that the options name, with their chat template where they name one."""
+    template = None if options.chat_template is None else read_chat_template(options.chat_template)
+    return ChatTokenizer.from_folder(str(options.tokenizer), template=template)
+
+
+def read_chat_template(path: str | Path) -> str:
+    """The text of a chat template's file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise TokensError(f"{path}: no chat template: {why}; expected a file with a Jinja template") from error
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Any, ChatTokenizer]] = weakref.WeakKeyDictionary()

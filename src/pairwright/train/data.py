@@ -32,7 +32,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.stage.cache import CachedPairs, read_pairs, read_refusals, read_sequences
 from pairwright.tokens.stage.stage import encode_source, read_encoded
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
-from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.tokenizer import load_tokenizer
 
 # Signals of single tokens: advantages that were recorded, and rewards of tokens or steps.
 
@@ -286,7 +286,7 @@ def load_distill_data(
     source: Path, options: TokensConfig, settings: DistillConfig, show: Show, *, where: str | None = None
 ) -> DistillData:
     """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
-    tokenizer = ChatTokenizer.from_folder(str(options.tokenizer))
+    tokenizer = load_tokenizer(options)
     hinter = Hinter(settings)
     ids: list[str] = []
     items: list[Distillation] = []

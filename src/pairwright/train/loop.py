@@ -34,7 +34,7 @@ from pairwright.train.checkpoint import (
     save_checkpoint,
 )
 from pairwright.train.data import LOSSES, DataError
-from pairwright.train.metrics import Log, Progress, Sums, add, means, open_reporters
+from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
@@ -130,6 +130,7 @@ def train(
     `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
     the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
     """
+    check_reporters(config.train.report_to)
     if tokens is not None:
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     ranks = Ranks.here(sharding=config.train.sharding == "full")
@@ -323,7 +324,8 @@ class Training:
         if self.ranks.is_sharded:
             model = gather_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
-            name = save_model(model, folder.path, base=self.base, settings=settings)
+            template = self.config.tokens.chat_template
+            name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
             write_trained(folder.path, self.channels, state.step)
         self.ranks.wait()
         folder.write_status(

@@ -3,6 +3,7 @@ progress callback."""
 
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -78,17 +79,18 @@ def _trackio(folder: Path, name: str) -> Reporter:
 REPORTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
 
 
-def open_reporters(names: tuple[str, ...], folder: Path, run: str) -> list[Reporter]:
-    """Open each by name; one that is not installed is an error before training starts."""
-    opened = []
+def check_reporters(names: tuple[str, ...]) -> None:
+    """Raise ConfigError for a reporter that is unknown or not installed, before any work is done."""
     for name in names:
         if name not in REPORTERS:
             raise ConfigError(f"report_to: unknown {name!r}; known: {', '.join(REPORTERS)}")
-        try:
-            opened.append(REPORTERS[name](folder, run))
-        except ImportError as error:
-            raise ConfigError(f"report_to: {name} is not installed ({error}): pip install {name}") from error
-    return opened
+        if find_spec(name) is None:
+            raise ConfigError(f"report_to: {name} is not installed: pip install {name}")
+
+
+def open_reporters(names: tuple[str, ...], folder: Path, run: str) -> list[Reporter]:
+    """Open each by name; `check_reporters` has seen that they are installed."""
+    return [REPORTERS[name](folder, run) for name in names]
 
 
 class Log:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
+TemplateFile = Annotated[
+    Path | None, typer.Option(help="A chat template to use instead of the tokenizer's own.", show_default=False)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -71,6 +74,7 @@ def show(
         ),
     ],
     tokenizer: TokenizerDir,
+    chat_template: TemplateFile = None,
     name: Annotated[str | None, typer.Option("--id", help="Only the sequences of this experience or pair.")] = None,
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 3,
     hints: Annotated[
@@ -90,11 +94,12 @@ def show(
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, paint_text, preview, token_rows
-    from pairwright.tokens.tokenizer import ChatTokenizer
+    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    chat_tokenizer = ChatTokenizer.from_folder(tokenizer)
+    template = None if chat_template is None else read_chat_template(chat_template)
+    chat_tokenizer = ChatTokenizer.from_folder(tokenizer, template=template)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
         sequences = preview(
@@ -128,13 +133,15 @@ def show(
 
 
 @app.command()
-def check(tokenizer: TokenizerDir, as_json: AsJson = False) -> None:
+def check(tokenizer: TokenizerDir, chat_template: TemplateFile = None, as_json: AsJson = False) -> None:
     """Say whether a chat template is supported, and what is odd about it; exit code 2 if it is not."""
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
+    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
 
-    report = check_template(str(tokenizer))
+    template = None if chat_template is None else read_chat_template(chat_template)
+    report = check_template(ChatTokenizer.from_folder(tokenizer, template=template))
     if as_json:
         print_json(msgspec.to_builtins(report))
     else:

@@ -40,7 +40,7 @@ from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
 from pairwright.tokens.stage.items import Item, Source
-from pairwright.tokens.tokenizer import ChatTokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat_template
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,8 +65,8 @@ def encode_source(
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
-    _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
-    tokenizer_hash = folder_hash(Path(options.tokenizer))
+    _loaded[options.tokenizer, options.chat_template] = load_tokenizer(options)
+    tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     output.mkdir(parents=True, exist_ok=True)
     # Keys that are in the cache, whichever run wrote them.
@@ -98,8 +98,15 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
     )
 
 
+def hash_tokenizer(options: TokensConfig) -> str:
+    """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
+    digest = folder_hash(Path(str(options.tokenizer)))
+    return digest if options.chat_template is None else content_hash(digest, read_chat_template(options.chat_template))
+
+
 def folder_hash(folder: Path) -> str:
     """128 bits of a tokenizer's files: vocabulary, special tokens, templates."""
+    folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
     for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
@@ -113,15 +120,17 @@ def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
-_loaded: dict[str, ChatTokenizer] = {}  # by folder, in each process: loading takes longer than encoding a task
+# By folder and chat template, in each process: loading takes longer than encoding a task.
+_loaded: dict[tuple[str, str | None], ChatTokenizer] = {}
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
     """The rows of items: one a sequence, or one with the refusal."""
     assert options.tokenizer is not None
-    if options.tokenizer not in _loaded:
-        _loaded[options.tokenizer] = ChatTokenizer.from_folder(options.tokenizer)
-    tokenizer = _loaded[options.tokenizer]
+    key = options.tokenizer, options.chat_template
+    if key not in _loaded:
+        _loaded[key] = load_tokenizer(options)
+    tokenizer = _loaded[key]
     rows: list[Json] = []
     for item in items:
         if item.experience is not None:
@@ -406,7 +415,7 @@ def read_encoded(source: Path, tokens: Path, options: TokensConfig) -> Json:
     """The manifest of the sequences in `tokens`, if they are those of the table `source` with these options."""
     manifest = read_manifest(tokens)
     options = adopt_options(tokens, options)
-    tokenizer_hash = folder_hash(Path(str(options.tokenizer)))
+    tokenizer_hash = hash_tokenizer(options)
     again = _encode_again(tokens, {"source": source}, options.tokenizer)
     if manifest["tokenizer"] != tokenizer_hash:
         raise ConfigError(f"{tokens}: encoded with another tokenizer or template than {options.tokenizer}'s: {again}")

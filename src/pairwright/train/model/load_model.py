@@ -102,10 +102,11 @@ def trainable(model: Any) -> dict[str, Any]:
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
-def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig) -> str:
+def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, chat_template: str | None = None) -> str:
     """Write `folder/model` (or `folder/adapter`) with the tokenizer of `base`; returns which one it is.
 
-    The folder takes its name when it is complete; one that is there is replaced.
+    `chat_template` is a file that takes the place of the template of `base`. The folder takes its
+    name when it is complete; one that is there is replaced.
     """
     if settings.finetuning_type == "lora_merged":
         model = model.merge_and_unload()
@@ -115,6 +116,8 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig) -
             temporary.mkdir()
             model.save_pretrained(temporary)
             copy_tokenizer(base, temporary)
+            if chat_template is not None:  # the file that transformers reads first
+                shutil.copyfile(chat_template, temporary / "chat_template.jinja")
     except OSError as error:
         raise ModelError(f"{folder / name}: {error.strerror or error}: the model was not saved") from error
     return name
