@@ -31,12 +31,12 @@ Reason = Literal[
     "no_template",  # the tokenizer has no chat template, and the conversation is a chat
 ]
 
-_WAY_OUT = {
+WAY_OUT = {
     "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
     "no_stop": "pass require_stop=False to train without a stop token",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
-    "no_template": "add a chat_template.jinja to the tokenizer's folder, or train raw text (role 'text')",
+    "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
@@ -65,7 +65,7 @@ class Refusal(TokensError):
         self.message = message
         self.detail = detail
         where = "" if message is None else f"message {message}: "
-        way_out = f" ({_WAY_OUT[reason]})" if reason in _WAY_OUT else ""
+        way_out = f" ({WAY_OUT[reason]})" if reason in WAY_OUT else ""
         super().__init__(f"{where}{reason}: {detail}{way_out}")
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword arguments survive a process boundary

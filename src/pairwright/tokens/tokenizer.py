@@ -218,7 +218,7 @@ class ChatTokenizer:
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         if name not in self._renderers:
             if not self._templates:
-                raise Refusal("no_template", "the tokenizer has no chat template: name one with --chat-template FILE")
+                raise Refusal("no_template", "the tokenizer has no chat template to render a chat with")
             if name not in self._templates:
                 raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
             self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)

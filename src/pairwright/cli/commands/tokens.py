@@ -178,4 +178,8 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
     )
     if not manifest["sequences"]:
+        from pairwright.tokens.refusals import WAY_OUT
+
+        for reason in manifest["refused"]:
+            say(f"{reason}: {WAY_OUT.get(reason, 'docs/tokens.md says what this is')}")
         raise typer.Exit(1)
