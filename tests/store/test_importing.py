@@ -34,7 +34,7 @@ def imported(tmp_path, *texts: str, table: Table | None = None, **options):
         path = tmp_path / f"in{number}.jsonl"
         path.write_text(text)
         paths.append(str(path))
-    table = table or Table(tmp_path / "experience")
+    table = Table(tmp_path / "experience") if table is None else table  # an empty table is false
     return table, import_files(paths, table, **options)
 
 
