@@ -85,7 +85,7 @@ def read_units(
             continue
         origin, value = unit
         try:
-            # The usual case without a call for each record.
+            # Nothing to do for each record: pass on what the reader yields.
             if finish is None:
                 yield from read(value, origin, options)
                 continue

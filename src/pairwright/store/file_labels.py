@@ -47,7 +47,7 @@ def label_files(names: Mapping[Place, str], table: Table) -> Labels:
     # Each round puts one more folder before the names that are not unique; whole paths are, so the loop ends.
     while repeated := taken.intersection(new.values()) | {name for name, n in Counter(new.values()).items() if n > 1}:
         new = {file: _longer(name, keys[file]) if name in repeated else name for file, name in new.items()}
-    # Who has each label: a file that is gone may have been moved here, and is no other file of the same label.
+    # Label -> the file that has it and still exists; one that is gone may be the new file before it was moved.
     holders = {label: key for key, label in known.items() if is_address(key) or os.path.exists(key)} if new else {}
     known |= {keys[file]: name for file, name in new.items()}
     if new or (is_unlabelled and known):

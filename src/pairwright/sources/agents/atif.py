@@ -41,7 +41,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
 from pairwright.sources.shapes.traces import pick_reward, run_of
 
 NAME = "atif"
-# Bound for a file that was found, not asked for.
+# Of result.json, which is found beside the trace and not named by the user.
 MAX_RESULT_BYTES = 16 * 2**20
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _FAILED = frozenset({"failed", "error", "timeout", "cancelled"})

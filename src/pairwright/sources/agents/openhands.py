@@ -54,7 +54,7 @@ def matches(value: Any) -> bool:
     if not isinstance(value, list):
         return _is_row(value)
     first = value[:100]  # of rows, some may be broken
-    # Events are told by one; of rows, more than half of the first must fit.
+    # One event is enough to tell a file of events; of rows, more than half of the sample must fit.
     return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 

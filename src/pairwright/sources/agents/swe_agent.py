@@ -298,7 +298,7 @@ def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
 
 
 def _name_of(origin: Origin) -> str | None:
-    # The suffixes of names such as "django__django-1.traj.json.gz".
+    # "django__django-1.traj.json.gz" -> "django__django-1"
     name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
     return None if name in _NAMES_OF_NO_INSTANCE else name
 

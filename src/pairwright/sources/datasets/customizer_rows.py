@@ -75,7 +75,7 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Expe
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        reward=1.0,
+        reward=1.0,  # nobody scored it: a demonstration is taken as correct
         info=small_fields(row, _READ_SFT),
     )
 

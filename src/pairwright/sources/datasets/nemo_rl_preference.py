@@ -63,6 +63,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     if not ranked:
         raise BadRecord("completions: none")
     tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
+    # Exactly two answers, one better: a preference. Otherwise each answer is an experience of its own (below).
     if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
         # Ascending ranks: the best answer first.
         (_, chosen_reward, chosen), (_, rejected_reward, rejected) = sorted(ranked, key=lambda item: item[0])

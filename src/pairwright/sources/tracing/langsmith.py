@@ -50,9 +50,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     runs = _merge_patches(list(_runs(value, 0)))
     if not runs:
         raise BadRecord("no runs")
-    traces: dict[str, list[Json]] = {}
+    traces: dict[str, list[Json]] = {}  # trace id -> its runs
     for run in runs:
-        # trace id -> its runs
         traces.setdefault(_text(run.get("trace_id")) or _root_id(run), []).append(run)
     for number, (trace_id, members) in enumerate(traces.items()):
         try:

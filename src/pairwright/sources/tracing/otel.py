@@ -231,7 +231,7 @@ def _tool_run(span: Span) -> ToolRun:
     call_id = attributes.get("gen_ai.tool.call.id", attributes.get("tool.id", attributes.get("tool_call.id")))
     name = attributes.get("gen_ai.tool.name", attributes.get("tool.name"))
     failure = span.failure
-    # "exception" is the default for a span; for a tool run, the general kind is another.
+    # "exception" is the default kind for a span; the default for a tool run is "tool_error".
     if failure is not None and failure.kind == "exception":
         failure = replace(failure, kind="tool_error")
     return ToolRun(
