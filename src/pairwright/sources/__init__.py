@@ -22,6 +22,7 @@ from pairwright.sources.format import Format
 from pairwright.sources.rollouts import nemo_gym, trinity
 from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 
+# The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),

@@ -52,6 +52,7 @@ def optional_text(value: Any, where: str) -> str | None:
 
 def identifier(value: Any) -> int | str | None:
     """A value used as an id: text or a whole number; anything else is no id."""
+    # bool is a subclass of int in Python, and never an id.
     if isinstance(value, bool):
         return None
     return value if isinstance(value, int | str) and value != "" else None
@@ -59,6 +60,7 @@ def identifier(value: Any) -> int | str | None:
 
 def index(value: Any) -> int | None:
     """A value used as a number of a run or step; anything but a whole number of at least 0 is none."""
+    # At most 18 digits, so that the number fits a signed 64-bit column.
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
@@ -71,6 +73,7 @@ def score(value: Any) -> float | None:
     if isinstance(value, bool | int | float):
         try:
             return float(value)
+        # A JSON integer may be larger than any double.
         except OverflowError:
             return math.inf if value > 0 else -math.inf
     if isinstance(value, str):
@@ -126,6 +129,7 @@ def small_fields(row: Json, known: frozenset[str]) -> Json:
     for key, value in row.items():
         if key in known or value is None:
             continue
+        # Numbers are small: nothing to encode and measure.
         if type(value) in _NUMBERS or _is_small(value):
             info[key] = value
         else:

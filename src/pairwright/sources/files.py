@@ -30,6 +30,7 @@ _CHUNK = 4 * 2**20
 _BUFFER = 256 * 2**10
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
+# `raw_decode` reads one value from a position and says where it ends: a list is read item by item.
 _scan = json.JSONDecoder().raw_decode
 _LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
 
@@ -60,6 +61,7 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
+        # First bytes of gzip (RFC 1952), and below of a zstd frame (RFC 8878).
         if magic[:2] == b"\x1f\x8b":
             with gzip.open(file) as unzipped:
                 yield cast(IO[bytes], unzipped)
@@ -99,6 +101,7 @@ def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
     pieces, num_bytes = [begin], len(begin)
     while pieces[-1][-1:] != b"\n" and (piece := file.readline(_CHUNK)):
         num_bytes += len(piece)
+        # Over the limit (and its newline): drop what was kept, only count on to the end of the line.
         if num_bytes > MAX_LINE_BYTES + 1:
             pieces.clear()
         pieces.append(piece)
@@ -195,8 +198,10 @@ def is_json_lines(path: Place) -> bool:
 
 def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
     """An uncompressed JSON lines file cut into (start, stop, first line number), each of about `size` bytes."""
+    # `cuts`: (offset, number of its first line) of each range.
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
+    # A view of the buffer, not a copy: it shows what `readinto` put there last.
     newlines = np.frombuffer(buffer, np.uint8)
     with cast(io.RawIOBase, open_binary(path, 0)) as file:
         while num_bytes := file.readinto(buffer):

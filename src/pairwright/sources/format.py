@@ -141,7 +141,9 @@ def build(
     prompt, tools = tuple(prompt), tuple(tools)
     if task is None:
         task = task_hash(prompt, tools, task_metadata)
+    # What makes two records of one prompt different, beside the completion.
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
+    # 24 hexadecimal digits: 96 bits of the hash.
     suffix = _hash(_given_hash(prompt, tools), _written(encode, completion), body)[:24]
     return Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
@@ -184,6 +186,7 @@ def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: An
 def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
     """A hash of prompt and tools, kept for the last ones, since the runs of a task often share the very objects."""
     global _last_given
+    # By identity: comparing the prompts themselves would cost what the cache saves.
     if _last_given[0] is not prompt or _last_given[1] is not tools:
         _last_given = (prompt, tools, _hash(prompt, tools))
     return _last_given[2]

@@ -21,6 +21,7 @@ from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
+# Units that are looked at to tell a format, and characters of a rejected unit that quarantine keeps.
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
 
@@ -84,6 +85,7 @@ def read_units(
             continue
         origin, value = unit
         try:
+            # Nothing to do for each record: pass on what the reader yields.
             if finish is None:
                 yield from read(value, origin, options)
                 continue
@@ -106,6 +108,7 @@ def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Reje
     if layout.splits:
         yield from line_units(path, decode=layout.reader.decode, label=label)
     elif layout.shape == "lines":
+        # The format reads the file as one unit: a session is all its lines.
         values = []
         for unit in line_units(path):
             if isinstance(unit, Rejected):
@@ -117,6 +120,7 @@ def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Reje
         value = document(path)
         if isinstance(value, Rejected):
             yield value
+        # Each item of a list is a record, unless the list itself is one (a bare list of messages).
         elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
             for number, item in enumerate(value):
                 yield Origin(file, None, number, label), item
@@ -132,6 +136,7 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
     else:
         first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
         if first is not None:
+            # The list itself may be the record, so it stands before its items.
             layout = _layout(first, [first, *first], "document", format_name)
         if layout is None:
             whole = document(path)
@@ -154,6 +159,7 @@ def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"],
         for variant, reader in enumerate(variants):
             if reader.matches(whole) if reader.unit == "file" else any(map(reader.matches, records)):
                 return Layout(name, variant, shape)
+            # A looser test, for rows that several formats share: only the user can say which is meant.
             if format_name == name and any(map(reader.matches_named, records)):
                 return Layout(name, variant, shape)
     return None
@@ -172,6 +178,7 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
                     yield msgspec.structs.replace(value, file=str(path))
                 else:
                     yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
+    # The error names the temporary copy; the user knows only the path that was asked for.
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
         yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
 

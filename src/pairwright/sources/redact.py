@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+# The first alternative that matches counts, so "sk-ant-..." comes before the wider "sk-...".
 _PATTERNS = {
     "anthropic_key": r"sk-ant-[A-Za-z0-9_-]{20,}",
     "openai_key": r"sk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
@@ -23,6 +24,8 @@ _PATTERNS = {
     "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.*?-----END (?:[A-Z]+ )*PRIVATE KEY-----",
     "bearer_token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{20,}=*",
 }
+# One pass for all kinds, with a named group each. The lookbehind keeps a key from starting inside a word; re.S lets
+# `.` run over the lines of a private key.
 _ANY = re.compile(
     r"(?<![A-Za-z0-9])(?:" + "|".join(f"(?P<{name}>{pattern})" for name, pattern in _PATTERNS.items()) + ")", re.S
 )
@@ -45,6 +48,7 @@ def _redact_value(value: Any, where: str, findings: list[Finding]) -> Any:
     if isinstance(value, str):
 
         def placeholder(match: re.Match[str]) -> str:
+            # The name of the group that matched: the kind of the secret.
             kind = match.lastgroup or "secret"
             findings.append(Finding(kind, where))
             return f"[REDACTED:{kind}]"

@@ -27,6 +27,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Div: operator.truediv,
 }
 _MAX_SCORE_BYTES = 256 * 2**20
+# Levels of nested objects that are searched for numbers.
 _MAX_DEPTH = 3
 _MAX_NAMES = 64  # of one record, for an error message
 # What a conversation is made of: no place to look for rewards.
@@ -45,6 +46,7 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     """The number of a name or dotted path: of the components, else of the row, else of what was kept of it."""
+    # A component that is itself called "reward" goes before the record's own.
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
         number = score(_at(fields, name))
@@ -69,6 +71,7 @@ def _at(fields: Any, path: str) -> Any:
     """The value of a key, or of a dotted path of keys; None where there is none."""
     if not isinstance(fields, dict):
         return None
+    # A key that has a dot in it goes before a path.
     if path in fields or "." not in path:
         return fields.get(path)
     first, _, rest = path.partition(".")
@@ -89,11 +92,18 @@ def parse_reward(expression: str) -> ast.expr:
         tree = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(f"--reward {expression!r}: neither a component's name nor an expression") from None
+    # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
     for node in ast.walk(tree):
         allowed = (
-            ast.BinOp | ast.UnaryOp | ast.Name | ast.Attribute | ast.Constant | ast.operator | ast.unaryop
+            ast.BinOp
+            | ast.UnaryOp
+            | ast.Name
+            | ast.Attribute
+            | ast.Constant
+            | ast.operator
+            | ast.unaryop
             | ast.expr_context
-        )  # fmt: skip
+        )
         if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
             raise ConfigError(f"--reward {expression!r}: only numbers, names, + - * / and parentheses are understood")
         if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
@@ -107,6 +117,7 @@ def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
+        # An Attribute node is a dotted path: `unparse` gives its text back.
         return reward_by_name(exp, ast.unparse(node), row)
     if isinstance(node, ast.UnaryOp):
         operand = _value(node.operand, exp, row)
@@ -118,6 +129,7 @@ def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
     try:
         return _OPERATIONS[type(node.op)](left, right)
     except ZeroDivisionError:
+        # NaN is no score: the record counts as unscored, and the import goes on.
         return math.nan
 
 
@@ -131,6 +143,7 @@ class Scores:
     @property
     def example(self) -> str:
         """One of the keys that the file has, for an error message."""
+        # (task, run, step); a step of None means the whole run.
         for task, run, step in self._by_run:
             return f"task {task!r}, run {run}" + ("" if step is None else f", step {step}")
         return next((f"id {name!r}" for name in self._by_id), "no row")
@@ -141,6 +154,7 @@ class Scores:
             if key in self._by_id:
                 return True, self._by_id[key], key
         task, run, step = str(exp.eid.task), exp.eid.run, exp.eid.step
+        # A score of the very step goes before one of the whole run.
         for place in ((task, run, step), (task, run, None)):
             if place in self._by_run:
                 return True, self._by_run[place], place
@@ -170,6 +184,7 @@ def _score_rows(path: Path) -> list[dict[str, Any]]:
     try:
         if path.stat().st_size > _MAX_SCORE_BYTES:
             raise SourceError(f"{path}: more than {_MAX_SCORE_BYTES:,} bytes of scores")
+        # utf-8-sig: spreadsheets write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: cannot be read: {error}") from error

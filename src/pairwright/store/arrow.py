@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Columns of Python values as Arrow arrays.
 
+# The numpy dtype of each fixed-width Arrow type, and the most bytes of text that the offsets of a type can address.
 _NUMBERS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): np.float64}
 _MOST_BYTES = {pa.string(): 2**31 - 1, pa.large_string(): 2**62}
 
@@ -43,7 +44,9 @@ def column_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     present = [value is not None for value in values]
     if not any(present):
         return pa.nulls(len(values), kind)
+    # A placeholder for each None, of the type of the other values; its validity bit is 0, so nobody reads it.
     absent = 0 if kind in _NUMBERS else type(values[present.index(True)])()
+    # Arrow's validity bitmap: one bit a row, 1 = valid, least significant bit first.
     validity = pa.py_buffer(np.packbits(present, bitorder="little"))
     return _without_nulls([absent if value is None else value for value in values], kind, validity)
 
@@ -63,6 +66,7 @@ def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer
     data, lengths = _join_texts(values)
     if len(data) > _MOST_BYTES[kind]:
         raise pa.ArrowCapacityError(f"{len(data):,} bytes in one column of a batch of {kind}")
+    # n + 1 offsets: value i is data[offsets[i]:offsets[i + 1]]. They are 32 bits wide for string, 64 for large_string.
     offsets = np.zeros(len(values) + 1, np.int32 if kind == pa.string() else np.int64)
     np.cumsum(np.fromiter(lengths, np.int64, len(values)), out=offsets[1:])
     return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
@@ -74,6 +78,7 @@ def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
         return b"".join(values), map(len, values)
     text = "".join(values)
     data = text.encode()
+    # Equal lengths mean ASCII throughout: then characters and bytes count alike, and no text is encoded by itself.
     return data, map(len, values if len(data) == len(text) else [value.encode() for value in values])
 
 
@@ -104,7 +109,9 @@ _DECODERS: dict[str, Any] = {
 
 def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
     """Experiences as one record batch with the table's schema."""
+    # Columns are collected in the order of SCHEMA: narrow, content, native lists, `dtypes`, `arrays`.
     arrays = [column_array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
+    # `native`: column -> row -> array. `odd`: row -> fields for its blob, in which the one record has the number 0.
     native: dict[str, dict[int, Array]] = {name: {} for name in ARRAY_TYPES}
     odd: dict[int, list[Field]] = {}
     for path, rows, values in array_fields(experiences):
@@ -132,6 +139,7 @@ def from_batch(batch: pa.RecordBatch) -> list[Experience]:
                 for values, value in zip(fields, batch.column(name).to_pylist(), strict=True):
                     if value is not None:
                         values[name] = decode(value)
+        # A reward of NaN or infinity is null in `reward` and stands here as text; see columns.py.
         if "reward_unscored" in names:
             for values, text in zip(fields, batch.column("reward_unscored").to_pylist(), strict=True):
                 if text is not None:
@@ -229,6 +237,8 @@ def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
     present = np.zeros(num_rows, bool)
     for row, array in rows.items():
         lengths[row], present[row] = array.size, True
+    # `rows` is in ascending order of rows, so the joined values line up with the offsets. The cast loses nothing:
+    # `_is_native` let only arrays through whose values the column holds exactly.
     values = np.concatenate(list(rows.values()), dtype=dtype_named(dtype), casting="unsafe")
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(values, item_type), mask=pa.array(~present))
@@ -253,6 +263,7 @@ def _blobs_column(odd: dict[int, list[Field]], num_rows: int) -> pa.Array:
 def _blob(fields: list[Field]) -> bytes:
     columns, data = pack(fields)
     header = msgspec.json.encode(columns)
+    # A blob: length of the header (4 bytes, little-endian), the header as JSON, then the packed columns.
     return b"".join((len(header).to_bytes(4, "little"), header, *data))
 
 
@@ -285,6 +296,7 @@ def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, 
         for row, blob in enumerate(batch.column("arrays").to_pylist()):
             if blob is not None:
                 entries += [(path, row, array) for path, _, array in _read_blob(blob)]
+    # `place_arrays` takes multi-modal inputs only under keys that are there; in a table the blob alone names them.
     for path, row, _ in entries:
         if path[0] == "multi_modal_inputs":
             fields[row].setdefault("multi_modal_inputs", {})[path[1]] = None
@@ -299,6 +311,7 @@ def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, 
 def _list_values(column: pa.Array, name: str) -> Iterable[tuple[int, Array]]:
     if column.null_count == len(column):
         return
+    # `values` ignores a slice of the column and `offsets` are absolute, so that they fit for slices, too.
     offsets = column.offsets.to_numpy(zero_copy_only=False)
     values = column.values.to_numpy(zero_copy_only=False)
     if values.dtype == object:  # a null inside a list

@@ -24,7 +24,7 @@ from pairwright.records.messages import ErrorSite, Json, Message
 Path = tuple[str, ...]
 Buffer = bytes | memoryview
 Field = tuple[Path, list[int], list[Array]]  # a field, the numbers of the records that have it, and their arrays
-Entry = tuple[Path, int, Array]
+Entry = tuple[Path, int, Array]  # (field, number of the record, array)
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
@@ -46,12 +46,14 @@ def pack(fields: Iterable[Field]) -> tuple[list[Packed], list[Buffer]]:
         for rows_alike, arrays_alike in _alike(rows, arrays):
             is_flat = arrays_alike[0].ndim == 1
             lengths = [array.size for array in arrays_alike]
+            # Lengths are written as 32-bit unsigned integers.
             if max(lengths) >= 2**32:
                 raise RecordError(".".join(path), max(lengths), "fewer than 2**32 values")
             values = np.concatenate(arrays_alike if is_flat else [array.ravel() for array in arrays_alike])
             width, data = _narrow(values)
             shapes = None if is_flat else [array.shape for array in arrays_alike]
             columns.append(Packed(path, dtype_name(values), width, len(lengths), values.size, shapes))
+            # A column in bytes: record numbers (u4 each), lengths (u4 each), then the values of all arrays.
             pieces += [np.array(rows_alike, "<u4").data.cast("B"), np.array(lengths, "<u4").data.cast("B"), *data]
     return columns, pieces
 
@@ -71,6 +73,7 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
     """Invert `pack`; raises CorruptBytes unless the columns describe exactly these bytes."""
     offset = 0
     for column in columns:
+        # 4 bytes for the record number and 4 for the length of each array
         size = 8 * column.num_arrays + _size_on_disk(column)
         if min(column.num_arrays, column.num_values, column.width) < 0 or offset + size > len(data):
             raise CorruptBytes(f"array column {'.'.join(column.path)}: needs {size} bytes at {offset}, of {len(data)}")
@@ -98,6 +101,7 @@ def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
 
 
 def _num_values(shape: tuple[int, ...]) -> int:
+    # -1 equals no length, so a shape with too many or negative dimensions is refused by the comparison.
     return math.prod(shape) if len(shape) <= 32 and min(shape, default=0) >= 0 else -1
 
 
@@ -108,10 +112,12 @@ def _narrow(values: Array) -> tuple[int, list[Buffer]]:
     """
     name = dtype_name(values)
     if name == "bool":
+        # One bit a value, most significant bit first, as `np.unpackbits` reads it.
         return 0, [np.packbits(values).data]
     size = values.dtype.itemsize
     if name in INTEGERS and values.size:
         bits = int(np.bitwise_or.reduce(values))  # as many bits as the largest value; negative if any value is
+        # Negative integers have their high bits set and keep their full width.
         width = max(1, (bits.bit_length() + 7) // 8) if bits >= 0 else size
         if width < size:
             shifted = ((values >> shift if shift else values).astype(part) for part, shift in _parts(width))
@@ -130,6 +136,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
         return np.frombuffer(data, dtype)
     if column.dtype not in INTEGERS or not 0 < column.width < dtype.itemsize:
         raise CorruptBytes(f"array column {'.'.join(column.path)}: {column.width} bytes a value of {column.dtype}")
+    # Put the bytes of each value together again: OR in the parts, from the lowest bits up.
     values, offset = np.zeros(column.num_values, dtype), 0
     for part, shift in _parts(column.width):
         stored = np.frombuffer(data, part, column.num_values, offset=offset)
@@ -140,6 +147,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
 
 def _parts(width: int) -> Iterator[tuple[str, int]]:
     """The unsigned dtypes that make up `width` bytes, each with the shift of its bits."""
+    # The binary digits of `width` say which dtypes it takes: 3 bytes are a u2 (bits 0-15) and a u1 (bits 16-23).
     shift = 0
     for size in (4, 2, 1):
         if width & size:
@@ -195,6 +203,7 @@ class Block(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     arrays: list[Packed] = []
 
 
+# How a field is stored: as JSON with NaN and infinities, as SideMeta with arrays apart, or as it is.
 _OPEN_JSON = ("reward", "reward_components", "info", "metrics")
 _SIDES = ("chosen", "rejected")
 _PLAIN = tuple(
@@ -210,6 +219,7 @@ def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
     """The columns of experiences, and their arrays for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
     fields: list[Field] = []
+    # Records transposed: for each field of Experience the tuple of its values, one a record. No records give no tuples.
     for name, values in zip(_FIELDS, zip(*map(astuple, experiences), strict=True), strict=False):
         if name in _ARRAY_NAMES:
             fields += _array_field(name, values)
@@ -269,12 +279,14 @@ def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
 
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:
     """Invert `block_of`: build, and so check, every experience."""
+    # Keyword arguments for each record: it is checked when it is built, so all its fields are collected first.
     fields: list[dict[str, Any]] = [{} for _ in range(_check_length(block))]
     for name in _PLAIN:
         _spread(fields, name, getattr(block, name))
     for name in _OPEN_JSON:
         raw = getattr(block, name)
         _spread(fields, name, from_json(bytes(raw)) if bytes(raw) else None)
+    # Keys of multi-modal inputs without values yet; `place_arrays` fills them in.
     _spread(fields, "multi_modal_inputs", block.multi_modal_keys and [dict.fromkeys(k) for k in block.multi_modal_keys])
     sides = place_arrays(fields, unpack(block.arrays, data))
     for name in _SIDES:

@@ -30,7 +30,9 @@ from pairwright.store.block import Block, Buffer, block_of, experiences_of, pack
 
 MAGIC = b"PWXP"
 VERSION = 1
+# A bound on what a header may make the reader allocate.
 MAX_METADATA_BYTES = 2 * 1024**3
+# The table above: magic, version, storage, two bytes of padding (zero), three lengths.
 _HEADER = struct.Struct("<4sBB2xQQQ")
 _PLAIN, _ZSTD = 0, 1
 _DIGEST_SIZE = 16
@@ -86,6 +88,7 @@ def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list
     metadata = msgspec.json.encode(block)
     if len(metadata) > MAX_METADATA_BYTES:
         raise RecordError("experiences", len(metadata), "at most 2 GiB of text in one payload: write several")
+    # Level 1: speed before size. Arrays are not compressed, only narrowed (block.py).
     stored = zstandard.ZstdCompressor(level=1).compress(metadata) if compress else metadata
     data_size = sum(map(len, data))
     header = _HEADER.pack(MAGIC, VERSION, _ZSTD if compress else _PLAIN, len(stored), len(metadata), data_size)
@@ -109,6 +112,7 @@ def loads_many(data: bytes | memoryview) -> list[Experience]:
     size = payload_size(view)
     if len(view) > size:
         raise CorruptBytes(f"{len(view) - size} bytes after the end of the payload at {size}")
+    # The checksum comes first: whatever is decoded below is what `dumps` wrote, or was made to look so on purpose.
     body, digest = view[: size - _DIGEST_SIZE], view[size - _DIGEST_SIZE :]
     if xxhash.xxh3_128_digest(body) != digest:
         raise CorruptBytes(f"checksum of the {size} bytes does not match: the payload was changed after it was written")
@@ -118,6 +122,7 @@ def loads_many(data: bytes | memoryview) -> list[Experience]:
 def payload_size(view: memoryview) -> int:
     """The length of the payload that begins here, from its header; raises if it is not ours or is cut short."""
     prefix = bytes(view[: len(MAGIC)])
+    # Fewer bytes than the magic, and equal so far, are a payload cut short, not a foreign file.
     if prefix != MAGIC[: len(prefix)] or not prefix:
         raise ForeignBytes(f"not a pairwright payload: begins with {prefix!r}, expected {MAGIC!r}")
     if len(view) < _HEADER.size:
@@ -152,7 +157,9 @@ def _decompress(stored: memoryview, size: int) -> bytes:
         raise CorruptBytes(f"the header claims {size} bytes of metadata, the limit is {MAX_METADATA_BYTES}")
     pieces, produced = [], 0
     try:
+        # A window of at most 128 MiB bounds the memory of the decompressor, whatever the frame header asks for.
         with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(stored) as reader:
+            # One byte more than was claimed is asked for, to notice a frame that holds more.
             while piece := reader.read(min(2**20, size + 1 - produced)):
                 pieces.append(piece)
                 produced += len(piece)

@@ -54,6 +54,7 @@ class Column:
         before: tuple[Any, ...] = ()
         for exp in experiences:
             arguments = fields(exp)[1:]
+            # By identity, not by value: comparing long prompts would cost what is saved.
             same = len(before) == len(arguments) and all(map(is_, before, arguments))
             values.append(values[-1] if same else of(exp))
             before = arguments
@@ -89,6 +90,7 @@ def _num_tool_calls(exp: Experience) -> int:
 def _completion_hash(exp: Experience) -> str | None:
     if exp.completion:
         return content_hash(canonical_messages(exp.completion))
+    # Records of raw text (Trinity) have no messages; their response is the completion.
     return None if exp.response_text is None else content_hash(exp.response_text)
 
 
@@ -187,6 +189,7 @@ ARRAY_TYPES = {
 }
 
 SCHEMA = pa.schema(
+    # The order of the columns in a file; `to_batch` builds its arrays in the same order.
     [pa.field(column.name, column.type) for column in (*NARROW, *CONTENT)]
     + [pa.field(name, pa.list_(item_type)) for name, (_, item_type) in ARRAY_TYPES.items()]
     + [pa.field("dtypes", pa.string()), pa.field("arrays", pa.large_binary())],
@@ -220,10 +223,12 @@ def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where
     unknown = [name for name in columns if name not in schema.names]
     if unknown:
         raise ConfigError(f"{option} {text!r}: no column {unknown[0]!r}; the table has {', '.join(schema.names)}")
+    # A condition must name a column and look at one row at a time: tables are filtered batch by batch.
     if not columns or not _BEYOND_A_ROW.isdisjoint(_nodes(expression)):
         raise ConfigError(
             f"{option} {text!r}: expected a condition on one row's columns, without aggregates, windows or subqueries"
         )
+    # Resolving against an empty frame finds type errors (text > number) before a row is read.
     empty = pl.DataFrame(pa.Table.from_batches([], schema=schema))
     try:
         kind = empty.lazy().select(expression.alias("condition")).collect_schema()["condition"]
@@ -232,6 +237,7 @@ def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where
         raise ConfigError(f"{option} {text!r}: {str(error).splitlines()[0]}") from None
     if kind != pl.Boolean:
         raise ConfigError(f"{option} {text!r}: a value of type {kind}, expected a condition such as 'reward > 0.5'")
+    # SQL: a row for which the condition is null is not selected.
     return expression.fill_null(False)
 
 
@@ -244,6 +250,8 @@ def _nodes(expression: pl.Expr) -> set[str]:
 
 def _names(node: Any) -> list[str]:
     if isinstance(node, dict):
+        # A serialized expression is dicts {node: arguments}, lists and names. What stands in a literal or names a
+        # column is the user's own text, which may look like a node.
         inner = [name for key, value in node.items() if key != "Literal" for name in _names(value)]
         return [name for name in node if name != "Column"] + inner if "Column" not in node else []
     if isinstance(node, list):

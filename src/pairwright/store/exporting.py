@@ -22,6 +22,7 @@ from pairwright.store.table import Table
 def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
     """One JSON object a line."""
     num_rows = 0
+    # Written under a temporary name that `write_atomic` renames at the end: a failed export leaves no file behind.
     with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
         for exp in table.records(where):
             file.write(encode(experience_to_json(exp)) + b"\n")
@@ -82,6 +83,7 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:
         raise PairwrightError(f"{table.path}: the condition holds for none of {num_rows:,} rows; nothing was written")
+    # An empty table is taken: it may be left from a run that failed before it wrote anything.
     if (output / MARKER).exists() and Table(output, create=False).count():
         raise PairwrightError(f"{output} is a table already: choose another folder")
     target = Table(output)
@@ -95,6 +97,7 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
 
 def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
     """Counts of experiences, tasks, runs, rewards, lengths and sources, from narrow columns only."""
+    # Only narrow columns are named below, so Polars does not read the content columns from the files.
     frame = table.lazy() if where is None else table.lazy().filter(where)
     scored = pl.col("reward").is_not_null()
     numbers = frame.select(
@@ -118,6 +121,7 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
     )
     statistics: dict[str, Any] = numbers.collect().row(0, named=True)
     statistics["comparable_groups"] = _num_comparable_groups(frame.filter(scored))
+    # The 20 most frequent values, in descending order of count; ties by name, so that the order is stable.
     for name in ("kind", "model_version", "source_format"):
         counts = frame.group_by(name).len().sort("len", name, descending=[True, False]).head(20).collect()
         statistics[name] = {str(key): count for key, count in counts.iter_rows()}

@@ -44,8 +44,10 @@ def label_files(names: Mapping[Place, str], table: Table) -> Labels:
     keys = {file: key_of(str(file)) for file in names}
     new = {file: _text(name) for file, name in names.items() if keys[file] not in known}
     taken = {known[key] for key in keys.values() if key in known}  # by files that are read again beside them
+    # Each round puts one more folder before the names that are not unique; whole paths are, so the loop ends.
     while repeated := taken.intersection(new.values()) | {name for name, n in Counter(new.values()).items() if n > 1}:
         new = {file: _longer(name, keys[file]) if name in repeated else name for file, name in new.items()}
+    # Label -> the file that has it and still exists; one that is gone may be the new file before it was moved.
     holders = {label: key for key, label in known.items() if is_address(key) or os.path.exists(key)} if new else {}
     known |= {keys[file]: name for file, name in new.items()}
     if new or (is_unlabelled and known):

@@ -32,6 +32,7 @@ from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
+# Size of the pieces that a large JSON Lines file is cut into, one task each.
 RANGE_BYTES = 16 * 2**20
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
@@ -73,6 +74,7 @@ def import_files(
     records. That nothing at all was read is in the summary: see `refuse_empty`.
     """
     expression, reward = None, options.reward
+    # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
@@ -85,6 +87,7 @@ def import_files(
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
     for rejected in unreadable:
         ingest.reject(rejected)
+    # Files that no reader takes have no task: their bytes count as done from the start.
     total = done = sum(map(size_of, files))
     done -= sum(_size(task) for task in tasks)
     engine = engine or _pool(tasks, num_workers)
@@ -98,6 +101,7 @@ def import_files(
     summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
+    # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
     if update:
         import polars as pl  # not needed otherwise, and it takes a while to load
 
@@ -128,6 +132,7 @@ def _plan(
     for file, layout in zip(files, _layouts(files, format_name), strict=True):
         if isinstance(layout, Rejected):
             unreadable.append(layout)
+        # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
         elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
                 tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
@@ -162,6 +167,7 @@ class _Ingest:
         self._reasons: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
+        # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
         there = (uid.encode() for batch in table.scan(columns=["uid"]) for uid in batch[0].to_pylist())
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
@@ -177,6 +183,7 @@ class _Ingest:
     def finish(self, reward: str | None, scores: Scores | None) -> None:
         """Take what was kept back; where there are records, and none has what was asked for, drop it and say so."""
         results = [result for _, result in self._pending]
+        # Parts are hidden files until they are revealed: deleting them leaves the table as it was.
         if any(self._waits.values()) and any(result.part is not None for result in results):
             for result in results:
                 for hidden in (result.part, result.quarantine):
@@ -201,6 +208,7 @@ class _Ingest:
         """Reveal a result's part, without the rows that are there already."""
         counts = self._counts.setdefault(task.layout.format, Counter())
         counts.update(result.counts)
+        # A file that was cut into ranges counts once, with its first range.
         counts["files"] += task.start == 0
         self._reasons.update(result.reasons)
         self.scores_used |= result.scores_used
@@ -228,6 +236,7 @@ class _Ingest:
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
+        # Slow path: an id repeats within the part, or came in an earlier part of this import. The first one is kept.
         if len(unique) < len(rows) or not self._added.isdisjoint(unique):
             for number, digest in enumerate(rows):
                 is_new[number] &= digest not in self._added
@@ -236,6 +245,7 @@ class _Ingest:
         num_old = int((~is_new).sum())
         if num_old < len(digests):
             if num_old:
+                # The part is written again without its old rows; one without old rows is renamed as it is.
                 rows = read_parquet(part).filter(is_new)
                 part.unlink()
                 part, _ = put_hidden_part(self.table.path, rows.to_batches())
@@ -287,6 +297,7 @@ def _contains(sorted_digests: Array, digests: Array) -> Array:
     """Which digests are among the sorted ones."""
     if not len(sorted_digests):
         return np.zeros(len(digests), bool)
+    # The insertion point is where an equal digest would stand; past the end, any wrong neighbour will do.
     places = np.minimum(np.searchsorted(sorted_digests, digests), len(sorted_digests) - 1)
     return np.asarray(sorted_digests[places] == digests)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # loaded when a data frame is asked for
     import polars as pl
 
 R = TypeVar("R")
-Chunk = tuple[int, Callable[[], Iterable[pa.RecordBatch]]]
+Chunk = tuple[int, Callable[[], Iterable[pa.RecordBatch]]]  # (number of rows, function that reads them)
 _NUM_SHOWN = 5
 _MAX_CHARACTERS = 80
 
@@ -62,6 +62,7 @@ class RowAccess(ABC, Generic[R]):
             raise TypeError(f"expected a number or a slice, got {key!r}; conditions are for filter('...')")
         num_rows = len(self)
         try:
+            # `range` gives negative positions and bounds their usual meaning.
             position = range(num_rows)[key]
         except IndexError:
             raise IndexError(f"{key}: there are {num_rows:,} rows") from None
@@ -70,12 +71,14 @@ class RowAccess(ABC, Generic[R]):
     def _take(self, positions: range) -> list[R]:
         if not positions:
             return []
+        # A range may run backwards: rows are read in ascending order, and picked by position at the end.
         low, high = min(positions[0], positions[-1]), max(positions[0], positions[-1])
         records: list[R] = []  # those from `low` to `high`
         start = 0
         for num_rows, read in self._chunks():
             if start + num_rows > low:  # pieces before the first position are not read
                 for batch in read():
+                    # The part of the batch that lies in [low, high], in positions of the batch.
                     first, last = max(low - start, 0), min(high + 1 - start, batch.num_rows)
                     if first < last:
                         records += self._decode(batch.slice(first, last - first))

@@ -28,6 +28,7 @@ SUFFIX = ".journal"
 
 def new_segment_id() -> str:
     """A name that sorts by time and that no other process can choose."""
+    # 20 digits of nanoseconds since the epoch: equal widths make the order of texts the order of time.
     return f"{time.time_ns():020d}-{os.getpid():08d}-{os.urandom(4).hex()}"
 
 
@@ -43,6 +44,7 @@ class JournalWriter:
         self._fd = os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         hidden.rename(self.path)
+        # A new name is durable only when its folder is synced, too.
         sync(folder)
 
     def write(self, pieces: Sequence[Buffer], *, durable: bool) -> None:
@@ -57,6 +59,7 @@ class JournalWriter:
             if durable:
                 os.fdatasync(self._fd)
         except OSError as error:
+            # Cut back to the last whole payload: what follows must not be appended to a torn one.
             os.ftruncate(self._fd, self.size)
             raise TableError(f"{self.path}: {error.strerror}; nothing of this append was kept") from error
         self.size += size
@@ -74,6 +77,7 @@ def try_lock(path: Path) -> int | None:
     except FileNotFoundError:
         return None
     try:
+        # flock is released by the kernel when its owner dies, however that happens.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -101,9 +105,11 @@ def _is_torn_end(rest: memoryview, error: CodecError) -> bool:
     """True for what a crash leaves: a payload cut short, one whose blocks never reached the disk, or zeros."""
     if isinstance(error, TruncatedBytes):
         return True
+    # Some file systems leave zeros where a file grew and its data never arrived.
     if isinstance(error, ForeignBytes):
         return not any(rest)
     try:
+        # A wrong checksum is a torn end only in the last payload; before it, data were damaged later.
         return payload_size(rest) == len(rest)
     except CodecError:
         return False
@@ -157,6 +163,7 @@ def write_marker(folder: Place, fields: dict[str, Any]) -> None:
 
 ROWS_PER_GROUP = 8192
 BYTES_PER_GROUP = 32 * 2**20
+# Minimum and maximum a row group, for columns that queries filter by; for long texts they would only take space.
 _STATISTICS = ["uid", "tid", "run", "step", "reward", "source"]
 Folder = TypeVar("Folder", Path, Place)
 
@@ -171,13 +178,17 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     num_rows = 0
     try:
         with pq.ParquetWriter(
-            hidden, SCHEMA, compression="lz4", use_dictionary=list(DICTIONARY_NAMES),
+            hidden,
+            SCHEMA,
+            compression="lz4",
+            use_dictionary=list(DICTIONARY_NAMES),
             write_statistics=_STATISTICS,
-        ) as writer:  # fmt: skip
+        ) as writer:
             for group in _group_batches(batches):
                 writer.write_table(group, row_group_size=group.num_rows)
                 num_rows += group.num_rows
         sync(hidden)
+    # BaseException: also on Ctrl-C no hidden file is left.
     except BaseException as error:
         hidden.unlink(missing_ok=True)
         if isinstance(error, OSError):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # loaded by what queries; writing and importing need none of 
     from pairwright import Pairs
 
 _NARROW = frozenset(NARROW_NAMES)
+# Rows a batch for narrow columns, which are small: more than for whole rows.
 _NARROW_ROWS = 8 * ROWS_PER_GROUP
 _GROUP_COLUMNS = {"task": ("tid",), "run": ("tid", "run"), "step": ("tid", "step")}
 
@@ -92,6 +93,7 @@ class Table(RowAccess[Experience]):
         rows = list(experiences)
         if not rows:
             return 0
+        # Not compressed: appends should be quick, and a journal soon becomes a compressed part.
         pieces = payload_pieces(rows, compress=False)
         with self._lock:
             if self._journal is not None and self._journal.pid != os.getpid():
@@ -118,6 +120,7 @@ class Table(RowAccess[Experience]):
         """
         from pairwright.store.columns import parse_where
 
+        # A view reads the same files; only its condition differs.
         view = Table(self.path, create=False, journal_bytes=self._journal_bytes, only=self._only)
         view._where = join_conditions(self._where, where)
         parse_where(where, option="filter")
@@ -161,6 +164,7 @@ class Table(RowAccess[Experience]):
             for frame_batch in frame.select(wanted).collect_batches(chunk_size=_NARROW_ROWS):
                 yield from frame_batch.to_arrow().cast(schema).to_batches()
             return
+        # Columns of the condition are read as well, and dropped again below.
         needed = wanted if where is None else list(dict.fromkeys([*wanted, *where.meta.root_names()]))
         for batch in self._batches(needed):
             if where is not None:
@@ -220,6 +224,7 @@ class Table(RowAccess[Experience]):
     def part(self, name: str) -> "Table":
         """One of the segments as a table."""
         part = Table(self.path, create=False, only=name)
+        # The cache of footers is shared, so that parts of one table read each footer once.
         part._num_rows, part._where = self._num_rows, self._where
         return part
 
@@ -257,6 +262,7 @@ class Table(RowAccess[Experience]):
         removed = 0
         for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
             before = footer.num_rows
+            # A condition that is null does not hold: such rows stay.
             remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
             if remaining.num_rows < before:
                 self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
@@ -307,6 +313,7 @@ class Table(RowAccess[Experience]):
         if fd is None:
             return False
         try:
+            # Under the lock: another process may have compacted the journal, or died between the rename and the unlink.
             part = path.with_suffix(".parquet")
             if path.exists() and not part.exists():
                 with open(fd, "rb", closefd=False) as file:
@@ -320,6 +327,7 @@ class Table(RowAccess[Experience]):
     def _write_part(self, segment_id: str, batches: Iterable[pa.RecordBatch]) -> int:
         part = self.path / f"{segment_id}.parquet"
         hidden, num_rows = put_hidden_part(self.path, batches)
+        # An existing part is replaced even by no rows (`delete` may empty it); a new part without rows is not kept.
         if num_rows or part.exists():
             publish(hidden, part)
             self._num_rows.pop(part.name, None)
@@ -339,6 +347,7 @@ class Table(RowAccess[Experience]):
         names = list_names(self.path)
         while not is_address(self.path) and names != (again := list_names(self.path)):
             names = again
+        # Between the rename and the unlink both forms are there: the part counts.
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
         return [
             self.path / name

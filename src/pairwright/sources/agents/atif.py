@@ -41,6 +41,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
 from pairwright.sources.shapes.traces import pick_reward, run_of
 
 NAME = "atif"
+# Of result.json, which is found beside the trace and not named by the user.
 MAX_RESULT_BYTES = 16 * 2**20
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _FAILED = frozenset({"failed", "error", "timeout", "cancelled"})
@@ -57,6 +58,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
     agent = optional_mapping(trajectory.get("agent"), "agent")
+    # A continued run: the file holds the steps after a restart, numbered by the program that wrote it.
     step = index(optional_mapping(agent.get("extra"), "agent.extra").get("continuation_index")) or 0
     yield _experience(trajectory, result, note, origin, options, step)
     listed = optional_items(trajectory.get("subagent_trajectories"), "subagent_trajectories")
@@ -70,9 +72,14 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _experience(
-    trajectory: Json, result: Json, note: str | None, origin: Origin, options: Options, step: int,
+    trajectory: Json,
+    result: Json,
+    note: str | None,
+    origin: Origin,
+    options: Options,
+    step: int,
     parent: Json | None = None,
-) -> Experience:  # fmt: skip
+) -> Experience:
     agent = optional_mapping(trajectory.get("agent"), "agent")
     steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
     tools = tools_from_chat(agent.get("tool_definitions"), "agent.tool_definitions")
@@ -81,6 +88,7 @@ def _experience(
     if not completion:
         raise BadRecord("no step that the agent wrote here, so there is no completion")
     errors = error_sites(messages, tools, _error_kind)
+    # After the sites of the results: the exception belongs to the trial, not to one call.
     _add_exception(result, messages, errors)
     arrays, dropped = _tokens(steps)
     info = _info(trajectory, agent, result, parent)
@@ -90,6 +98,7 @@ def _experience(
         info["result_json"] = note
     components = _components(result)
     models = [agent.get("model_name"), *(item.get("model_name") for item in steps)]
+    # A subagent has the run of its parent, so that both are found together.
     trial = identifier(result.get("trial_name")) or identifier((parent or trajectory).get("session_id"))
     return build(
         NAME,
@@ -119,6 +128,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     calls = [
         _call(mapping(call, f"{where}.tool_calls[{n}]"), f"{where}.tool_calls[{n}]") for n, call in enumerate(listed)
     ]
+    # Copied turns come from another context, and with no model call the agent's program wrote the step itself.
     is_copied = step.get("is_copied_context") is True or (source == "agent" and step.get("llm_call_count") == 0)
     message = Message(
         role=_ROLES[source],
@@ -130,6 +140,7 @@ def _messages(step: Json, where: str) -> list[Message]:
     )
     observation = optional_mapping(step.get("observation"), f"{where}.observation")
     results = optional_items(observation.get("results"), f"{where}.observation.results")
+    # Ids of the calls that failed; the results only have their text.
     failed = {call.id for call, result in zip(calls, listed, strict=True) if _status(result) in _FAILED}
     entries = [_result(result, calls, failed, f"{where}.observation.results[{n}]") for n, result in enumerate(results)]
     return [message, *entries]
@@ -154,9 +165,11 @@ def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: s
     if content is not None and not isinstance(content, str | list):
         content = json_text(content)
     content = content_from_chat(content, f"{where}.content")
+    # Agents without tool calls read the output of their commands as the next user turn.
     if not calls:
         return Message("user", content, extra=extra)
     call_id = optional_text(result.get("source_call_id"), f"{where}.source_call_id")
+    # With one call there is no doubt which call the result belongs to.
     if call_id is None and len(calls) == 1:
         call_id = calls[0].id
     if call_id is not None and call_id in failed:
@@ -174,6 +187,7 @@ def _status(call: Json) -> str:
 
 def _error_kind(position: int, message: Message) -> str | None:
     code = message.extra.get("exit_code", message.extra.get("return_code"))
+    # bool is an int in Python; an exit code of True means nothing.
     if isinstance(code, int) and not isinstance(code, bool) and code != 0:
         return "nonzero_exit"
     if message.extra.get("is_error") is True or message.extra.get("status") == "error":
@@ -198,6 +212,7 @@ def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
     turns = []
     recorded = False
     for step in steps:
+        # The same steps as those that are `generated`: the others recorded no request.
         if step.get("source") != "agent" or step.get("is_copied_context") is True or step.get("llm_call_count") == 0:
             continue
         metrics = step.get("metrics")
@@ -244,6 +259,7 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     for folder in (path.parent, path.parent.parent):
         candidate = folder / "result.json"
         try:
+            # No symbolic links: the folder came with the trace and may point anywhere.
             if not candidate.is_file() or candidate.is_symlink():
                 continue
             with candidate.open("rb") as file:

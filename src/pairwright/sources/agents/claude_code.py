@@ -35,6 +35,7 @@ NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
 _CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
 _INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")
+# How results with `is_error` begin, by kind; the first that matches counts.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
     ("invalid_arguments", re.compile(r"(<tool_use_error>)?\s*InputValidationError")),
@@ -95,6 +96,7 @@ def _experiences(
         if run >= MAX_BRANCHES:
             yield _rejected(origin, leaf, f"more than {MAX_BRANCHES} branches from line {root.first.number}")
             continue
+        # The turns that only this branch has: its own line, usage and model come from them.
         own = [turn for turn in branch if turn not in context_of_turn]
         try:
             messages: list[Message] = []
@@ -145,16 +147,15 @@ def _line(value: Any, number: int, seen: set[str]) -> Line:
     read_blocks = assistant_messages if kind == "assistant" else user_messages
     messages = tuple(read_blocks(value, message, blocks))
     link = _link(value, number)
+    # `/clear` is a line of the user that starts an empty context: the tree is cut there.
     is_clear = kind == "user" and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
     return Line(
         number, value, link.thread, link.uuid, link.parent, messages, _text_or_none(message.get("id")), is_clear
-    )  # fmt: skip
+    )
 
 
 def _link(value: Json, number: int) -> Line:
-    thread = (
-        identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
-    )  # fmt: skip
+    thread = (identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId")))
     return Line(number, value, thread, _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
 
 

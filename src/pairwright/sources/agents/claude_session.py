@@ -58,6 +58,7 @@ class Turn:
 def roots_of(lines: list[Line]) -> list[Turn]:
     """The first turn of every conversation in the file, in file order, with the tree below it."""
     parents = _parents(lines)
+    # By position in `lines`: the positions of the lines that name it as their parent.
     children: list[list[int]] = [[] for _ in lines]
     queue = []
     for position, parent in enumerate(parents):
@@ -88,6 +89,7 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
         turn, depth = stack.pop()
         del path[depth:]
         path.append(turn)
+        # Descending, since the stack gives the last one first.
         below = sorted(turn.children, key=lambda child: child.first.number, reverse=True)
         stack += [(child, depth + 1) for child in below]
         if not below:
@@ -104,6 +106,7 @@ def _join_turn(line: Line, above: Turn | None) -> Turn:
             asked.lines.append(line)
             return asked
         if answered := line.answered:
+            # Results of one answer are gathered in one turn; a second result of the same call begins a branch.
             if asked.results is not None and asked.results.answered.isdisjoint(answered):
                 asked.results.lines.append(line)
                 asked.results.answered |= answered
@@ -124,6 +127,7 @@ def _parents(lines: list[Line]) -> list[int | None]:
         if line.uuid is not None:
             by_uuid.setdefault(line.uuid, position)
     named = [None if line.parent is None else by_uuid.get(line.parent) for line in lines]
+    # Threads in which some line finds its parent are trees; in others (old files) each line follows the one before.
     trees = {line.thread for line, parent in zip(lines, named, strict=True) if parent is not None}
     parents: list[int | None] = []
     last: dict[tuple[object, ...], int] = {}

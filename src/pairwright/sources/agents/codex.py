@@ -33,7 +33,9 @@ MAX_ROLLBACKS = 256  # each attempt repeats what was kept, so their number bound
 _WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
 _INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
+# How messages begin that the program writes in the user's name: they do not count as turns in a roll-back.
 _NOT_A_TURN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
+# Either form of a shell result: "Exit code: 1" at the start, "Process exited with code 1" at the start of a line.
 _EXIT_CODE = re.compile(r"(?:^Exit code:|^Process exited with code|\nProcess exited with code) (-?\d+)")
 _FAILURES = (
     ("unknown_tool", re.compile(r"unsupported (custom tool )?call: ")),
@@ -64,6 +66,7 @@ def matches(value: Any) -> bool:
     lines = [line for line in value if isinstance(line, dict)]
     if any(_is(line.get("type"), _WRAPPED) and isinstance(line.get("payload"), dict) for line in lines):
         return True
+    # Older files: the first line is the session's metadata without a type, the others are bare items.
     starts = bool(lines) and "id" in lines[0] and "timestamp" in lines[0] and "type" not in lines[0]
     return starts and any(_is(line.get("type"), _BARE) for line in lines)
 
@@ -81,6 +84,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
                 yield from _end_attempt(session, origin)
                 session.context, session.step, session.run = context, session.step + 1, 0
             elif kind == "event_msg" and payload.get("type") == "thread_rolled_back":
+                # Before the attempt ends: ending it empties `items`.
                 remaining = _roll_back(session, payload)
                 yield from _end_attempt(session, origin)
                 if session.run == MAX_ROLLBACKS:
@@ -232,6 +236,7 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
         metadata = output.get("metadata") if isinstance(output, dict) else None
         exit_code = metadata.get("exit_code") if isinstance(metadata, dict) else None
     elif match := _EXIT_CODE.search(text[:2000]):
+        # A number too long for a code is not 0, which is all that counts.
         exit_code = int(match[1]) if len(match[1]) < 12 else 1
     if isinstance(exit_code, int) and exit_code != 0:
         return "nonzero_exit"

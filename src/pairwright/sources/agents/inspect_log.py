@@ -45,6 +45,7 @@ from pairwright.sources.shapes.tool_errors import error_sites
 
 # Messages and tools of Inspect samples.
 
+# Inspect's error types in our words; the others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
 
 
@@ -60,6 +61,7 @@ def message_from_inspect(value: Any, where: str) -> Message:
     error = turn.get("error")
     if role == "tool" and isinstance(error, dict):
         extra["error"] = error.get("type") if isinstance(error.get("type"), str) else "unknown"
+        # The model was shown the error; what the tool gave before it failed is kept in `extra`.
         if isinstance(error.get("message"), str) and error["message"] != content:
             if content:
                 extra["content"] = content
@@ -97,6 +99,7 @@ def error_kind(position: int, message: Message) -> str | None:
 def resolve_references(value: Any, stored: Json) -> Any:
     """The value with every text that is a reference replaced by what it refers to."""
     if isinstance(value, str):
+        # Only a text that is a reference as a whole: the keys of `stored` have their prefixes.
         return stored.get(value, value)
     if not stored:
         return value
@@ -115,6 +118,7 @@ def tools_of_events(sample: Json, stored: Json) -> list[Json]:
         events = sample["transcript"].get("events")
     tools: dict[str, Json] = {}
     for event in _dicts(events):
+        # Requests of subagents and scorers are events, too; their answers are not in the conversation.
         if event.get("event") != "model" or (ids and _answer_id(event) not in ids):
             continue
         for tool in _dicts(event.get("tools")):
@@ -145,6 +149,7 @@ def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list
     others = []
     for part in parts:
         if part.get("type") == "reasoning":
+            # Redacted reasoning is encrypted; its summary is what can be read.
             reasoning = part.get("summary") if part.get("redacted") is True else part.get("reasoning")
             thoughts += [reasoning] if isinstance(reasoning, str) and reasoning else []
         else:
@@ -239,9 +244,7 @@ def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
         choices = output.get("choices")
         if isinstance(choices, list) and choices:
             turns.append(resolve_references(mapping(choices[0], "output.choices[0]").get("message"), stored))
-    return [
-        message_from_inspect(turn, f"messages[{number}]") for number, turn in enumerate(items(turns, "messages"))
-    ]  # fmt: skip
+    return [message_from_inspect(turn, f"messages[{number}]") for number, turn in enumerate(items(turns, "messages"))]
 
 
 def _scores(sample: Json) -> Json:
@@ -255,6 +258,7 @@ def _reward(scores: Json, name: str | None) -> tuple[float | None, Json]:
     """The reward, and all scores that are numbers."""
     grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
     if name is None:
+        # The default is the first scorer's value; an object of several values has no default.
         first = list(_values(dict(list(scores.items())[:1])))
         name = first[0] if len(first) == 1 else None
     return (None if name is None else grades.get(name)), grades
@@ -304,7 +308,7 @@ def _info(sample: Json, header: Json) -> Json:
 def _metrics(sample: Json) -> Json:
     metrics: Json = {
         key: sample[key] for key in ("total_time", "working_time") if isinstance(sample.get(key), int | float)
-    }  # fmt: skip
+    }
     usage = sample.get("model_usage")
     entries = list(usage.values()) if isinstance(usage, dict) else []
     for key in ("input_tokens", "output_tokens"):
@@ -340,6 +344,7 @@ MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could r
 FREE_BYTES = 16 << 20  # so much is always allowed: small members of one repeated line swell more than the rest
 _PIECE = 1 << 20
 _ZSTD = 93
+# RuntimeError: an encrypted member; its subclasses NotImplementedError (unknown compression) and RecursionError.
 _UNREADABLE = (
     zipfile.BadZipFile,
     zlib.error,
@@ -349,7 +354,7 @@ _UNREADABLE = (
     OSError,
     ValueError,
     RuntimeError,
-)  # fmt: skip  (RuntimeError: encrypted; its subclasses NotImplementedError: unknown compression, RecursionError)
+)
 
 
 def read_eval(path: Path) -> Iterator[Json]:
@@ -363,6 +368,7 @@ def read_eval(path: Path) -> Iterator[Json]:
 
 def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[Json]:
     header = _header(archive, file, path)
+    # A bound on all samples together, beside the bound on each: a zip bomb may have many small members.
     allowed = max(MAX_MEMBER_BYTES, MAX_RATIO * path.stat().st_size)
     for name in archive.namelist():
         member = archive.NameToInfo.pop(name, None)  # of members with one name the last is valid, and is taken once
@@ -417,6 +423,7 @@ def _open_member(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[byt
     if member.compress_type != _ZSTD:  # bzip2 and lzma would swell one piece without bound
         raise BadRecord(f"compressed with method {member.compress_type}, expected deflate or zstd")
     file.seek(member.header_offset)  # zipfile does not know zstd: the data follow the member's own header
+    # Local file header of zip: 30 bytes, with the lengths of name and extra field (u16 each) in the last four.
     name_length, extra_length = struct.unpack("<26xHH", file.read(30))
     file.seek(name_length + extra_length, 1)
     packed = file.read(member.compress_size)

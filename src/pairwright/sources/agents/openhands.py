@@ -54,6 +54,7 @@ def matches(value: Any) -> bool:
     if not isinstance(value, list):
         return _is_row(value)
     first = value[:100]  # of rows, some may be broken
+    # One event is enough to tell a file of events; of rows, more than half of the sample must fit.
     return any(map(_is_event, value)) or 2 * sum(map(_is_row, first)) > len(first)
 
 
@@ -81,18 +82,18 @@ def _row(row: Any, origin: Origin, options: Options) -> Iterator[Experience | Re
         yield from openhands_rows.read(row, origin, options)
 
 
-def _experiences(
-    events: list[Any], row: Json, origin: Origin, options: Options
-) -> Iterator[Experience | Rejected]:  # fmt: skip
+def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
     for position, value in enumerate(events):
+        # Events are a line each; the history of a row stands on the row's one line.
         number = (origin.line or 1) + (0 if row else position)
         try:
             event = mapping(value, "event")
             if event.get("kind") != "Condensation":
                 _take(talk, event)
                 continue
+            # Before the step ends, since what remains is computed from its entries; after it, they are replaced.
             remaining = _condense(talk, event)
             has_steps |= talk.num_new > 0
             yield from _end_step(talk, origin, options)
@@ -115,6 +116,7 @@ def _take(talk: Conversation, event: Json) -> None:
     if entry is not None:
         if event.get("kind") == "SystemPromptEvent":
             talk.tools = [mapping(tool, "tools") for tool in optional_items(event.get("tools"), "tools")]
+        # Parallel calls of one answer are an event each: they are joined to one message.
         if talk.last is not None and entry.response is not None and talk.last.response == entry.response:
             talk.last.add(entry)
         else:
@@ -153,6 +155,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
         for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
         if isinstance(event_id, str)
     }
+    # A joined message is forgotten as a whole when any of its events is.
     remaining = [entry.as_context() for entry in talk.entries if entry.ids.isdisjoint(forgotten)]
     summary = event.get("summary")
     if isinstance(summary, str):
@@ -171,6 +174,7 @@ def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[
         prompt, completion = split_at_first_answer(messages)
         if not completion:
             raise BadRecord("events: no answer of the agent, so there is no completion")
+        # Token ids only where each generated message has exactly one recorded request.
         arrays = tokens_of_turns(talk.turns) if len(talk.turns) == sum(m.is_generated for m in messages) else None
         info: Json = {
             **openhands_rows.info_of(talk.row),
@@ -184,6 +188,7 @@ def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[
         if talk.critic is not None:
             components["critic"] = talk.critic
             reward = talk.critic if options.reward == "critic" else reward
+        # By identity: equal messages may be results of different calls.
         failed = {id(entry.message): entry.error for entry in talk.entries}
         yield build(
             NAME,

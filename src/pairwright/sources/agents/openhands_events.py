@@ -34,7 +34,9 @@ from pairwright.sources.shapes.tool_errors import error_sites
 # OpenHands rows and logs of single requests, in the OpenAI chat shape; openhands.py reads events.
 
 NAME = "openhands"
+# The footer of a shell result; of several commands the last footer counts.
 _EXIT_CODE = re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,12})\.?\]")
+# How results of failed calls begin; in order, since the last pattern is the widest.
 _FAILURES = (
     ("file_not_found", re.compile(r"Ran into \[Errno 2\]|(ERROR:\s*)?The path .{1,500} does not exist")),
     ("invalid_arguments", re.compile(r"(ERROR:\s*)?(Invalid `|Error validating|Parameter `)")),
@@ -73,6 +75,7 @@ def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
     """The reward of a row and the scores that it was chosen from."""
     result = row.get("test_result")
     report = result.get("report") if isinstance(result, dict) else None
+    # Where scores may stand; the first place that has the number wins.
     places = [place for place in (row, report, result) if isinstance(place, dict)]
     scores: Json = {}
     for key in ("resolved", *([name] if name is not None else [])):
@@ -100,6 +103,7 @@ def error_kind_of_text(text: str) -> str | None:
     for kind, start in _FAILURES:
         if start.match(text):
             return kind
+    # Only the end of the text: a command may print such a line itself, and outputs may be long.
     codes = _EXIT_CODE.findall(text[-2000:])
     if not codes or int(codes[-1]) == 0:
         return None
@@ -131,6 +135,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
     prompt = messages_from_chat(log.get("messages"), "messages")
     schemas_in_log = log.get("tools")
     tools = tools_from_chat(
+        # Older logs have the tools among the keyword arguments of the request.
         optional_mapping(log.get("kwargs"), "kwargs").get("tools") if schemas_in_log is None else schemas_in_log,
         "tools",
     )
@@ -150,6 +155,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
                 NAME,
                 origin,
                 task=None,
+                # Choices of one request are runs of one task; the run of a single one is its position in the file.
                 run=number if len(choices) > 1 else None,
                 prompt=prompt,
                 completion=[answer],
@@ -219,6 +225,7 @@ class Entry:
         self.ids |= other.ids
         self.message = Message(
             left.role,
+            # Each action of an answer repeats its thought: equal texts are taken once.
             left.content if right.content in (None, left.content) else [*_parts(left.content), *_parts(right.content)],
             left.reasoning
             if right.reasoning in (None, left.reasoning)
@@ -253,6 +260,7 @@ def entry_of_event(event: Json) -> Entry | None:
     if kind == "ObservationEvent":
         message = _observation(event)
         return Entry(message, ids, error=_error_of_event(event, message))
+    # What is left: the agent's own error, or an action that the user refused.
     key = "error" if kind == "AgentErrorEvent" else "rejection_reason"
     content = text(event.get(key), key)
     error = error_kind_of_text(content) or "tool_error"
@@ -282,6 +290,7 @@ def _action(event: Json) -> Message:
         _content(event.get("thought"), "thought"),
         reasoning,
         (call,),
+        # Actions of other sources (the user's, the environment's) were not written by the model.
         generated=None if event.get("source") in ("agent", None) else False,
     )
 
@@ -314,6 +323,7 @@ def _error_of_event(event: Json, message: Message) -> str | None:
         return "timeout"
     if message.extra.get("is_error") is True:
         return error_kind_of_text(message.text) or "tool_error"
+    # A negative code is no exit code: the command was still running.
     exit_code = message.extra.get("exit_code")
     return "nonzero_exit" if isinstance(exit_code, int) and exit_code > 0 else None
 
@@ -323,6 +333,7 @@ def _content(value: Any, where: str) -> str | list[Json] | None:
     content = content_from_chat(value, where)
     if not isinstance(content, list):
         return content
+    # `cache_prompt` marks a part for the provider's prompt cache, and is no content.
     parts = [{key: item for key, item in part.items() if key != "cache_prompt"} for part in content]
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return str(parts[0]["text"])

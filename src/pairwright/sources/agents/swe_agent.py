@@ -26,6 +26,7 @@ from pairwright.sources.shapes.responses import messages_from_items
 
 # The messages of mini-SWE-agent, in the shapes of its versions.
 
+# The first line of an observation, and below it what is kept of a turn's `extra`.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
 _KEPT = ("returncode", "exception_info", "interrupt_type")
 _MINI_FAILURES = (
@@ -57,6 +58,7 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
     messages: list[Message] = []
     for number, turn in enumerate(items(value, where)):
         turn, here = mapping(turn, f"{where}[{number}]"), f"{where}[{number}]"
+        # A record of how the run ended, in the list of messages but never shown to the model.
         if turn.get("role") == "exit":
             continue
         extra = turn.get("extra")
@@ -64,6 +66,7 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
             {key: extra[key] for key in _KEPT if extra.get(key) is not None} if isinstance(extra, dict) else {}
         )
         plain = {key: item for key, item in turn.items() if key not in ("extra", "timestamp")}
+        # A whole response of the Responses API, with several items in it.
         if turn.get("object") == "response":
             messages += messages_from_items(items(turn.get("output"), f"{here}.output"), f"{here}.output")
         elif "role" not in turn and isinstance(turn.get("type"), str):
@@ -78,6 +81,7 @@ def mini_error_kind(message: Message) -> str | None:
     code: Any = message.extra.get("returncode")
     if code is None and (match := _RETURN_CODE.match(message.text)):
         code = int(match[1])
+    # An exception or a complaint of the program says more than the return code, which comes last.
     if message.extra.get("exception_info"):
         return "timeout" if "timed out" in str(message.extra["exception_info"]) else "exception"
     for kind, start in _MINI_FAILURES:
@@ -97,17 +101,25 @@ def _with_extra(message: Message, kept: Json) -> Message:
     if not kept:
         return message
     return Message(
-        message.role, message.content, message.reasoning, message.tool_calls, message.tool_call_id, message.name,
-        message.generated, {**message.extra, **kept},
-    )  # fmt: skip
+        message.role,
+        message.content,
+        message.reasoning,
+        message.tool_calls,
+        message.tool_call_id,
+        message.name,
+        message.generated,
+        {**message.extra, **kept},
+    )
 
 
 # SWE-agent `.traj` files, and those of mini-SWE-agent (mini_swe_agent.py): one attempt at one instance a file.
 
 NAME = "swe-agent"
 _REWARDS = ("resolved", "score", "reward")
+# Names of files that say nothing about the instance.
 _NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
 _NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
+# How observations begin that tell of a failure, by kind; the first that matches counts.
 _FAILURES = (
     ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
     ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
@@ -190,6 +202,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
     last = _last_told(steps, answers)
     if last >= len(answers):
         info["steps_not_in_history"] = last + 1 - len(answers)  # answers that could not be parsed and were asked again
+    # The history ends with an answer: its observation stands only in the trajectory.
     if messages[-1] is answers[-1] and 0 <= last < len(steps):
         messages += _observation(steps[last], messages[-1])
     outside = steps[last + 1 :]
@@ -198,9 +211,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
         extra: Json = {"from_trajectory": True}
         if isinstance(step.get("action"), str):
             extra["action"] = step["action"]
-        messages.append(
-            Message("assistant", answer if isinstance(answer, str) else None, generated=False, extra=extra)
-        )  # fmt: skip
+        messages.append(Message("assistant", answer if isinstance(answer, str) else None, generated=False, extra=extra))
         messages += _observation(step, messages[-1])
     if outside:
         info["steps_after_history"] = len(outside)
@@ -209,6 +220,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
 
 def _last_told(steps: list[Json], answers: list[Message]) -> int:
     """The position of the step that the last answer of the history belongs to."""
+    # From the end, since equal answers may repeat; without an equal one, steps and answers are matched by count.
     last = answers[-1].text.strip()
     for position in range(len(steps) - 1, -1, -1):
         response = steps[position].get("response")
@@ -230,6 +242,7 @@ def _message(value: Any, where: str) -> Message:
     turn = mapping(value, where)
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
+    # SWE-agent has a list of the calls that a result answers; a message has one id.
     if plain.get("tool_call_id") is None and isinstance(ids, list) and ids:
         plain["tool_call_id"] = ids[0]
         if len(ids) > 1:
@@ -285,6 +298,7 @@ def _task(row: Json, info: Json, file_name: str | None) -> int | str | None:
 
 
 def _name_of(origin: Origin) -> str | None:
+    # "django__django-1.traj.json.gz" -> "django__django-1"
     name = re.sub(r"(\.traj)?(\.jsonl?)?(\.gz|\.zst)?$", "", origin.path.name)
     return None if name in _NAMES_OF_NO_INSTANCE else name
 

@@ -35,6 +35,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         prompt=prompt,
         completion=completion,
         reward=score(row.get(options.reward or "reward")),
+        # Without tool schemas, since the files have none: calls of unknown tools cannot be told.
         errors=error_sites(messages, [], _error_kind),
         info=optional_mapping(row.get("info"), "info"),
     )

@@ -24,6 +24,7 @@ from pairwright.sources.format import Format, Options, Origin, Rejected, build, 
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
+# Keys of a judged answer: with one of them a row is no demonstration.
 _SCORED = ("label", "reward", "score", "rating")
 _READ_SFT = frozenset({"prompt", "completion", "messages", "tools"})
 _READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES})
@@ -62,6 +63,7 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Expe
         prompt, answer = prompt_from(row["prompt"], "prompt"), answer_from(row["completion"], "completion")
     else:
         raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
+    # A demonstration has something to learn from: both parts are there, and the answer is the assistant's.
     if not prompt or not answer or not answer[0].is_generated:
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):
@@ -73,7 +75,7 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Expe
         prompt=prompt,
         completion=answer,
         tools=tools_of(row),
-        reward=1.0,
+        reward=1.0,  # nobody scored it: a demonstration is taken as correct
         info=small_fields(row, _READ_SFT),
     )
 

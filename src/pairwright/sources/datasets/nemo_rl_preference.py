@@ -49,11 +49,13 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         yield _binary(row, origin)
         return
     prompt = prompt_from(row.get("context"), "context")
+    # (rank, reward, answer) of each completion
     ranked: list[tuple[float, float | None, list[Message]]] = []
     for number, item in enumerate(items(row["completions"], "completions")):
         where = f"completions[{number}]"
         item = mapping(item, where)
         rank = score(item.get("rank"))
+        # NaN, the only number that is not equal to itself, has no place in an order.
         if rank is None or rank != rank:
             raise BadRecord(f"{where}.rank: expected a number, got {item.get('rank')!r}")
         reward = score(item.get(options.reward or "reward"))
@@ -61,7 +63,9 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     if not ranked:
         raise BadRecord("completions: none")
     tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
+    # Exactly two answers, one better: a preference. Otherwise each answer is an experience of its own (below).
     if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
+        # Ascending ranks: the best answer first.
         (_, chosen_reward, chosen), (_, rejected_reward, rejected) = sorted(ranked, key=lambda item: item[0])
         yield preference_from(
             NAME,
@@ -85,6 +89,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
             prompt=prompt,
             completion=completion,
             tools=tools,
+            # 0.0 - rank, since -rank would give -0.0 for the best rank 0.
             reward=0.0 - rank if reward is None and options.reward is None else reward,
             errors=error_sites([*prompt, *completion], tools, result_error_kind),
             info={**info, "rank": rank},
@@ -103,6 +108,10 @@ def _binary(row: Json, origin: Origin) -> Experience:
 read = guarded(read_unit)
 
 FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="NeMo RL preference data",
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="NeMo RL preference data",
     matches_named=is_preference_row,
-)  # fmt: skip
+)

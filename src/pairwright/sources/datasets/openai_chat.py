@@ -80,6 +80,7 @@ def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Experienc
             options,
             prompt=prompt,
             completion=[answer],
+            # Choices need runs of their own: each line of the file has room for 128.
             run=origin.ordinal * _MAX_CHOICES + number if len(choices) > 1 else None,
             model=model if isinstance(model, str) else None,
             truncate_status="response_truncated" if choice.get("finish_reason") == "length" else None,
@@ -98,6 +99,7 @@ def _experience(
     model: str | None = None,
     truncate_status: str | None = None,
 ) -> Experience:
+    # Tools stand in the request, scores and ids in the row around it.
     tools = tools_of(request)
     reward, components = reward_of(row, options)
     return build(
@@ -149,10 +151,12 @@ def reward_of(row: Json, options: Options) -> tuple[float | None, Json | None]:
     components = components if isinstance(components, dict) else None
     value = next((row[key] for key in REWARD_KEYS if row.get(key) is not None), None)
     if isinstance(value, dict):
+        # A reward that is an object holds components; those under their own key override it.
         components, value = {**value, **(components or {})}, None
     if options.reward is not None:
         named = score((components or {}).get(options.reward))
         return (score(row.get(options.reward)) if named is None else named), components
+    # No single number: the rule for components decides.
     if value is None and components:
         return pick_reward(components, None), components
     return score(value), components
@@ -162,6 +166,7 @@ def _messages(value: Any, where: str) -> list[Message]:
     """The messages; an assistant turn of weight 0 was not written here and is not generated."""
     messages = []
     for number, item in enumerate(items(json_value(value, where), where)):
+        # OpenAI's fine-tuning data mark turns that are not trained with weight 0.
         weight = item.get("weight") if isinstance(item, dict) else None
         generated = False if weight == 0 and item.get("role") == "assistant" else None
         messages.append(message_from_chat(item, f"{where}[{number}]", generated=generated))

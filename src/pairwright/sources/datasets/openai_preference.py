@@ -26,6 +26,7 @@ def matches(value: Any) -> bool:
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
     input_value = row.get("input")
+    # `input` may also be the messages themselves, or the text of the user.
     request = {"messages": input_value} if isinstance(input_value, str | list) else mapping(input_value, "input")
     yield preference_from(
         NAME,

@@ -28,7 +28,7 @@ from pairwright.records.experience import (
     Side,
     SideOf,
     Source,
-)  # fmt: skip
+)
 from pairwright.records.json_text import encode, from_json, to_json
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, mapping
@@ -38,6 +38,7 @@ NAME = "pairwright"
 _DEFAULTS: tuple[Any, ...] = (None, (), {}, [])
 _OPEN_JSON = ("info", "metrics", "reward_components", "reward")
 _KINDS = ("single_turn", "multi_turn", "preference")
+# The type that each field is checked against. Arrays, sides and open JSON are read by functions below.
 _TYPES: dict[str, Any] = {
     "eid": EID,
     "kind": str,
@@ -77,6 +78,7 @@ def experience_to_json(exp: Experience) -> Json:
     fields: Json = {"uid": exp.eid.uid}
     for name in exp.__struct_fields__:
         value = getattr(exp, name)
+        # Arrays are left out of the comparison: theirs is elementwise, and None is their only default.
         if value is None or any(value is empty or value == empty for empty in _DEFAULTS if name not in ARRAYS):
             continue
         if name in ARRAYS:
@@ -86,6 +88,7 @@ def experience_to_json(exp: Experience) -> Json:
         elif isinstance(value, Side):
             fields[name] = _side_to_json(value)
         elif name in _OPEN_JSON:
+            # Through text, which writes NaN and infinities as {"$float": ...}.
             fields[name] = msgspec.json.decode(to_json(value))
         else:
             fields[name] = msgspec.to_builtins(value)
@@ -114,6 +117,7 @@ def experience_from_json(value: Any) -> Experience:
     if missing:
         raise BadRecord(f"{missing[0]}: missing")
     exp = Experience(**fields)
+    # `uid` is written for people and other tools; it must not contradict `eid`.
     if uid is not None and uid != exp.eid.uid:
         raise BadRecord(f"uid: got {uid!r}, but eid says {exp.eid.uid}")
     return exp
@@ -147,9 +151,11 @@ def _side_from_json(value: Any, where: str) -> Side:
 def _array_to_json(array: Array) -> Json:
     fields: Json = {"dtype": dtype_name(array), "values": array.tolist()}
     with np.errstate(invalid="ignore"):  # a signalling NaN is one, too
+        # Kinds of numpy: b, i, u are booleans and integers, which are always finite.
         is_finite = array.dtype.kind in "biu" or bool(np.isfinite(array).all())
     if not is_finite or (not array.size and array.ndim != 1):
         fields["values"] = msgspec.json.decode(to_json(fields["values"]))
+        # Integers and floats are little-endian in the file, whatever the machine.
         data = array.astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "iuf" else array
         fields["shape"] = list(array.shape)
         fields["bytes"] = base64.b64encode(data.tobytes()).decode()
@@ -173,6 +179,7 @@ def _array_from_json(value: Any, where: str) -> Array:
 
 def _from_values(fields: Json) -> Array:
     values, dtype = fields["values"], dtype_named(fields["dtype"])
+    # The natural dtype of the values: fractions are refused for integers. An empty list is float by default.
     kind = np.asarray(values).dtype.kind
     if kind not in "biuf" or (kind == "f" and dtype.kind in "biu" and values != []):
         raise ValueError(f"values that are no numbers of {dtype}")

@@ -19,6 +19,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
     """The shared prompt, and the rest of either conversation."""
+    # The prompt ends before the last answer of either side, so that each side keeps one.
     limit = min(_last_answer(chosen, "chosen"), _last_answer(rejected, "rejected"))
     length = 0
     while length < limit and chosen[length] == rejected[length]:
@@ -40,6 +41,7 @@ def _last_answer(messages: list[Message], where: str) -> int:
 
 # Preferences: two answers to one prompt, of which one was preferred. What the preference formats have in common.
 
+# Names of the score of a side, with "chosen" or "rejected" in the braces.
 _SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")
 SCORES = frozenset(key.format(side) for key in _SCORE_KEYS for side in ("chosen", "rejected"))
 
@@ -74,6 +76,7 @@ def conversations_from(
     shared, chosen, rejected = split_sides(chosen, rejected)
     if not shared and not prompt:
         raise BadRecord("chosen and rejected: no prompt, neither of its own nor shared")
+    # Already there: the conversations begin with it, or one of their turns has its text.
     is_repeated = shared[: len(prompt)] == prompt or (
         len(prompt) == 1 and any(message.text == prompt[0].text for message in shared)
     )

@@ -29,6 +29,7 @@ _ROLES = {
     "bing": "assistant", "bard": "assistant", "model": "assistant", "system": "system", "developer": "developer",
     "observation": "tool", "tool": "tool", "function_response": "tool", "function_call": "function_call",
 }  # fmt: skip
+# Raw: the arguments stay the bytes that stand in the file, with their spacing and order of keys.
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_list = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
@@ -45,6 +46,7 @@ class _Calls:
         for call in calls:
             numbered.append(ToolCall(call.name, call.arguments, f"call_{self.num_calls}"))
             self.num_calls += 1
+        # A result answers the calls right before it; older ones without a result wait no longer.
         self.waiting = [call.id for call in numbered if call.id is not None]
         return tuple(numbered)
 
@@ -94,6 +96,7 @@ def turns_of_parts(value: Any, where: str) -> list[Message]:
                 tool_calls=calls.add(calls_in_parts) if calls_in_parts else (),
                 tool_call_id=calls.answered() if role == "tool" else None,
                 generated=False if weight == 0 and role == "assistant" else None,
+                # 0 and 1 are told by `generated`; another weight is kept, since nothing else would tell of it.
                 extra={} if weight is None or weight in (0.0, 1.0) else {"loss_weight": weight},
             )
         )
@@ -112,6 +115,7 @@ def calls_of_text(value: str) -> list[ToolCall] | None:
 def _call(item: dict[str, msgspec.Raw]) -> ToolCall:
     name = msgspec.json.decode(item["name"], type=str)
     raw = bytes(item["arguments"]).decode() if "arguments" in item else ""
+    # Arguments that are JSON text inside JSON are decoded once; an object stays as it is written.
     return ToolCall(name, msgspec.json.decode(raw, type=str) if raw.startswith('"') else raw)
 
 
@@ -174,6 +178,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         raise BadRecord("conversations: no turn that the model wrote, so there is no completion")
     tools = tools_of(row)
     reward, components = reward_of(row, options)
+    # KTO data: a boolean for good or bad, 1.0 or 0.0 as a reward.
     for key in ("kto_tag", "label"):
         reward = score(row.get(key)) if reward is None and options.reward is None else reward
     yield build(
@@ -215,6 +220,7 @@ def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:
     """An answer: a turn, a list of turns, or text."""
     if isinstance(value, str):
         return [Message("assistant", value)]
+    # Calls of the answer go on counting behind those of the prompt.
     num_calls = sum(len(message.tool_calls) for message in prompt)
     answer = turns_of_values([value] if isinstance(value, dict) else value, where, num_calls=num_calls)
     if not answer:

@@ -38,6 +38,7 @@ _READ = frozenset(
 )  # fmt: skip
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
 _HUMAN = "\n\nHuman:"
+# The turns of Anthropic's HH transcripts: the group is the role.
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
@@ -72,12 +73,14 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
 def _pair(row: Json, origin: Origin) -> Experience:
     info = small_fields(row, _READ)
     sides = row["chosen"], row["rejected"]
+    # Transcripts hold the prompt in both sides, as conversations do.
     is_transcript = all(isinstance(side, str) and side.startswith(_HUMAN) for side in sides)
     if _is_raw_text(row, *sides) and not is_transcript:
         return preference_of_row(NAME, origin, row, _texts(row.get("prompt"), *sides), info)
     prompt = _prompt(row)
     if isinstance(sides[0], str) and isinstance(sides[1], str):
         info["form"] = "text"
+        # Texts without a prompt: it is their common beginning, cut off from both.
         if not prompt and not is_transcript:
             shared = _common_beginning(*sides)
             prompt, sides = prompt_from(shared, "prompt"), (sides[0][len(shared) :], sides[1][len(shared) :])
@@ -133,6 +136,7 @@ def _prompt(row: Json) -> list[Message]:
     if key is None:
         return []
     value = row[key]
+    # Alpaca rows: the instruction, and the input that it is about.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
     prompt = prompt_from(value, key)
@@ -161,6 +165,7 @@ def _common_beginning(chosen: str, rejected: str) -> str:
     cut, end = 0, min(len(chosen), len(rejected)) - 1  # at least a character is left for each answer
     while cut < end and chosen[cut] == rejected[cut]:
         cut += 1
+    # Back to white space, so that no word is cut in two.
     while cut > 0 and not chosen[cut - 1].isspace():
         cut -= 1
     prompt = chosen[:cut].rstrip()  # the white space belongs to the answers, as in TRL

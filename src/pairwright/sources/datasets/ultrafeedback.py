@@ -21,6 +21,7 @@ from pairwright.sources.fields import BadRecord, identifier, items, mapping, sco
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
 
 NAME = "ultrafeedback"
+# The names in use for each field; of several that a row has the first counts.
 _PROMPTS = ("instruction", "raw_text", "prompt", "question")
 _ANSWERS = ("completions", "generations", "responses")
 _RATINGS = ("ratings", "rating", "scores")
@@ -33,6 +34,7 @@ _READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotat
 def matches(value: Any) -> bool:
     if not isinstance(value, dict) or not any(isinstance(value.get(key), str | list) for key in _PROMPTS):
         return False
+    # Keys of other formats: TRL's stepwise rows, NeMo RL, preferences.
     if any(key in value for key in ("labels", "context", "chosen")):
         return False
     answers = next((value[key] for key in _ANSWERS if isinstance(value.get(key), list)), None)
@@ -40,6 +42,7 @@ def matches(value: Any) -> bool:
         return False
     if all(isinstance(answer, dict) for answer in answers):
         return all(isinstance(answer.get("response", answer.get("completion")), str | list) for answer in answers)
+    # A list of texts alone could be anything: ratings or models must stand beside it.
     return all(isinstance(answer, str) for answer in answers) and any(key in value for key in (*_RATINGS, *_MODELS))
 
 
@@ -100,6 +103,7 @@ def _components(answer: Json) -> Json:
     components: Json = {key: score(answer.get(key)) for key in _SCORES if score(answer.get(key)) is not None}
     annotations = answer.get("annotations")
     for aspect, annotation in annotations.items() if isinstance(annotations, dict) else ():
+        # Several judgements of one aspect: the first is the one that counts.
         if isinstance(annotation, list):
             annotation = annotation[0] if annotation else None
         rating = score(annotation.get("Rating", annotation.get("rating"))) if isinstance(annotation, dict) else None
@@ -111,6 +115,7 @@ def _components(answer: Json) -> Json:
 def _beside(row: Json, number: int, answer: str) -> Json:
     """An answer that is text, with what the lists beside the answers say of it."""
     fields_of_answer: Json = {"response": answer}
+    # Ratings and models are lists of their own, in the order of the answers.
     for name, keys in (("score", _RATINGS), ("model", _MODELS)):
         values: list[Any] = next((row[key] for key in keys if isinstance(row.get(key), list)), [])
         if number < len(values) and values[number] is not None:

@@ -97,6 +97,7 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
     """The turns of items, joined as responses.py does; None if an item is unusual or shows an error."""
     turns: list[_Turn] = []
     canonical: list[Any] = []
+    # Call ids as numbers in order of appearance: canonical messages do not depend on how ids were made.
     call_numbers: dict[str, int] = {}
     content = reasoning = None  # these two and the calls are of the open assistant turn
     calls: list[_Call] = []
@@ -151,6 +152,7 @@ def _read_text(item: Item) -> str | None:
         return None
     if item.name is not UNSET or item.summary is not None:
         return None
+    # Fields of calls and results on a message: not usual.
     if not (item.arguments is item.call_id is item.output is None):
         return None
     content = item.content

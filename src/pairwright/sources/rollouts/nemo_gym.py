@@ -50,9 +50,11 @@ NAME = "nemo-gym"
 PARAMS = "responses_create_params"
 _READ = frozenset(
     {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
-)  # fmt: skip
+)
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
+# Caches of what the rollouts of a task repeat. `_PARAMS_SEEN`: the JSON text of the parameters -> the decoded object.
+# `_MADE`: id of that object -> (object, prompt, tools); the entry holds the object, so its id is not used again.
 _NUM_SHARED = 64
 _PARAMS_SEEN: dict[bytes, Any] = {}
 _MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
@@ -85,6 +87,7 @@ def _experience(
     output = _output(row, response, is_profile)
     prompt, tools = _given(params, response)
     completion = messages_from_items(output, "output") if output else []
+    # Turns of the environment before the model first wrote are part of what it was given.
     while completion and completion[0].role in _PROMPT_ROLES:
         prompt = (*prompt, completion.pop(0))
     info = small_fields(row, _READ)
@@ -138,6 +141,7 @@ def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
 
 def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     """Prompt and tools. The rollouts of a task share `params` (see `decode`), so theirs are made once."""
+    # The response adds to what the parameters say: not the same for all rollouts, so not shared.
     if (not params.get("instructions") and response.get("instructions")) or (
         not params.get("tools") and response.get("tools")
     ):
@@ -201,6 +205,7 @@ def _batch(file: str) -> str:
 def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
     """The reward and its components. A reward that is an object is read as components."""
     value, components = row.get("reward"), row.get("reward_components")
+    # The usual row, without the lookups below.
     if type(value) is float and components is None and options.reward is None:
         return value, None
     if isinstance(value, dict):
@@ -224,6 +229,7 @@ def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple
             if result_error_kind(0, message) is not None:
                 break
         elif message.tool_calls:
+            # Only schemas of the Responses API have `name` at the top; others go on to `error_sites`.
             names = [tool.get("name") for tool in tools] if names is None else names
             if [call for call in message.tool_calls if call.name not in names]:
                 break
@@ -292,6 +298,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     completion = read_completion(response.output, task.tools.names)
     if completion is None or response.incomplete_details:
         return None
+    # The response adds tools or instructions that the parameters lack, as in `_given`.
     if (response.tools and not task.tools.schemas) or (response.instructions and not task.has_instructions):
         return None
     reward = row.reward
@@ -312,8 +319,10 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     batch = _batch(origin.file)
     task_id, tid = _task_ids(task, (batch, bytes(row.agent_ref), row.task_index))
     text = encode(completion.turns)
+    # The same values in the same order as in `build`, or ids would differ between the two ways.
     suffix = content_hash(task.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
     return ReadyRow(
+        # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step 0 and suffix.
         uid=f'{tid[:-1]},{run},0,"{suffix}"]',
         tid=tid,
         batch=batch,
@@ -412,6 +421,7 @@ def _read_tools(text: bytes) -> _Tools:
 
 def _task_ids(task: _Task, key: tuple[str, bytes, Any]) -> tuple[str, str]:
     """The `task` and `tid` of a row from batch, agent and task index, kept for the rollouts that follow."""
+    # Types are compared as well: 1, 1.0 and True are equal in Python and different as task ids.
     if task.ids_key != key or type(task.ids_key[2]) is not type(key[2]):
         batch, agent, number = key[0], _agent_name({"agent_ref": _decode(key[1])}), identifier(key[2])
         if number is None:

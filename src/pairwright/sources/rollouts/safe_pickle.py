@@ -24,6 +24,7 @@ _NODE_BYTES = 32
 _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"})
 _MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
+# Names of dtypes in a pickle: kind and bytes a value (i8, f4, b1), or U and the number of characters.
 _NUMPY_DTYPE = re.compile(r"[biu][1248]|f[248]|U[0-9]{1,7}")
 
 Holders = Mapping[tuple[str, str], Any]
@@ -102,6 +103,7 @@ class _PlainUnpickler(pickle.Unpickler):
         self._holders = holders
 
     def find_class(self, module: str, name: str) -> Any:
+        # Every class and function that a pickle names passes here; the default would import it.
         if (module, name) in self._holders:
             return self._holders[module, name]
         if (module, name) in _NUMPY:
@@ -134,6 +136,7 @@ class _NumpyScalar(Foreign):
     def __new__(cls, dtype: Any = None, data: Any = None) -> Any:
         name = dtype.name if isinstance(dtype, _NumpyDtype) else None
         if isinstance(name, str) and isinstance(data, bytes) and _NUMPY_DTYPE.fullmatch(name):
+            # "|": no byte order, for types of one byte.
             expected = np.dtype(f"{dtype.order if dtype.order != '|' else '='}{name}")
             if len(data) == expected.itemsize:
                 return np.frombuffer(data, expected)[0].item()
@@ -167,6 +170,7 @@ def _check_opcodes(data: bytes) -> None:
             num_opcodes += 1
             if opcode.name in _REFUSED:
                 raise UnsafeBytes(f"pickle: asks for an object from outside ({opcode.name})")
+            # Unpickling takes memory up to the highest slot, and an opcode fills one at most: more is a false claim.
             if opcode.name in _MEMO and (argument is None or not 0 <= argument <= num_opcodes):
                 raise CorruptBytes(f"pickle: memo slot {argument} at opcode {num_opcodes}")
     except CodecError:

@@ -51,9 +51,12 @@ from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 MAGIC = b"TRXP"
 _VERSION = 1
+# Magic, version, length of the metadata (a pickle), length of the tensors (safetensors).
 _HEADER = struct.Struct("<4sBQQ")
 _MODULE = "trinity.common.experience"
+# Arrays with a value for each token of the response.
 _RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
+# Names of dtypes in safetensors -> ours.
 _DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64", "U8": "uint8", "U16": "uint16",
     "U32": "uint32", "U64": "uint64", "F16": "float16", "F32": "float32", "F64": "float64", "BF16": "bfloat16",
@@ -109,12 +112,14 @@ def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
         metadata, tensor_bytes = _split(data)
         loaded = load(metadata)
         rows, tensors = _rows(loaded), _tensors(tensor_bytes)
+    # The tensors of each record by field; they are named "<number of the record>:<field>".
     by_item: list[dict[str, Array | CorruptBytes]] = [{} for _ in rows]
     for name, array in tensors.items():
         number, _, field = name.partition(":")
         if not number.isascii() or not number.isdigit() or len(number) > 9 or int(number) >= len(rows):
             raise CorruptBytes(f"tensor {name!r}: no item of this number among {len(rows)}")
         by_item[int(number)][field] = array
+    # A bad record is an item of its own: it does not keep the others from being read.
     for place, (row, arrays) in enumerate(zip(rows, by_item, strict=True)):
         try:
             yield _experience(loaded.plain(row), arrays)
@@ -136,6 +141,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
     """One experience of the fields of Trinity's class; `arrays` holds its tensors."""
     info = dict(optional_mapping(row.get("info"), "info"))
     truncate_status = row.get("truncate_status")
+    # A status that we do not know is kept in `info`.
     if truncate_status not in _TRUNCATIONS:
         info["truncate_status"], truncate_status = truncate_status, None
     common: Json = {
@@ -156,6 +162,7 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
         },
     }
     sides = [row.get("chosen_messages"), row.get("rejected_messages")]
+    # Bytes have both sides as tokens; JSON Lines have no tensors, and the sides as messages.
     if ("chosen" in arrays and "rejected" in arrays) or (not arrays and all(sides)):
         return _preference(row, arrays, common)
     messages = messages_from_chat(row["messages"], "messages") if row.get("messages") else []
@@ -184,6 +191,7 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
         )
     elif row.get("messages"):
         prompt = messages_from_chat(row["messages"], "messages")
+    # Per-token values of a preference: nothing says which of the two answers they belong to.
     unused = [field for field in ("action_mask", *_RESPONSE) if field in arrays]
     if unused:
         common["info"]["arrays_dropped"] = unused
@@ -251,10 +259,12 @@ def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
 def _whole_pickle(data: bytes) -> tuple[Loaded, list[Any]]:
     if not data.startswith(b"\x80"):
         raise ForeignBytes(f"payload: begins with {data[:4]!r}, expected {MAGIC!r} or a pickle")
+    # What the names of the pickle stand for: classes as holders of attributes, dtypes of torch as their names.
     holders: Holders = {
         **{(_MODULE, name): holder(name) for name in ("EID", "Experience", "CustomField")},
         **{("torch", name): f"torch.{name}" for name in DTYPE_NAMES},
     }
+    # A torch tensor in it is a foreign object: a record that holds one is rejected.
     loaded = load(data, holders)
     return loaded, loaded.value if isinstance(loaded.value, list) else [loaded.value]
 
@@ -315,6 +325,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
 def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
     if row.get("type") == "dpo" and not (row.get("chosen_messages") and row.get("rejected_messages")):
         raise BadRecord("a dpo experience without chosen_messages and rejected_messages: its answers were only tokens")
+    # The record keeps its own id; only its source is ours to say.
     return msgspec.structs.replace(
         experience_from_fields({**row, "reward": row.get(options.reward or "reward")}, {}),
         source=Source(origin.file, origin.line, NAME),
@@ -342,6 +353,7 @@ def _conversation(row: Json, origin: Origin, options: Options) -> Experience:
 
 
 def _plaintext(row: Json, origin: Origin) -> Experience:
+    # Text is a turn of a chat here: `prompt_from` and `answer_from` give it a role.
     prompt, chosen, rejected = conversations_from(
         prompt_from(row["prompt"], "prompt"),
         answer_from(row["chosen"], "chosen"),
@@ -356,11 +368,10 @@ def _read_unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]
     """The answers to one prompt, in the order of their numbers; which is better was not yet said."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
+    # answer1, answer2, ... up to the first number that is missing
     while f"answer{number}" in row:
         answer = text(row[f"answer{number}"], f"answer{number}")
-        yield build(
-            NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)]
-        )  # fmt: skip
+        yield build(NAME, origin, task=None, run=number - 1, prompt=prompt, completion=[Message("assistant", answer)])
         number += 1
     if number == 1:
         raise BadRecord("neither messages nor answers")
@@ -369,6 +380,10 @@ def _read_unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]
 read = guarded(read_unit)
 
 FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="Trinity experiences and conversations",
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Trinity experiences and conversations",
     matches_named=is_preference_row,
-)  # fmt: skip
+)

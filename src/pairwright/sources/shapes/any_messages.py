@@ -22,18 +22,22 @@ from pairwright.sources.shapes.responses import messages_from_items
 
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "AIMessageChunk": "assistant"}
 _LANGCHAIN_TYPES = frozenset({"human", "ai", "system", "tool", "function", "developer", "AIMessageChunk"})
+# Types that tell a shape: items of the Responses API, then blocks of Anthropic's messages.
 _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
-)  # fmt: skip
+)
 _BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 _CONTENT_TYPES = _BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
+# Keys whose one text stands for the whole object, as in {"question": "..."}.
 _TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "content", "text", "response", "result")
 # What LangChain logs beside the message itself: bookkeeping that says nothing about the conversation.
 _LANGCHAIN_NOISE = frozenset(
     {"type", "id", "example", "additional_kwargs", "response_metadata", "invalid_tool_calls", "tool_call_chunks"}
-)  # fmt: skip
+)
+# A dict is a message if it has one of these roles and one of these keys; either alone is too common.
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "human", "ai", "model"})
 _BODY = frozenset({"content", "parts", "tool_calls", "function_call", "reasoning_content", "additional_kwargs"})
+# Envelopes in envelopes, as deep as they are opened.
 _MAX_DEPTH = 8
 
 
@@ -134,6 +138,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
         if len(choices) > 1:
             raise BadRecord(f"{where}: {len(choices)} alternative answers where one conversation was expected")
         return choices[0] if choices else None
+    # Envelopes: the first key that holds messages. Text under it is no envelope, but an answer or a question.
     for key in ("messages", "message", "input", "output"):
         if key in value and not isinstance(decode_json_text(value[key]), str):
             messages = _read_known_shape(value[key], f"{where}.{key}", role, depth + 1)
@@ -189,6 +194,7 @@ def _choice(value: Any, where: str) -> list[Message]:
 def _messages(item: Json, where: str) -> list[Message]:
     """The messages of one item: more than one where tool results stand inside a user's turn."""
     if isinstance(item.get("kwargs"), dict) and "role" not in item:
+        # A serialized LangChain object: its class is the last name of `id`, e.g. [..., "AIMessageChunk"] -> "ai".
         path = item.get("id")
         name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
         kind = name.removesuffix("Chunk").removesuffix("Message").lower()
@@ -211,6 +217,7 @@ def _as_chat(item: Json, where: str) -> Json:
     chat["role"] = _ROLES.get(text(role, f"{where}.role"), role)
     kwargs = item.get("additional_kwargs")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
+    # Older LangChain versions keep what the provider sent in `additional_kwargs`.
     calls = optional_items(item.get("tool_calls"), f"{where}.tool_calls") or kwargs.get("tool_calls")
     chat["tool_calls"] = [_as_chat_call(call) for call in optional_items(calls, f"{where}.tool_calls")]
     for key in ("reasoning_content", "function_call"):
@@ -221,6 +228,7 @@ def _as_chat(item: Json, where: str) -> Json:
         chat.setdefault("finish_reason", metadata["finish_reason"])
     if not isinstance(chat.get("name"), str):  # null or an odd value; message_from_chat would refuse the latter
         chat.pop("name", None)
+    # Only a failure is worth keeping.
     if chat.get("status") == "success":
         del chat["status"]
     return chat
@@ -253,12 +261,14 @@ def _from_blocks(chat: Json, where: str) -> list[Message]:
             thoughts.append(block["thinking"])
         else:
             rest.append(block)
+    # A user's turn of nothing but results: no message of the user is left.
     if not rest and not calls and not thoughts:
         return results
     content = rest[0]["text"] if len(rest) == 1 and _is_text(rest[0]) else rest or None
     message = {**chat, "content": content, "tool_calls": calls}
     if thoughts:
         message["reasoning_content"] = "\n".join(thoughts)
+    # Results come first: they answer the calls of the turn before.
     return [*results, message_from_chat(message, where)]
 
 

@@ -12,7 +12,8 @@ from pairwright.sources.fields import BadRecord, items, json_text, mapping, opti
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
-)  # fmt: skip
+)
+# The keys of a plain message, a call and its function: with these and no others, the quick way below is right.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _USUAL_CALL = {"id", "type", "function"}
 _USUAL_FUNCTION = {"name", "arguments"}
@@ -41,6 +42,7 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     ]
     if value.get("function_call") is not None:  # the form before tool_calls; it has no id
         calls.append(_function(value["function_call"], f"{where}.function_call", call_id=None))
+    # The first of the names that holds text.
     reasoning = next((value[key] for key in REASONING_KEYS if isinstance(value.get(key), str)), None)
     extra = {key: item for key, item in value.items() if key not in _KNOWN and item is not None}
     for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
@@ -104,6 +106,7 @@ def call_from_chat(value: Any, where: str) -> ToolCall:
     call_id = optional_text(value.get("id"), f"{where}.id")
     if "function" in value:
         return _function(value["function"], f"{where}.function", call_id=call_id, call_type=value.get("type"))
+    # A call without the `function` level, as some programs log it.
     if "name" in value:
         return _function(value, where, call_id=call_id)
     raise BadRecord(f"{where}: a tool call without a function name")
@@ -139,9 +142,15 @@ def as_context(message: Message) -> Message:
     if not message.is_generated:
         return message
     return Message(
-        message.role, message.content, message.reasoning, message.tool_calls, message.tool_call_id, message.name,
-        generated=False, extra={**message.extra, _MARK: True},
-    )  # fmt: skip
+        message.role,
+        message.content,
+        message.reasoning,
+        message.tool_calls,
+        message.tool_call_id,
+        message.name,
+        generated=False,
+        extra={**message.extra, _MARK: True},
+    )
 
 
 def split_at_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:

@@ -26,6 +26,7 @@ def number_groups(attributes: Json, prefix: str) -> list[Json]:
     for key, value in attributes.items():
         if key.startswith(start):
             number, _, rest = key[len(start) :].partition(".")
+            # At most nine digits: the number comes from a key, which anybody may write.
             if number.isascii() and number.isdigit() and len(number) < 10:
                 groups.setdefault(int(number), {})[rest] = value
     return [groups[number] for number in sorted(groups)]
@@ -35,6 +36,7 @@ def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
     """The messages under `llm.input_messages` or `llm.output_messages`."""
     messages = []
     for number, group in enumerate(number_groups(attributes, prefix)):
+        # Keys of one message, e.g. "message.role" -> "role"; calls and parts are numbered groups in it.
         bare = {key.removeprefix("message."): value for key, value in group.items()}
         if prefix == "llm.output_messages":
             bare.setdefault("role", "assistant")
@@ -89,6 +91,7 @@ def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) 
     """The messages that a call was given, or with `answers_wanted` those that the model gave back."""
     messages: list[Message] = []
     for name, attributes in events:
+        # The body is JSON text in one attribute, or its fields are the attributes themselves.
         body = decode_json_text(attributes.get("gen_ai.event.content"))
         body = {**attributes, **body} if isinstance(body, dict) else attributes
         if name == "gen_ai.content.prompt" and not answers_wanted:
@@ -100,6 +103,7 @@ def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) 
             inner = inner if isinstance(inner, dict) else {**body, "content": body.get("content", inner)}
             messages.append(_event_message({**inner, "finish_reason": body.get("finish_reason")}, "assistant"))
         elif name.startswith("gen_ai.") and name.endswith(".message") and not answers_wanted:
+            # gen_ai.user.message -> user
             messages.append(_event_message(body, name.split(".")[1]))
     return messages
 
@@ -110,6 +114,7 @@ def _event_message(body: Json, role: str) -> Message:
         if body.get(key) is not None:
             chat[key] = decode_json_text(body[key]) if key == "tool_calls" else body[key]
     chat.setdefault("content", None)
+    # The event of a result has the call's id as its own `id`.
     if chat["role"] == "tool" and isinstance(body.get("id"), str):
         chat["tool_call_id"] = body["id"]
     return conversation([chat], "event", role=role)[0]

@@ -41,16 +41,19 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     if not turns or any(turn is None for turn in turns):
         return None
     known = [turn for turn in turns if turn is not None]
+    # `ids` are all tokens so far, prompt included; `mask` and `logprobs` cover those after the first prompt.
     ids = list(known[0].prompt)
     mask: list[bool] = []
     logprobs: list[float] | None = [] if all(turn.logprobs is not None for turn in known) else None
     for turn in known:
+        # The prompt must repeat all tokens before it, id by id: a chat template may have rendered them anew.
         if turn.prompt[: len(ids)] != ids:
             return None
         added = turn.prompt[len(ids) :]
         ids += added + turn.generated
         mask += [False] * len(added) + [True] * len(turn.generated)
         if logprobs is not None and turn.logprobs is not None:
+            # Tokens of the environment were not sampled: 0.0 stands where the mask is 0.
             logprobs += [0.0] * len(added) + turn.logprobs
     arrays: Json = {
         "tokens": np.array(ids, dtype=np.int32),
@@ -66,6 +69,7 @@ def _are_ids(value: Any) -> bool:
     """Whether this is a list of token ids; by whole-list operations, since a rollout repeats thousands of them."""
     if not isinstance(value, list) or not value:
         return isinstance(value, list)
+    # Ids are stored as int32.
     return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31
 
 
@@ -76,6 +80,7 @@ _GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_cal
 
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:
     """The token fields of an experience, or None; the reason for dropping them goes to `info`."""
+    # The usual rollout has no token ids, and is done here. Nested lists are looked into below.
     for item in output:
         if isinstance(item, list) or "generation_token_ids" in item:
             break

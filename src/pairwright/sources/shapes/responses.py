@@ -25,7 +25,7 @@ TEXT_PARTS = frozenset({"output_text", "input_text", "text"})
 _CHAT_KEYS = frozenset({"tool_calls", "tool_call_id", "function_call", "reasoning_content", "name"})
 _NOT_KEPT = frozenset(
     {"type", "id", "role", "content", "prompt_token_ids", "generation_token_ids", "generation_log_probs"}
-)  # fmt: skip
+)
 
 
 def messages_from_items(values: list[Any], where: str) -> list[Message]:
@@ -33,6 +33,7 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
     messages: list[Message] = []
     turn: Json = {}  # the open assistant message: keyword arguments of Message
     for number, item in enumerate(values):
+        # A list among the items, which is rare: flatten them all, and begin again.
         if not isinstance(item, dict):
             return messages_from_items(_flatten(values, where), where)
         kind = item.get("type")
@@ -56,6 +57,7 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
                         _close(turn, messages)
                     _add_text(item, turn, where, number)
                     continue
+            # Role and content, perhaps the type, and nothing else: no other key can hold anything.
             if type(content) is str and type(role) is str and num_keys == (2 if kind is None else 3):
                 message = Message(role, content)
             else:
@@ -142,6 +144,7 @@ def _any_message(item: Json, where: str, number: int) -> Message:
 def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
     """The text of an assistant item; one `output_text` that was completed is the usual case, and quick."""
     content = item.get("content")
+    # Usual: one part with type, text, and perhaps annotations and logprobs, which are not kept.
     if type(content) is list and len(content) == 1 and type(part := content[0]) is dict:
         text = part.get("text")
         if type(text) is str and part.get("type") == "output_text" and not part.get("annotations") and len(part) <= 4:
@@ -150,6 +153,7 @@ def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
     if type(content) is not str:
         content, extra = _content(content, f"{where}[{number}].content")
     turn["content"] = content
+    # Not the five usual keys, or not completed: look for what is left over.
     if extra or len(item) != 5 or item.get("status") != "completed" or "id" not in item:
         extra |= _leftover(item)
         if extra:
@@ -174,6 +178,7 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
 
 def _join_reasoning(parts: Any, where: str) -> str:
     """The texts of the parts of reasoning, one below the other."""
+    # The usual case first: one part of the summary.
     if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
         return optional_text(part.get("text"), where) or ""
     if isinstance(parts, str):
@@ -205,6 +210,7 @@ def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
         elif isinstance(kind, str) and kind in TEXT_PARTS:  # log-probabilities of parts are not read
             part = {key: item for key, item in part.items() if key != "logprobs" and (key != "annotations" or item)}
         parts.append(part)
+    # One text and nothing beside it is plain text; `annotations` that hold something keep it a part.
     if len(parts) == 1 and parts[0].keys() == {"type", "text"} and isinstance(parts[0]["text"], str):
         return parts[0]["text"], extra
     return parts, extra

@@ -13,6 +13,7 @@ from pairwright.records.messages import ErrorSite, Json, Message
 
 # The kind of a failure (messages.ERROR_KINDS), from its type or text, in the words that all formats use.
 
+# (kind, words that tell it); the first kind that fits counts, so special ones stand before general ones.
 _WORDS = (
     ("timeout", ("timeout", "timed out")),
     ("file_not_found", ("filenotfound", "no such file")),
@@ -53,6 +54,7 @@ def text_error_kind(text: str) -> str | None:
     start = text.lstrip()
     if start[:1] != "{":
         return _word(text) if start[:40].lower().startswith(_STARTS) else None
+    # JSON: a failure is named near the start. Most results are ruled out by this, without decoding.
     head = start[:80].lower()
     if "error" in head or '"detail"' in head or "traceback" in head or "exception" in head or "failed" in head:
         reason = _reason(start)
@@ -88,9 +90,15 @@ def _reason(text: str) -> str | None:
 def _may_name(text: str) -> bool:
     """Whether JSON text can have one of the keys that `_reason` looks at; decoding every result would take long."""
     return (
-        '"error"' in text or '"detail"' in text or '"output"' in text or '"result"' in text or '"content"' in text
-        or '"message"' in text or "\\u" in text
-    )  # fmt: skip
+        '"error"' in text
+        or '"detail"' in text
+        or '"output"' in text
+        or '"result"' in text
+        or '"content"' in text
+        or '"message"' in text
+        # A key may be written with \u escapes.
+        or "\\u" in text
+    )
 
 
 # Error sites: failures that a conversation shows, found on the tool results that show them.
@@ -113,6 +121,7 @@ def tool_names(tools: list[Json]) -> tuple[str, ...]:
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
     """The error sites of a conversation: what `kind_of` says of a tool result, and calls of tools that do not exist."""
     available = tool_names(tools)
+    # Call id -> name of the tool, since results often lack the name.
     callers: dict[str, str] = {}
     sites: list[ErrorSite] = []
     for index, message in enumerate(messages):
@@ -122,10 +131,14 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
             if available and call.name not in available:
                 sites.append(
                     ErrorSite(
-                        index=index, kind="unknown_tool", text=f"no tool named {call.name!r}", tool=call.name,
-                        call_id=call.id, available_tools=available,
+                        index=index,
+                        kind="unknown_tool",
+                        text=f"no tool named {call.name!r}",
+                        tool=call.name,
+                        call_id=call.id,
+                        available_tools=available,
                     )
-                )  # fmt: skip
+                )
         if message.role != "tool":
             continue
         kind = kind_of(index, message)
@@ -133,10 +146,14 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
             tool = callers.get(message.tool_call_id or "", message.name)
             sites.append(
                 ErrorSite(
-                    index=index, kind=kind, text=message.text, tool=tool,
-                    call_id=message.tool_call_id, available_tools=available,
+                    index=index,
+                    kind=kind,
+                    text=message.text,
+                    tool=tool,
+                    call_id=message.tool_call_id,
+                    available_tools=available,
                 )
-            )  # fmt: skip
+            )
     return sites
 
 

@@ -117,6 +117,7 @@ def pick_reward(components: Json, name: str | None) -> float | None:
 
 def index_scores(scores: list[Score]) -> ScoreIndex:
     by_target: ScoreIndex = {}
+    # Backwards, so that the last value comes first: a score that was corrected counts as corrected.
     for one in reversed(scores):
         values = by_target.setdefault(one.target, {}).setdefault(one.name, [])
         if len(values) < _MAX_KEPT:
@@ -126,6 +127,7 @@ def index_scores(scores: list[Score]) -> ScoreIndex:
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
     """Of each name the nearest score (of the spans, then of an ancestor, then of the trace), and all where several."""
+    # Span -> how many levels it lies above the nearest of the calls; 0 for a call itself.
     distances: dict[str, int] = {}
     for own_span in spans:
         span: str | None = own_span
@@ -134,6 +136,7 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
                 break
             distances[span] = distance
             span = parents.get(span)
+    # Nearest first; at one distance, the later call first. None at the end is the whole trace.
     scored = [
         (distance, -position, span) for position, (span, distance) in enumerate(distances.items()) if span in index
     ]

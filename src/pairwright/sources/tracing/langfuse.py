@@ -27,12 +27,14 @@ from pairwright.sources.tracing.otel_spans import moment
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "langfuse"
+# Field of the trace -> name in `info`.
 _INFO = {"name": "name", "sessionId": "session_id", "tags": "tags", "release": "release", "version": "version"}
 
 
 def matches(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("observations"), list):
         return False
+    # The trace beside its observations; below, with the observations inside it.
     if isinstance(value.get("trace"), dict):
         return True
     return (
@@ -53,6 +55,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     listed = [*optional_items(trace.get("scores"), "trace.scores")]
     if export is not trace:
         listed += optional_items(export.get("scores"), "scores")
+    # Observations and their parents by id: scores and failures are looked up along these.
     ids = {_id(observation): observation for observation in observations}
     parents = {key: _text(observation.get("parentObservationId")) for key, observation in ids.items()}
     events = _events(trace, observations, ids, parents)
@@ -75,6 +78,7 @@ def _observations(export: Json, trace: Json) -> list[Any]:
     times = [
         moment(observation.get("startTime")) if isinstance(observation, dict) else None for observation in observations
     ]
+    # Without all times the order of the file is the best there is.
     if None in times:
         return observations
     order = sorted(range(len(observations)), key=lambda number: times[number] or 0)
@@ -85,6 +89,7 @@ def _events(
     trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None]
 ) -> list[ModelCall | ToolRun]:
     generations = [_id(observation) for observation in observations if observation.get("type") == "GENERATION"]
+    # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(generations, parents)
     events: list[ModelCall | ToolRun] = []
     for observation in observations:
@@ -95,6 +100,7 @@ def _events(
             events.append(run)
     if wanted:
         return events
+    # No generation: the widest input and output that were logged stand for the one call.
     agents = [observation for observation in observations if observation.get("type") == "AGENT"]
     roots = [observation for observation in observations if not observation.get("parentObservationId")]
     for candidate in [
@@ -110,6 +116,7 @@ def _events(
 def _unquote(value: Any) -> Any:
     """A trace's own input and output are JSON text once more than the observations'."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
+        # In brackets, since `decode_json_text` takes only lists and objects.
         inside = decode_json_text(f"[{value}]")
         return inside[0] if isinstance(inside, list) and len(inside) == 1 else value
     return value
@@ -122,6 +129,7 @@ def _calls(observation: Json, parent: Json) -> list[ModelCall]:
     messages = conversation(inputs, "input", role="user")
     if not messages or messages[0].role not in ("system", "developer"):
         messages = _instructions(observation, attributes) + messages
+    # Where tools may stand, best first: messages, input, output, definitions, attributes of OpenTelemetry.
     tools = listed or tools_in(
         observation.get("input") if isinstance(decode_json_text(observation.get("input")), dict) else None
     )
@@ -144,8 +152,10 @@ def _calls(observation: Json, parent: Json) -> list[ModelCall]:
         model=_text(observation.get("model")),
         failure=_failure(observation, "exception"),
         usage={key: n for key, n in counts.items() if isinstance(n, int | float) and not isinstance(n, bool)},
+        # Plain text in and out below an agent: the calls log only the opening prompt, and the turns are rebuilt.
         flat=isinstance(inputs, str) and isinstance(decode_json_text(output), str) and parent.get("type") == "AGENT",
     )
+    # An empty answer is still a call: it may have failed.
     alternatives = answers(output, "output") or [[]]
     if len(alternatives) == 1:
         return [replace(call, output=alternatives[0])]
@@ -161,6 +171,7 @@ def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
 
 
 def _is_tool_schema(item: Any) -> bool:
+    # A result has the id of its call; a schema in the place of one has none.
     if not isinstance(item, dict) or item.get("role") != "tool" or item.get("tool_call_id") is not None:
         return False
     content = item.get("content")
@@ -223,6 +234,7 @@ def _failure(observation: Json, default: str) -> Failure | None:
 
 def _score(score: Json) -> Score:
     value = score.get("value")
+    # The number of a category is arbitrary; its label says what was meant.
     if score.get("dataType") == "CATEGORICAL" or value is None:
         value = score.get("stringValue", value)
     return Score(_text(score.get("name")) or "score", value, _text(score.get("observationId")))

@@ -42,6 +42,7 @@ def matches(value: Any) -> bool:
 def _is_run(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
+    # A patch may lack the inputs, but has its dotted_order.
     return "dotted_order" in value or ("run_type" in value and "inputs" in value)
 
 
@@ -49,7 +50,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     runs = _merge_patches(list(_runs(value, 0)))
     if not runs:
         raise BadRecord("no runs")
-    traces: dict[str, list[Json]] = {}
+    traces: dict[str, list[Json]] = {}  # trace id -> its runs
     for run in runs:
         traces.setdefault(_text(run.get("trace_id")) or _root_id(run), []).append(run)
     for number, (trace_id, members) in enumerate(traces.items()):
@@ -82,6 +83,7 @@ def _merge_patches(runs: list[Json]) -> list[Json]:
     ids: dict[str, str] = {}  # by dotted_order, since patches of some SDKs have no id
     for run in runs:
         order = _text(run.get("dotted_order"))
+        # The id, else that of a run at the same place in the tree, else the place itself, else a number.
         key = _text(run.get("id")) or ids.get(order or "") or (order or f"#{len(by_id)}")
         if order is not None:
             ids.setdefault(order, key)
@@ -93,15 +95,18 @@ def _merge_patches(runs: list[Json]) -> list[Json]:
 def _root_id(run: Json) -> str:
     """The root of a run without a trace_id: the id in the first part of its dotted_order, else itself."""
     order = _text(run.get("dotted_order"))
+    # dotted_order is "<time>Z<run id>.<time>Z<run id>...", from the root down to the run.
     return order.split(".")[0].partition("Z")[2] or run["id"] if order else str(run["id"])
 
 
 def _trace(trace_id: str, members: list[Json]) -> Trace:
+    # Times lead every part, so the order of texts is that of starting, with parents before children.
     if all(_text(run.get("dotted_order")) for run in members):
         members = sorted(members, key=lambda run: str(run["dotted_order"]))
     parents = {run["id"]: _text(run.get("parent_run_id")) for run in members}
     wanted = outermost_of([run["id"] for run in members if run.get("run_type") == "llm"], parents)
     roots = [run for run in members if parents[run["id"]] not in parents]
+    # No run of a model: the root's inputs and outputs are the one call.
     if not wanted:
         wanted = {run["id"] for run in roots[:1]}
     events: list[ModelCall | ToolRun] = []
@@ -113,6 +118,7 @@ def _trace(trace_id: str, members: list[Json]) -> Trace:
     root = roots[0] if roots else members[0]
     session = _text(root.get("session_name")) or _text(root.get("session_id"))
     info: Json = {"name": root.get("name"), "session": session}
+    # A failure of the root is kept here, unless the root is itself the call and has it as its own.
     if wanted != {root["id"]} and root.get("error"):
         info["error"] = root["error"]
     return Trace(
@@ -129,6 +135,7 @@ def _calls(run: Json) -> list[ModelCall]:
     inputs, outputs = decode_json_text(run.get("inputs")), decode_json_text(run.get("outputs"))
     extra = run.get("extra") if isinstance(run.get("extra"), dict) else {}
     parameters = extra.get("invocation_params") if isinstance(extra, dict) else None
+    # Completion models log {"prompts": [text]}; a batch of one is its only text.
     prompt = inputs.get("prompts") if isinstance(inputs, dict) and "messages" not in inputs else None
     prompt = prompt[0] if isinstance(prompt, list) and len(prompt) == 1 else inputs
     messages = conversation(prompt, "inputs", role="user")
@@ -157,6 +164,7 @@ def _tool_run(run: Json) -> ToolRun:
     inner = decode_json_text(inner)
     failure = _failure(run, "tool_error")
     call_id = None
+    # A serialized LangChain message: its fields are in `kwargs`.
     if isinstance(inner, dict) and isinstance(inner.get("kwargs"), dict):
         inner = inner["kwargs"]
     if isinstance(inner, dict) and "tool_call_id" in inner:
@@ -165,6 +173,7 @@ def _tool_run(run: Json) -> ToolRun:
             failure = Failure(failure_kind(inner.get("content"), "tool_error"), str(inner.get("content") or ""))
         inner = inner.get("content")
     inputs = run.get("inputs")
+    # A tool of one argument logs {"input": value}.
     if isinstance(inputs, dict) and set(inputs) == {"input"}:
         inputs = inputs["input"]
     return ToolRun(

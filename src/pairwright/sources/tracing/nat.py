@@ -59,12 +59,14 @@ def rejected(reason: str, origin: Origin) -> Rejected:
 
 # Candidates in NAT's intermediate steps: each TTC_END event is one, with its prompt, its answer and its score.
 
+# Fields of a candidate that may stand at several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
 
 def read_candidates(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
+    # By UUID, which START and END of a step share.
     starts = {p["UUID"]: p for p in payloads if event_of(p) == "TTC_START" and isinstance(p.get("UUID"), str)}
     ends = [payload for payload in payloads if event_of(payload) == "TTC_END"]
     names = list(dict.fromkeys(name_of(payload) for payload in ends))
@@ -126,6 +128,7 @@ class _Prompts:
         self._last: tuple[tuple[type, str], _Prompt] | None = None
 
     def of(self, given: Any) -> _Prompt:
+        # The type belongs to the key: text and the list that it would decode to are different inputs.
         key = (type(given), given if isinstance(given, str) else _key(given))
         if self._last is None or self._last[0] != key:
             self._last = (key, self._read(given))
@@ -152,6 +155,7 @@ class _Place(msgspec.Struct, frozen=True):
 class _Turns(msgspec.Struct):
     """The step of each turn: its turn_index, or the next free number where another turn_id has that already."""
 
+    # turn_id -> step; the steps that are taken; the lowest number above all of them.
     steps: dict[int | str, int] = {}
     taken: set[int] = set()
     free: int = 0
@@ -232,6 +236,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
         return
+    # id -> how many items of this id came before: the run of one without a number
     runs: dict[int | str, int] = {}
     for number, entry in enumerate(listed):
         try:
@@ -259,6 +264,7 @@ def _read_item(
         else:
             yield rejected(f"item {number}, step {position}: no payload with an event_type", origin)
     run_index = index(item.get("run", item.get("run_index")))
+    # The item's own number, else its count among items of its id, else its position.
     run = run_index if run_index is not None else before if "id" in item else origin.ordinal + number
     if any(event_of(payload).startswith("TTC_") for payload in payloads):
         yield from read_candidates(item, payloads, run, origin, options)
@@ -298,6 +304,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
     )
     data = optional_mapping(payload.get("data"), "data")
     first = optional_mapping(start.get("data"), "data")
+    # The chat messages, where they were logged; `data.input` is often the same as flat text.
     inputs = begun.get("chat_inputs") or metadata.get("chat_inputs")
     flat = not inputs
     if flat:
@@ -334,6 +341,7 @@ def _tool_run(payload: Json, uuid: str) -> ToolRun:
         call_id, result = output["tool_call_id"], output.get("content")
         if output.get("status") == "error":
             failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
+    # No mark of a failure: how the text begins tells.
     if failure is None and isinstance(result, str) and result.startswith("Error:"):
         failure = Failure(failure_kind(result, "tool_error"), result)
     return ToolRun(

@@ -36,8 +36,10 @@ from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, trac
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
+# Values of gen_ai.operation.name: calls of a model, and below those of an agent.
 _CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion", "generate"})
 _AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
+# Our name -> attributes of the conventions that have it, newest first.
 _USAGE = {
     "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
     "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
@@ -69,9 +71,11 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _trace(spans: list[Span]) -> Trace:
     by_id = {span.id: span for span in spans}
     parents = {span.id: span.parent for span in spans}
+    # A provider's call inside a framework's is the same call: the outer one counts.
     outermost = outermost_of([span.id for span in spans if _is_call(span)], parents)
     calls = [span for span in spans if span.id in outermost]
     if not calls:
+        # No model call was traced: the agents' own spans stand for it, else the roots.
         tops = [span for span in spans if span.parent not in by_id and not _is_tool(span)]
         calls = [span for span in spans if _is_agent(span)] or tops
     wanted = {span.id for span in calls}
@@ -82,6 +86,7 @@ def _trace(spans: list[Span]) -> Trace:
         elif _is_tool(span):
             events.append(_tool_run(span))
     roots = [span for span in spans if span.parent not in by_id]
+    # Roots first: their attributes speak for the trace.
     attributes = [place.attributes for place in [*roots, *spans]]
     task = task_in(*attributes, *(decode_json_text(place.get("metadata")) for place in attributes))
     info: Json = {"name": roots[0].name} if roots else {}
@@ -89,6 +94,7 @@ def _trace(spans: list[Span]) -> Trace:
         name = next((place[key] for place in attributes if isinstance(place.get(key), str)), None)
         if name is not None:
             info[key] = name
+    # The first failure that no call and no tool run tells of.
     failed = next((span for span in spans if span.failure and span.id not in wanted and not _is_tool(span)), None)
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
@@ -109,6 +115,7 @@ def _operation(span: Span) -> str:
 def _is_call(span: Span) -> bool:
     if _kind(span) == "LLM" or _operation(span) in _CALL_OPERATIONS:
         return True
+    # A span that says it is something else is no call, whatever messages it holds.
     if _operation(span) or _kind(span):
         return False
     return any(key in span.attributes for key in ("gen_ai.input.messages", "gen_ai.prompt.0.role"))
@@ -126,6 +133,7 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
     """The call of a span; more than one where the model gave alternative answers."""
     notes: Json = {}
     inputs, flat_input = _input(span)
+    # Exporters cut long attributes; half a list of messages is no prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
             raise BadRecord(f"span {span.id!r}: input.value is JSON text that ends too soon, cut by its exporter")
@@ -137,6 +145,7 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
         inputs, rest = split_at_first_answer(messages)
         alternatives = [rest]
     tools, num_cut = tools_of_attributes(span.attributes)
+    # Some frameworks describe the tools once, on the agent's span.
     if not tools and not num_cut and parent is not None:
         tools, num_cut = tools_of_attributes(parent.attributes)
     if num_cut:
@@ -157,6 +166,7 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
         model=model if isinstance(model, str) else None,
         failure=span.failure,
         usage=usage,
+        # Plain text below an agent: the calls log only the opening prompt, and the turns are rebuilt.
         flat=flat_input and flat_output and parent is not None and _is_agent(parent),
         notes=notes,
     )
@@ -169,6 +179,7 @@ def _input(span: Span) -> tuple[list[Message], bool]:
     """What the model was given, and whether only `input.value` told."""
     attributes = span.attributes
     system = decode_json_text(attributes.get("gen_ai.system_instructions"))
+    # Parts without a role are the content of one system message.
     if isinstance(system, list) and system and all(isinstance(p, dict) and "role" not in p for p in system):
         system = [{"role": "system", "parts": system}]
     messages = conversation(system, "gen_ai.system_instructions", role="system")
@@ -202,6 +213,7 @@ def _outputs(span: Span) -> tuple[list[list[Message]], bool]:
 
 
 def _alternatives(messages: list[Message]) -> list[list[Message]]:
+    # Several answers of the assistant are alternatives; with other roles among them they are one conversation.
     if all(message.role == "assistant" for message in messages):
         return [[message] for message in messages]
     return [messages]
@@ -219,6 +231,7 @@ def _tool_run(span: Span) -> ToolRun:
     call_id = attributes.get("gen_ai.tool.call.id", attributes.get("tool.id", attributes.get("tool_call.id")))
     name = attributes.get("gen_ai.tool.name", attributes.get("tool.name"))
     failure = span.failure
+    # "exception" is the default kind for a span; the default for a tool run is "tool_error".
     if failure is not None and failure.kind == "exception":
         failure = replace(failure, kind="tool_error")
     return ToolRun(

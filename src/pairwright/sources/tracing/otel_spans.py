@@ -22,7 +22,7 @@ from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, Score
 
 _MAX_DEPTH = 12
-Event = tuple[str, Json]
+Event = tuple[str, Json]  # (name, attributes)
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -60,6 +60,7 @@ def holds_spans(value: Any) -> bool:
 
 def traces_in(value: Any) -> list[list[Span]]:
     """The spans of a file, by trace."""
+    # By span id: log records that join a span as events, and annotations that stand beside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
     raw = [span for span in _raw_spans(value, logs, notes, 0) if isinstance(span, dict)]
@@ -89,6 +90,7 @@ def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[A
                 notes.setdefault(str(note.get("span_id")), []).append(note)
         for resource in _list(value.get("resourceLogs")):
             _read_logs(resource, logs)
+        # The levels of OTLP JSON; Phoenix has `spans` alone.
         groups = [value[key] for key in ("resourceSpans", "scopeSpans", "spans") if key in value]
         if not groups and depth < 2:  # names of the user's choice
             groups = [item for item in value.values() if isinstance(item, list) and any(map(is_span, item[:1]))]
@@ -104,11 +106,13 @@ def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
                 body = _any_value(record.get("body"), 0)
                 name = record.get("eventName") or attributes.get("event.name")
                 if isinstance(name, str):
+                    # Fields of the body override attributes of the same name.
                     merged = {**attributes, **(body if isinstance(body, dict) else {"content": body})}
                     logs.setdefault(str(record.get("spanId")), []).append((name, merged))
 
 
 def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[str, list[Any]]) -> Span:
+    # Rows of a data frame: a column "attributes.llm.model_name" for each attribute.
     columns = {key[len("attributes.") :]: item for key, item in value.items() if key.startswith("attributes.")}
     attributes = plain_attributes(value.get("attributes")) or _flat(columns)
     if isinstance(value.get("span_kind"), str):
@@ -117,6 +121,7 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     span_id = _first(value.get("spanId"), context.get("span_id"), value.get("context.span_id")) or f"#{number}"
     events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
+        # This event holds what newer conventions put on the span; the span's own attributes override it.
         if name == "gen_ai.client.inference.operation.details":
             attributes = {**attributes_of_event, **attributes}
     return Span(
@@ -135,6 +140,7 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
     status = _dict(value.get("status")) or {"code": value.get("status_code"), "message": value.get("status_message")}
     code = status.get("code", status.get("status_code"))
+    # The code as OTLP JSON, SDK and protobuf number write it.
     if code not in ("STATUS_CODE_ERROR", "ERROR", 2, "2"):
         return None
     raised = next((event for name, event in events if name == "exception"), {})
@@ -157,6 +163,7 @@ def _scores(
     for note in listed:
         if isinstance(note, dict):
             result = _dict(note.get("result")) or note
+            # A label ("correct") where there is no score.
             points = result.get("score") if result.get("score") is not None else result.get("label")
             scores.append(Score(note["name"] if isinstance(note.get("name"), str) else "score", points, span_id))
     for key, item in attributes.items():
@@ -210,6 +217,7 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
         in_llm = path.startswith("llm.")
         if isinstance(item, list) and in_llm and item and all(isinstance(inner, dict) for inner in item):
             item = {str(number): inner for number, inner in enumerate(item)}
+        # At the top, only known names are levels: an object under a name of the user's is a value.
         if isinstance(item, dict) and depth < _MAX_DEPTH and (depth or "." in key or key in _NESTED or in_llm):
             flat.update(_flat(item, f"{path}.", depth + 1) if _is_level(path) else {path: item})
         else:
@@ -219,7 +227,8 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
 
 _NESTED = frozenset(
     {"llm", "input", "output", "openinference", "tool", "session", "user", "gen_ai", "eval", "annotation"}
-)  # fmt: skip
+)
+# Ends of paths whose object is a value: a schema, a list of messages, arguments.
 _VALUES = (".json_schema", ".messages", ".arguments", ".value", ".invocation_parameters", "system_instructions")
 
 
@@ -233,6 +242,7 @@ def moment(value: Any) -> int | float | None:
     if isinstance(value, str) and not value.isdigit():
         try:
             parsed = datetime.fromisoformat(value)
+            # A time without a zone is taken as UTC, so that all spans compare.
             return (parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp()
         except (ValueError, OverflowError):
             return None

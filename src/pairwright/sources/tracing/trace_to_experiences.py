@@ -221,9 +221,15 @@ def _add_result(chain: _Chain, run: ToolRun, call_id: str | None) -> None:
 
 
 def _experience(
-    name: str, trace: Trace, chain: _Chain, seen: _Seen, origin: Origin, options: Options, run: int,
+    name: str,
+    trace: Trace,
+    chain: _Chain,
+    seen: _Seen,
+    origin: Origin,
+    options: Options,
+    run: int,
     step: int,
-) -> Experience:  # fmt: skip
+) -> Experience:
     tools = chain.calls[0].tools
     components, more = nearest_scores(seen.scores, [call.id for call in chain.calls], trace.parents)
     info: Json = {
