@@ -125,9 +125,10 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
 def wait_limits(config: Config) -> WaitLimits:
     settings = config.backend.nemo_customizer
     return WaitLimits(
-        poll_interval_seconds=settings.poll_interval_seconds, timeout_seconds=settings.training_timeout_seconds,
+        poll_interval_seconds=settings.poll_interval_seconds,
+        timeout_seconds=settings.training_timeout_seconds,
         max_failures=settings.max_status_failures,
-    )  # fmt: skip
+    )
 
 
 _ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
@@ -143,10 +144,15 @@ def _find_interrupted(folder: Path) -> Job | None:
 
 def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, request: JobRequest) -> Json:
     return {
-        "entity_host": api.entity_host, "datastore_host": api.datastore_host, "namespace": settings.namespace,
-        "dataset_name": settings.dataset_name, "job_name": name, "job_id": None, "output_model": None,
+        "entity_host": api.entity_host,
+        "datastore_host": api.datastore_host,
+        "namespace": settings.namespace,
+        "dataset_name": settings.dataset_name,
+        "job_name": name,
+        "job_id": None,
+        "output_model": None,
         "config": settings.customization_config or request.model,
-    }  # fmt: skip
+    }
 
 
 def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, model: str) -> Json:
@@ -217,10 +223,15 @@ def _status(state: JobState, found: Json) -> Status:
     if state is JobState.FAILED and details:
         words = f"{words}: {details[-1]}" if words else str(details[-1])
     return Status(
-        state=state, percentage=percentage, step=step, num_steps=done, message=words,
+        state=state,
+        percentage=percentage,
+        step=step,
+        num_steps=done,
+        message=words,
         epoch=step / per_epoch if step is not None and per_epoch else _number(found, "epochs_completed"),
-        train_loss=_number(found, "train_loss"), validation_loss=_number(found, "val_loss"),
-    )  # fmt: skip
+        train_loss=_number(found, "train_loss"),
+        validation_loss=_number(found, "val_loss"),
+    )
 
 
 def _lines(value: Any) -> Iterator[str]:
@@ -275,6 +286,11 @@ def write_metrics(folder: Path, details: Json) -> None:
 
 
 NEMO_CUSTOMIZER = Backend(
-    name="nemo-customizer", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs,
+    name="nemo-customizer",
+    submit=submit,
+    status=status,
+    cancel=cancel,
+    deploy=deploy,
+    logs=logs,
     wait_limits=wait_limits,
-)  # fmt: skip
+)

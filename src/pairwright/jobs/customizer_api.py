@@ -51,18 +51,26 @@ class CustomizerApi:
 
     def create_namespace(self, namespace: str) -> bool:
         """Create a namespace in both stores; False if it was in both."""
-        entity = self._created("POST", self.entity_host, "/v1/namespaces",
-                               json={"id": namespace, "description": "Made by pairwright"}, there=(409,))  # fmt: skip
-        store = self._created("POST", self.datastore_host, "/v1/datastore/namespaces",
-                              data={"namespace": namespace}, there=(409, 422))  # fmt: skip
+        entity = self._created(
+            "POST",
+            self.entity_host,
+            "/v1/namespaces",
+            json={"id": namespace, "description": "Made by pairwright"},
+            there=(409,),
+        )
+        store = self._created(
+            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
+        )
         return entity or store
 
     def create_dataset(self, namespace: str, name: str) -> bool:
         """Register a dataset; False if it was there."""
         body = {
-            "name": name, "namespace": namespace, "files_url": f"hf://datasets/{namespace}/{name}",
+            "name": name,
+            "namespace": namespace,
+            "files_url": f"hf://datasets/{namespace}/{name}",
             "description": "Preference pairs, written by pairwright",
-        }  # fmt: skip
+        }
         return self._created("POST", self.entity_host, "/v1/datasets", json=body, there=(409,))
 
     def create_job(self, body: Json) -> Json:
@@ -161,8 +169,9 @@ class CustomizerApi:
         if response.status_code in (401, 403):
             raise ServiceError(
                 f"{where}: {response.status_code}: {_words(response)}: check backend.nemo_customizer.hf_token and "
-                f"api_token, and that they may use the namespace", status=response.status_code,
-            )  # fmt: skip
+                f"api_token, and that they may use the namespace",
+                status=response.status_code,
+            )
         if not response.is_success:
             raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
         return response

@@ -41,9 +41,13 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
         say(f"deployment {settings.namespace}/{name} of {model} was created")
         ready = _wait(api, settings, folder, name, say)
     deployment = {
-        "name": name, "namespace": settings.namespace, "status": "ready", "model": model,
-        "url": ready.get("url"), "models": ready.get("models") or [model],
-    }  # fmt: skip
+        "name": name,
+        "namespace": settings.namespace,
+        "status": "ready",
+        "model": model,
+        "url": ready.get("url"),
+        "models": ready.get("models") or [model],
+    }
     write_job(folder, change_job(read_job(folder), deployment=deployment))
     return deployment
 
@@ -107,9 +111,14 @@ TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_fi
 def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int) -> Dataset:
     """The files that the service trains on, below `folder`."""
     return write_dataset(
-        pairs, folder, target="customizer", names=(TRAINING, VALIDATION), validation=config.validation, seed=seed,
+        pairs,
+        folder,
+        target="customizer",
+        names=(TRAINING, VALIDATION),
+        validation=config.validation,
+        seed=seed,
         history=config.use_full_message_history,
-    )  # fmt: skip
+    )
 
 
 def upload(api: CustomizerApi, dataset: Dataset, config: NemoCustomizerConfig, *, message: str) -> str:

@@ -38,10 +38,13 @@ class Dataset:
 
     def as_json(self) -> Json:
         return {
-            "training": str(self.training), "validation": None if self.validation is None else str(self.validation),
-            "num_training": self.num_training, "num_validation": self.num_validation,
-            "refused": self.refused, "noted": self.noted,
-        }  # fmt: skip
+            "training": str(self.training),
+            "validation": None if self.validation is None else str(self.validation),
+            "num_training": self.num_training,
+            "num_validation": self.num_validation,
+            "refused": self.refused,
+            "noted": self.noted,
+        }
 
     def __str__(self) -> str:
         refused = ", ".join(f"{reason} {num}" for reason, num in sorted(self.refused.items()))
@@ -77,9 +80,13 @@ def write_dataset(
     if not written[1]:
         (folder / names[1]).unlink()
     return Dataset(
-        training=folder / names[0], validation=folder / names[1] if written[1] else None,
-        num_training=written[0], num_validation=written[1], refused=refused, noted=noted,
-    )  # fmt: skip
+        training=folder / names[0],
+        validation=folder / names[1] if written[1] else None,
+        num_training=written[0],
+        num_validation=written[1],
+        refused=refused,
+        noted=noted,
+    )
 
 
 def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:

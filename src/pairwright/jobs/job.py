@@ -117,9 +117,15 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
     now = time.time()
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
     return Job(
-        id=name, backend=backend, state=JobState.CREATED, created_at=now, updated_at=now, model=model,
-        pairs=None if pairs is None else str(pairs), details=details or {},
-    )  # fmt: skip
+        id=name,
+        backend=backend,
+        state=JobState.CREATED,
+        created_at=now,
+        updated_at=now,
+        model=model,
+        pairs=None if pairs is None else str(pairs),
+        details=details or {},
+    )
 
 
 def change_job(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:

@@ -62,11 +62,17 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     model = model_folder(request.model, trainer="NeMo RL")
     _refuse_longer(request.pairs, model, config)
     files = folder / "exports" / "nemo-rl"
-    dataset = write_dataset(request.pairs, files, target=f"nemo-rl-{settings.dataset}",
-                            names=("train.jsonl", "validation.jsonl"), validation=settings.validation,
-                            seed=config.seed)  # fmt: skip
-    refuse_unfaithful(dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data,
-                      key="backend.nemo_rl.accept_other_data")  # fmt: skip
+    dataset = write_dataset(
+        request.pairs,
+        files,
+        target=f"nemo-rl-{settings.dataset}",
+        names=("train.jsonl", "validation.jsonl"),
+        validation=settings.validation,
+        seed=config.seed,
+    )
+    refuse_unfaithful(
+        dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data, key="backend.nemo_rl.accept_other_data"
+    )
     say(f"exported {dataset} to {files}")
     output = folder.resolve() / "nemo-rl"
     tree = nemo_rl_config(config, dataset, model=model, output=output)
@@ -76,8 +82,14 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     path = (folder / "nemo-rl-dpo.yaml").resolve()
     write_yaml(path, tree, heading="Written by pairwright for examples/run_dpo.py of NeMo RL.")
     script = _write_script(folder, path, model, settings)
-    details = {"config": str(path), "script": str(script), "files": dataset.as_json(), "slurm_id": None,
-               "launcher": settings.launcher, "num_steps": tree["dpo"]["max_num_steps"]}  # fmt: skip
+    details = {
+        "config": str(path),
+        "script": str(script),
+        "files": dataset.as_json(),
+        "slurm_id": None,
+        "launcher": settings.launcher,
+        "num_steps": tree["dpo"]["max_num_steps"],
+    }
     job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
@@ -141,12 +153,17 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
 
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
     train = config.train
-    refuse_untranslatable(train, trainer="NeMo RL", losses=("sigmoid",), more={
-        "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
-        "train.dpo.ld_alpha": train.dpo.ld_alpha is not None,
-        "train.optimizer": train.optimizer != "adamw",
-        "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
-    })  # fmt: skip
+    refuse_untranslatable(
+        train,
+        trainer="NeMo RL",
+        losses=("sigmoid",),
+        more={
+            "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
+            "train.dpo.ld_alpha": train.dpo.ld_alpha is not None,
+            "train.optimizer": train.optimizer != "adamw",
+            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
+        },
+    )
     if request.launch:
         _directory(settings)
         if settings.launcher == "slurm" and not settings.slurm.container:
@@ -217,8 +234,11 @@ def _slurm_status(folder: Path, job: Job) -> Status:
 
 def _progress(folder: Path, job: Job) -> Status:
     """What the checkpoints tell: NeMo RL names them by step."""
-    steps = [int(path.name.removeprefix("step_")) for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
-             if path.name.removeprefix("step_").isdigit()]  # fmt: skip
+    steps = [
+        int(path.name.removeprefix("step_"))
+        for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
+        if path.name.removeprefix("step_").isdigit()
+    ]
     step, num_steps = max(steps, default=None), job.details.get("num_steps")
     return Status(
         state=JobState.RUNNING,

@@ -138,11 +138,15 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     end = train.min_learning_rate / train.learning_rate
     after: dict[str, Json] = {
         "constant": {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 1.0, "total_iters": rest}},
-        "linear": {"name": "torch.optim.lr_scheduler.LinearLR",
-                   "kwargs": {"start_factor": 1.0, "end_factor": end, "total_iters": rest}},
-        "cosine": {"name": "torch.optim.lr_scheduler.CosineAnnealingLR",
-                   "kwargs": {"T_max": rest, "eta_min": train.min_learning_rate}},
-    }  # fmt: skip
+        "linear": {
+            "name": "torch.optim.lr_scheduler.LinearLR",
+            "kwargs": {"start_factor": 1.0, "end_factor": end, "total_iters": rest},
+        },
+        "cosine": {
+            "name": "torch.optim.lr_scheduler.CosineAnnealingLR",
+            "kwargs": {"T_max": rest, "eta_min": train.min_learning_rate},
+        },
+    }
     if not train.warmup_steps:
         return [after[train.schedule], {"milestones": []}]
     warmup = {"start_factor": 1 / (train.warmup_steps + 1), "end_factor": 1.0, "total_iters": train.warmup_steps}

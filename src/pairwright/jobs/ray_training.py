@@ -56,8 +56,14 @@ def train_on_ray(
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     RunFolder(output, is_writer=True, resume=resume)  # refuses a folder that has a run already
     (output / _FAILURE).unlink(missing_ok=True)
-    paths = {"model": model, "output": output, "pairs": pairs, "experience": experience, "validation": validation,
-             "tokens": tokens}  # fmt: skip
+    paths = {
+        "model": model,
+        "output": output,
+        "pairs": pairs,
+        "experience": experience,
+        "validation": validation,
+        "tokens": tokens,
+    }
     task = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
@@ -80,10 +86,11 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
         train_loop_config=task,
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
         run_config=RunConfig(
-            name="run", storage_path=str((output / STORAGE).absolute()),
+            name="run",
+            storage_path=str((output / STORAGE).absolute()),
             failure_config=FailureConfig(max_failures=engine.max_retries),
         ),
-    )  # fmt: skip
+    )
     try:
         trainer.fit()
     except Exception as error:  # whatever Ray wraps it in; what we know of it is in the file

@@ -35,8 +35,10 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
     if train.dpo.loss not in losses:
         keys.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
     if keys:
-        raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
-                          f"backend.name: local")  # fmt: skip
+        raise ConfigError(
+            f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
+            f"backend.name: local"
+        )
 
 
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:

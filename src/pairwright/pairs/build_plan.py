@@ -114,11 +114,18 @@ def plan_pairs(
         pl.concat(gathered.narrow), pl.concat(gathered.tasks), options_with_thresholds, everything
     )
     return Plan(
-        tables=everything, options=options, strategy=options.strategy if votes is None else "votes",
-        drafts=gathered.drafts, experiences=gathered.experiences, sizes=gathered.sizes, funnel=gathered.funnel,
-        scales=gathered.scales, clues=gathered.clues, selection=selection,
+        tables=everything,
+        options=options,
+        strategy=options.strategy if votes is None else "votes",
+        drafts=gathered.drafts,
+        experiences=gathered.experiences,
+        sizes=gathered.sizes,
+        funnel=gathered.funnel,
+        scales=gathered.scales,
+        clues=gathered.clues,
+        selection=selection,
         crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
-    )  # fmt: skip
+    )
 
 
 def _plan_in_process(
@@ -135,9 +142,7 @@ def _plan_in_process(
             rows, votes = [with_ratings(only, votes.ratings)], None
     resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
-    gathered = _Gathered(
-        Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame)
-    )  # fmt: skip
+    gathered = _Gathered(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
     for some in rows:
         gathered.add(plan_partition(some, resolved, tables=everything, votes=votes), resolved)
     return gathered, resolved, votes

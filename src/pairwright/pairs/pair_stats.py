@@ -106,21 +106,36 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
         ("empty", stats["empty_sides"], f"{stats['empty_sides']:,} sides are empty"),
         ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs are there more than once"),
         ("contradictions", stats["contradictions"], f"{stats['contradictions']:,} pairs contradict another one"),
-        ("white-space", stats["differ_in_white_space_only"],
-         f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only"),
+        (
+            "white-space",
+            stats["differ_in_white_space_only"],
+            f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only",
+        ),
         ("across-groups", stats["across_groups"], f"{stats['across_groups']:,} pairs compare different prompts"),
-        ("split-prompts", stats["prompts_in_both_splits"],
-         f"{stats['prompts_in_both_splits']:,} prompts in both splits"),
+        (
+            "split-prompts",
+            stats["prompts_in_both_splits"],
+            f"{stats['prompts_in_both_splits']:,} prompts in both splits",
+        ),
         ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
-        ("length", abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
-         f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
-         f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs"),
-        ("near-duplicates", stats["near_duplicates"] / num > max_near,
-         f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
-        ("one-task", stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
-         f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task"),
+        (
+            "length",
+            abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
+            f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
+            f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs",
+        ),
+        (
+            "near-duplicates",
+            stats["near_duplicates"] / num > max_near,
+            f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}",
+        ),
+        (
+            "one-task",
+            stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
+            f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task",
+        ),
         ("scales", _scales_differ(stats.get("reward_scale", {})), "sources have rewards on different scales"),
-    ]  # fmt: skip
+    ]
     return [Finding(name, message) for name, holds, message in checks if holds]
 
 

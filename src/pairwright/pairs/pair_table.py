@@ -362,10 +362,14 @@ def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
     schema = schema.with_metadata(PAIR_SCHEMA.metadata)
     with pq.ParquetWriter(
-        hidden, schema, compression={name: "none" if name == "id" else "snappy" for name in schema.names},
-        use_dictionary=_DICTIONARY, store_schema=False, write_statistics=["gap", "split", "task", "tools"],
+        hidden,
+        schema,
+        compression={name: "none" if name == "id" else "snappy" for name in schema.names},
+        use_dictionary=_DICTIONARY,
+        store_schema=False,
+        write_statistics=["gap", "split", "task", "tools"],
         dictionary_pagesize_limit=2 * BYTES_PER_GROUP,
-    ) as writer:  # fmt: skip
+    ) as writer:
         for group in row_groups(batches, schema):
             writer.write_table(group, row_group_size=group.num_rows)
             num_rows += group.num_rows

@@ -134,15 +134,15 @@ def plan_partition(
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
         drafts=drafts,
-        experiences=_by_prompt(comparable, work).select(
-            "prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark")
-        ).join(_lost(work), on="row", how="left", maintain_order="left"),
+        experiences=_by_prompt(comparable, work)
+        .select("prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark"))
+        .join(_lost(work), on="row", how="left", maintain_order="left"),
         steps=groups.select(mark_of_step(options).alias("mark")),
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=work.funnel,
         scales=scales_of(work.rows),
         clues=clues_of(work.candidates, groups.select(pl.col("len").max()).item() or 0, options),
-    )  # fmt: skip
+    )
 
 
 def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:

@@ -293,9 +293,13 @@ def select_drafts(
 
 
 def _bad(
-    reason: Reason, narrow: pl.DataFrame, ranks: _Ranks | None, left: Indices, options: PairOptions,
+    reason: Reason,
+    narrow: pl.DataFrame,
+    ranks: _Ranks | None,
+    left: Indices,
+    options: PairOptions,
     tables: Sequence[Table],
-) -> Flags | None:  # fmt: skip
+) -> Flags | None:
     """Which of the drafts that are left go by this reason; None where it was not asked for."""
     if not narrow.height:
         return None

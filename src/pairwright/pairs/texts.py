@@ -241,8 +241,11 @@ def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected
     keys, prompts = drafts["key"], drafts["prompt_hash"]
     if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
         # plain text is written as a message, whose hash is another
-        sides = (("prompt", prompts, chosen), ("completion", drafts["chosen_hash"], chosen),
-                 ("completion", drafts["rejected_hash"], rejected))  # fmt: skip
+        sides = (
+            ("prompt", prompts, chosen),
+            ("completion", drafts["chosen_hash"], chosen),
+            ("completion", drafts["rejected_hash"], rejected),
+        )
         hashes = [
             pl.select(pl.coalesce(pl.Series(texts[f"{name}_hash"].take(int64_array(rows))), hashes)).to_series()
             for name, hashes, rows in sides

@@ -52,9 +52,13 @@ def _message(value: Json, where: str) -> Message:
                 place = f"{where}.content[{number}]"
                 raise Refused(f"{place}: {part.get('type')!r}: this model reads text only", param=place)
         return Message(
-            message.role, message.text, reasoning=message.reasoning, tool_calls=message.tool_calls,
-            tool_call_id=message.tool_call_id, name=message.name,
-        )  # fmt: skip
+            message.role,
+            message.text,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+            tool_call_id=message.tool_call_id,
+            name=message.name,
+        )
     except (BadRecord, RecordError) as error:
         raise Refused(str(error), param=where) from None
 
@@ -79,8 +83,9 @@ def _check_request(engine: Engine, request: Request) -> Request:
     if limit is not None and len(request.prompt) + limit > engine.context:
         raise Refused(
             f"this model's context has {engine.context:,} tokens; {len(request.prompt):,} of the prompt and {limit:,} "
-            f"to be written do not fit: shorten the prompt or ask for fewer", code="context_length_exceeded",
-        )  # fmt: skip
+            f"to be written do not fit: shorten the prompt or ask for fewer",
+            code="context_length_exceeded",
+        )
     return request
 
 

@@ -113,8 +113,13 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
             if request.url.path != "/health":
                 _check_token(server, request)
             if server.num_open >= server.max_requests:
-                raise Refused("too many requests are open; try again", status=429, kind="rate_limit_error",
-                              code="too_many_requests", retry_after_seconds=1)  # fmt: skip
+                raise Refused(
+                    "too many requests are open; try again",
+                    status=429,
+                    kind="rate_limit_error",
+                    code="too_many_requests",
+                    retry_after_seconds=1,
+                )
             server.num_open += 1
             try:
                 return await handler(server, request)
@@ -200,21 +205,32 @@ def _check_token(server: ModelServer, request: Request) -> None:
         return
     header = request.headers.get("authorization", "")
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
-        raise Refused("a valid token is needed: Authorization: Bearer TOKEN", status=401, kind="authentication_error",
-                      code="invalid_api_key")  # fmt: skip
+        raise Refused(
+            "a valid token is needed: Authorization: Bearer TOKEN",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
 
 
 def _check_name(server: ModelServer, name: str) -> None:
     if name not in server.names:
-        raise Refused(f"no model {name!r} here; this server has {', '.join(server.names)}", status=404,
-                      param="model", code="model_not_found")  # fmt: skip
+        raise Refused(
+            f"no model {name!r} here; this server has {', '.join(server.names)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
 
 def _card(server: ModelServer, name: str) -> Json:
     return {
-        "id": name, "object": "model", "created": server.started, "owned_by": "pairwright",
+        "id": name,
+        "object": "model",
+        "created": server.started,
+        "owned_by": "pairwright",
         "max_model_len": server.engine.context,
-    }  # fmt: skip
+    }
 
 
 async def _no_route(request: Request, _: Exception) -> Response:

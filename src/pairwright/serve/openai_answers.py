@@ -78,9 +78,11 @@ def chat_answer(
         if calls:
             message["tool_calls"] = [call_json(call) for call in calls]
         body: Json = {
-            "index": choice.index, "message": message, "finish_reason": finish_reason(choice.finish_reason, calls),
+            "index": choice.index,
+            "message": message,
+            "finish_reason": finish_reason(choice.finish_reason, calls),
             "logprobs": chat_logprobs(choice, asked, texts),
-        }  # fmt: skip
+        }
         if asked.return_token_ids:
             body["token_ids"] = choice.tokens.tolist()
         choices.append(body)
@@ -95,9 +97,11 @@ def completion_answer(
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
             body: Json = {
-                "index": len(choices), "text": choice.text, "finish_reason": finish_reason(choice.finish_reason, []),
+                "index": len(choices),
+                "text": choice.text,
+                "finish_reason": finish_reason(choice.finish_reason, []),
                 "logprobs": None if asked.logprobs is None else completion_logprobs(choice, asked.logprobs, texts),
-            }  # fmt: skip
+            }
             if asked.return_token_ids:
                 body |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
             choices.append(body)
@@ -115,9 +119,10 @@ def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:
 
 def call_json(call: ToolCall) -> Json:
     return {
-        "id": f"call_{os.urandom(12).hex()}", "type": "function",
+        "id": f"call_{os.urandom(12).hex()}",
+        "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
-    }  # fmt: skip
+    }
 
 
 def chat_logprobs(choice: Choice, asked: ChatAsked, texts: TokenTexts) -> Json | None:
@@ -145,9 +150,13 @@ def completion_logprobs(choice: Choice, num_top: int, texts: TokenTexts) -> Json
 
 
 def completion_logprobs_of(
-    tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]], texts: TokenTexts,
-    *, offset: int,
-) -> Json:  # fmt: skip
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    tops: Sequence[Sequence[tuple[int, float]]],
+    texts: TokenTexts,
+    *,
+    offset: int,
+) -> Json:
     """The older form: lists beside each other. `offset` is how much text of the choice came before."""
     columns: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):

@@ -180,18 +180,25 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
 
     backend = patient.config.backend
-    targets = {"nemo-customizer": ("customizer", backend.nemo_customizer.validation),
-               "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
-               "trl": ("trl", backend.trl.validation)}  # fmt: skip
+    targets = {
+        "nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+        "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
+        "trl": ("trl", backend.trl.validation),
+    }
     if patient.pairs is None or backend.name not in targets:
         return
     target, share = targets[backend.name]
     with tempfile.TemporaryDirectory(prefix="pairwright-doctor-") as folder:
         try:
             dataset = write_dataset(
-                patient.pairs, Path(folder), target=target, names=("a.jsonl", "b.jsonl"), validation=share,
-                seed=patient.config.seed, history=backend.nemo_customizer.use_full_message_history,
-            )  # fmt: skip
+                patient.pairs,
+                Path(folder),
+                target=target,
+                names=("a.jsonl", "b.jsonl"),
+                validation=share,
+                seed=patient.config.seed,
+                history=backend.nemo_customizer.use_full_message_history,
+            )
         except PairwrightError as error:
             yield wrong("dataset", str(error), "docs/exports.md says what each trainer can hold")
             return

@@ -66,8 +66,11 @@ def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Fin
     if policy.model in listed:
         yield fine(name, f"{policy.base_url}: answers and has {policy.model}")
     else:
-        yield wrong(name, f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
-                    f"set {name}.model to one of these")  # fmt: skip
+        yield wrong(
+            name,
+            f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
+            f"set {name}.model to one of these",
+        )
 
 
 def check_service(patient: Patient) -> Iterator[Finding]:
@@ -95,8 +98,11 @@ def check_service(patient: Patient) -> Iterator[Finding]:
             return
         yield fine("service", f"{api.entity_host}: answers and accepts us")
         if wanted and listed and wanted not in listed:
-            yield wrong("service", f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
-                        "set backend.nemo_customizer.customization_config to one of these")  # fmt: skip
+            yield wrong(
+                "service",
+                f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
+                "set backend.nemo_customizer.customization_config to one of these",
+            )
         elif wanted and listed:
             yield fine("service", f"it tunes {wanted}")
         yield from _check_store(api.datastore_host, f"{settings.namespace}/{settings.dataset_name}", api.hf_token)

@@ -110,9 +110,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
     chosen, rejected = (frame[[getattr(parting, side) for parting in partings]] for side in ("chosen", "rejected"))
     high, low = (np.array([parting.rewards[side] for parting in partings]) for side in (0, 1))
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
-    sides = {
-        side: [runs[getattr(parting, side)] for parting in partings] for side in ("chosen", "rejected")
-    }  # fmt: skip
+    sides = {side: [runs[getattr(parting, side)] for parting in partings] for side in ("chosen", "rejected")}
     cuts = [parting.cut for parting in partings]
     columns = {
         "tid": chosen["tid"],
@@ -155,9 +153,7 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     if not drafts.height:
         return drafts
     options = work.options
-    lengths = [
-        min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings
-    ]  # fmt: skip
+    lengths = [min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings]
     high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
     scale = np.array([parting.scale for parting in partings])
     checks = [

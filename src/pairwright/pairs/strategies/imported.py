@@ -40,10 +40,16 @@ def plan_given(work: Work) -> pl.DataFrame:
     facts = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
     drafts = add_keys(
         rows.select(
-            "tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid", chosen_row="row",
+            "tid",
+            "task",
+            "step",
+            "prompt_hash",
+            group=pl.int_range(pl.len()),
+            row_uid="uid",
+            chosen_row="row",
             rejected_row="row",
         ).hstack(facts)
-    )  # fmt: skip
+    )
     return _drop_incomparable(drafts, work)
 
 

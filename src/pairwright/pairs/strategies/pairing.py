@@ -42,9 +42,13 @@ class RowPairs:
 
 
 def group_pairs(
-    candidates: Candidates, options: PairOptions, *, largest: int | None,
-    num_high: Indices | None = None, num_low: Indices | None = None,
-) -> RowPairs:  # fmt: skip
+    candidates: Candidates,
+    options: PairOptions,
+    *,
+    largest: int | None,
+    num_high: Indices | None = None,
+    num_low: Indices | None = None,
+) -> RowPairs:
     """Pairs of each group with a gap within bounds and different completions; the `largest` K gaps, or all.
 
     With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among

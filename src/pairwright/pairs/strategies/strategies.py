@@ -28,9 +28,12 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Pairs of a high and a low candidate of one group."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     return group_pairs(
-        candidates, options, largest=options.max_pairs_per_group,
-        num_high=_count(candidates, rewards >= high), num_low=_count(candidates, rewards <= low),
-    )  # fmt: skip
+        candidates,
+        options,
+        largest=options.max_pairs_per_group,
+        num_high=_count(candidates, rewards >= high),
+        num_low=_count(candidates, rewards <= low),
+    )
 
 
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:

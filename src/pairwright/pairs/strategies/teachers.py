@@ -78,8 +78,11 @@ def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Ite
             own = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
             if len(own):
                 texts = batch.take(pa.array(own - start))
-                decisions = [row for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
-                         for row in _decisions(place, text)]  # fmt: skip
+                decisions = [
+                    row
+                    for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
+                    for row in _decisions(place, text)
+                ]
                 yield pl.DataFrame(decisions, schema=_SCHEMA, orient="row")
             start += batch.num_rows
 
@@ -180,7 +183,10 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     )
     return add_keys(
         joined.select(
-            "tid", "task", "step", "prompt_hash",
+            "tid",
+            "task",
+            "step",
+            "prompt_hash",
             group=pl.struct("tid", "step", "prompt_hash").rle_id(),
             chosen_hash="teacher_hash",
             rejected_hash="completion_hash",
@@ -197,7 +203,7 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             num_chosen_characters="num_teacher_characters",
             num_rejected_characters="num_characters",
         )
-    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])  # fmt: skip
+    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])
 
 
 def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:

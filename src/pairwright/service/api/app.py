@@ -157,9 +157,13 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
                     supervisor.stop()
 
     app = FastAPI(
-        title="pairwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="pairwright",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         description="Fine-tuning jobs over HTTP, in the protocol of NeMo Customizer.",
-    )  # fmt: skip
+    )
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None

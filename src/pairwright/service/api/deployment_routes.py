@@ -94,11 +94,18 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
             "work": {"folder": str(folder), "arguments": ["--name", config["model"]]},
         }
         row = {
-            "id": new_id("deployment"), "namespace": body.namespace, "name": body.name, "model": config["model"],
-            "state": DeploymentState.CREATED.value, "description": "waiting for its model server", "starts": 0,
-            "created_at": moment, "updated_at": moment, "state_at": moment,
+            "id": new_id("deployment"),
+            "namespace": body.namespace,
+            "name": body.name,
+            "model": config["model"],
+            "state": DeploymentState.CREATED.value,
+            "description": "waiting for its model server",
+            "starts": 0,
+            "created_at": moment,
+            "updated_at": moment,
+            "state_at": moment,
             "document": msgspec.json.encode(document).decode(),
-        }  # fmt: skip
+        }
         connection.execute(sa.insert(rows).values(row))
         deployment = deployments.get(connection, body.namespace, body.name)
     context.wake.set()
@@ -206,9 +213,11 @@ def _port_of_model(context: Context, caller: Caller, model: str) -> int:
 def _ready_port(row: Any) -> int:
     if row["state"] != DeploymentState.READY or row["port"] is None:
         raise Refusal(
-            503, "deployment_not_ready", f"the deployment is {row['state']}: {row['description']}",
+            503,
+            "deployment_not_ready",
+            f"the deployment is {row['state']}: {row['description']}",
             headers={"retry-after": "2"},
-        )  # fmt: skip
+        )
     return int(row["port"])
 
 

@@ -56,9 +56,12 @@ def create_job(
 ) -> Document:
     """Submit a job. The same request sent again is answered with the job that it made."""
     identity = jobs.request_of(
-        caller.name, body.model_dump_json().encode(), key=idempotency_key, attempt=x_stainless_retry_count,
+        caller.name,
+        body.model_dump_json().encode(),
+        key=idempotency_key,
+        attempt=x_stainless_retry_count,
         timeout=x_stainless_read_timeout,
-    )  # fmt: skip
+    )
     with context.database.writing_one_at_a_time("jobs") as connection:
         row = submit(connection, body, caller, identity)
     context.wake.set()
@@ -127,8 +130,12 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     if row["state"] == JobState.FAILED:
         last = jobs.status_details(row)["status_logs"][-1]
         error = {"message": last["message"], "explanation": last["detail"], "timestamp": last["updated_at"]}
-    entry = {"object": "worker", "status": {"state": row["state"], "starts": row["starts"]}, "events": [],
-             "logs": {"lines": lines}}  # fmt: skip
+    entry = {
+        "object": "worker",
+        "status": {"state": row["state"], "starts": row["starts"]},
+        "events": [],
+        "logs": {"lines": lines},
+    }
     return {"entries": {"worker": entry}, "error": error}
 
 

@@ -71,9 +71,12 @@ def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
         if connection.scalar(sa.select(tokens.c.id).where(tokens.c.name == name)) is not None:
             raise ConfigError(f"--name: there is already a token {name!r}: revoke it, or choose another name")
         row = {
-            "id": new_id("token"), "name": name, "hash": _hash(token),
-            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(), "created_at": now(),
-        }  # fmt: skip
+            "id": new_id("token"),
+            "name": name,
+            "hash": _hash(token),
+            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
+            "created_at": now(),
+        }
         connection.execute(sa.insert(tokens).values(row))
     return token
 

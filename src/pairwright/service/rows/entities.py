@@ -120,9 +120,14 @@ def insert(connection: Connection, kind: str, namespace: str, name: str, documen
         raise already_there(kind, f"{namespace}/{name}" if namespace else name)
     moment = now()
     row = {
-        "kind": kind, "namespace": namespace, "name": name, "id": new_id(PREFIXES[kind]), "created_at": moment,
-        "updated_at": moment, "document": msgspec.json.encode(document).decode(),
-    }  # fmt: skip
+        "kind": kind,
+        "namespace": namespace,
+        "name": name,
+        "id": new_id(PREFIXES[kind]),
+        "created_at": moment,
+        "updated_at": moment,
+        "document": msgspec.json.encode(document).decode(),
+    }
     connection.execute(sa.insert(entities).values(row))
     return _document(row)
 

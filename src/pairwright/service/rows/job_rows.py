@@ -170,12 +170,24 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
         message = f"output_model: {document['output_model']!r} is made by job {other}: choose another"
         raise Refusal(409, "output_model_exists", message)
     row = {
-        "id": identity, "namespace": namespace, "name": name, "output_model": document["output_model"],
-        "state": JobState.CREATED.value, "created_at": moment, "updated_at": moment, "starts": 0, "idle_starts": 0,
-        "step": 0, "seconds": 0.0, "request_key": request.key, "request_hash": request.body_hash,
-        "attempt": request.attempt, "document": msgspec.json.encode(document).decode(), "progress": "{}",
+        "id": identity,
+        "namespace": namespace,
+        "name": name,
+        "output_model": document["output_model"],
+        "state": JobState.CREATED.value,
+        "created_at": moment,
+        "updated_at": moment,
+        "starts": 0,
+        "idle_starts": 0,
+        "step": 0,
+        "seconds": 0.0,
+        "request_key": request.key,
+        "request_hash": request.body_hash,
+        "attempt": request.attempt,
+        "document": msgspec.json.encode(document).decode(),
+        "progress": "{}",
         "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
-    }  # fmt: skip
+    }
     connection.execute(sa.insert(jobs).values(row))
     return get(connection, identity)
 

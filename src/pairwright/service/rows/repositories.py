@@ -173,9 +173,14 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
     oid = hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
     row = {
-        "namespace": namespace, "name": name, "oid": oid, "parent": parent, "title": title[:500],
-        "created_at": moment, "tree": body.decode(),
-    }  # fmt: skip
+        "namespace": namespace,
+        "name": name,
+        "oid": oid,
+        "parent": parent,
+        "title": title[:500],
+        "created_at": moment,
+        "tree": body.decode(),
+    }
     connection.execute(sa.insert(commits).values(row))
     return oid
 

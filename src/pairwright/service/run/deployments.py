@@ -242,8 +242,14 @@ def every_model(connection: Connection, caller: Caller) -> list[ModelDocument]:
 
 
 def _document(model: str, namespace: str, created_at: str) -> ModelDocument:
-    return {"id": model, "object": "model", "name": model.partition("/")[2] or model, "namespace": namespace,
-            "owned_by": namespace, "created_at": created_at}  # fmt: skip
+    return {
+        "id": model,
+        "object": "model",
+        "name": model.partition("/")[2] or model,
+        "namespace": namespace,
+        "owned_by": namespace,
+        "created_at": created_at,
+    }
 
 
 def _job(connection: Connection, model: str) -> Any:

@@ -95,9 +95,13 @@ class JobQueue:
 
     def _start(self, row: RowMapping) -> None:
         moved = self._move(
-            row, JobState.RUNNING, "started" if not row["starts"] else "resumed from the last checkpoint",
-            starts=row["starts"] + 1, started_at=now(), heartbeat_at=now(),
-        )  # fmt: skip
+            row,
+            JobState.RUNNING,
+            "started" if not row["starts"] else "resumed from the last checkpoint",
+            starts=row["starts"] + 1,
+            started_at=now(),
+            heartbeat_at=now(),
+        )
         if not moved:
             return  # cancelled a moment ago
         folder = self._folder(row)

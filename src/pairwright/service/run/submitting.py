@@ -129,9 +129,10 @@ def _files(found: Commit, source: str) -> list[Document]:
     ]
     if not any(file["split"] == "train" and file["size"] for file in files):
         raise Refusal(
-            422, "no_training_file", f"dataset: {source} has no training/*.jsonl with rows: upload "
-            "training/training_file.jsonl",
-        )  # fmt: skip
+            422,
+            "no_training_file",
+            f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl",
+        )
     return files
 
 
