@@ -18,7 +18,9 @@ from pairwright.paths import Place
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
 
+# Estimated Jaccard similarity from which two pairs count as near-duplicates.
 NEAR = 0.8
+# Signatures are computed for the first so many pairs only: they are the slow part.
 MAX_SIGNED = 20_000
 _CONTENT = ("prompt", "chosen", "rejected")
 
@@ -29,6 +31,7 @@ class _Content:
 
     num_blank: int = 0
     num_empty: int = 0
+    # How often each (prompt hash, chosen hash, rejected hash) occurs.
     preferences: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     signatures: list[Signature | None] = field(default_factory=list)
 
@@ -44,6 +47,7 @@ class Finding:
 def _count_balanced(folder: Place, bound: float) -> int:
     """How many pairs `--length-balance` would keep."""
     frame = _narrow(folder)
+    # Positive where the chosen side is longer, in characters.
     differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
     return frame.height - int(one_sided(differences, bound).sum())
 
@@ -77,6 +81,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
+        # A preference is contradicted where the same two sides occur the other way around.
         "contradictions": sum(
             count
             for (prompt, one, other), count in content.preferences.items()
@@ -99,6 +104,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
     num_balanced = _count_balanced(folder, max_length_effect)
+    # (name, whether it holds, message); counts are truthy where something was found.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
         ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
@@ -152,6 +158,7 @@ def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:
 
 
 def _narrow(folder: Place) -> pl.DataFrame:
+    # An empty table first, so that a folder without row groups still has the columns.
     empty = pa.schema(list(NARROW_PAIR_TYPES.items())).empty_table()
     return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
 
@@ -164,6 +171,7 @@ def _read_content(folder: Place) -> _Content:
             forms = canonical_messages(chosen), canonical_messages(rejected)
             content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
             words = _words(chosen), _words(rejected)
+            # The same characters once white space is gone, but different messages.
             content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
             content.num_empty += (not words[0]) + (not words[1])
             if len(content.signatures) < MAX_SIGNED:

@@ -22,6 +22,7 @@ from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.pairing import add_keys, count_group_pairs, count_groups, group_pairs, no_drafts
 from pairwright.records.json_text import to_json
 
+# Runs of one task and step form a group, whatever their prompts.
 _KEYS = ("tid", "step")
 
 
@@ -55,6 +56,7 @@ def plan_divergence(work: Work) -> pl.DataFrame:
 
 
 def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+    # All of them: the cap of a group comes after the incomparable ones are gone.
     pairs = group_pairs(candidates, work.options, largest=None)
     gave = count_groups(candidates, pairs, work.options, work.funnel)
     count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
@@ -91,11 +93,13 @@ def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting
 
 def _nodes(rows: list[int], runs: list[Chain]) -> Iterator[tuple[int, list[list[int]]]]:
     """Every place where runs part: how many messages they share there, and the runs of each branch."""
+    # A stack of (number of messages shared, rows that share them).
     waiting = [(0, rows)]
     while waiting:
         depth, here = waiting.pop()
         branches: dict[bytes, list[int]] = {}
         for row in here:
+            # A run that ends here is in no branch.
             if depth < len(runs[row].hashes):
                 branches.setdefault(runs[row].hashes[depth], []).append(row)
         if len(branches) > 1:
@@ -117,6 +121,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "task": chosen["task"],
         "step": chosen["step"],
         "group": [parting.group for parting in partings],
+        # Both sides share these messages, so the chosen one stands for both.
         "prompt_hash": [run.prefix_hash(cut) for run, cut in zip(sides["chosen"], cuts, strict=True)],
         "chosen_uid": chosen["uid"],
         "rejected_uid": rejected["uid"],
@@ -129,6 +134,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "info": [_info(parting, runs, options) for parting in partings],
     }
     for side, chains in sides.items():
+        # Characters and hashes of what follows the cut alone.
         columns[f"{side}_hash"] = [run.rest_hash(cut) for run, cut in zip(chains, cuts, strict=True)]
         columns[f"num_{side}_characters"] = [sum(run.characters[cut:]) for run, cut in zip(chains, cuts, strict=True)]
     return add_keys(pl.DataFrame(columns))
@@ -156,6 +162,7 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     lengths = [min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings]
     high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
     scale = np.array([parting.scale for parting in partings])
+    # In order of precedence: of several reasons that hold, a draft has the first.
     checks = [
         (Reason.DIFFERENT_PROMPTS, pl.Series([parting.cut == 0 for parting in partings])),
         (Reason.PREFIX, pl.Series([parting.cut >= length for parting, length in zip(partings, lengths, strict=True)])),
@@ -169,6 +176,7 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     reason = pl.Series([None] * drafts.height, dtype=pl.String)
     for name, bad in checks:
         reason = pl.select(pl.when(reason.is_null() & bad).then(pl.lit(name.value)).otherwise(reason)).to_series()
+    # Every reason is counted, also those with no draft, so that partitions list them in one order.
     for name, _ in checks:
         here = drafts.with_columns(reason=reason)
         work.drop(here, name, (reason == name.value).fill_null(False))
