@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine ne
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.5
+# Status codes of failures that may pass; all others are refusals.
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# 100,000 rows at most, so that a service that repeats a page cannot keep us here forever.
 _PAGE_SIZE = 100
 _MAX_PAGES = 1000
 
@@ -37,6 +39,7 @@ class CustomizerApi:
         self.datastore_host = config.datastore_host or config.entity_host
         self.hf_token = config.hf_token.get_secret_value() if config.hf_token else None
         token = config.api_token.get_secret_value() if config.api_token else None
+        # One address for both takes one token.
         if token is None and httpx.URL(self.entity_host).netloc == httpx.URL(self.datastore_host).netloc:
             token = self.hf_token
         self._tokens = {self.entity_host: token, self.datastore_host: self.hf_token or token}
@@ -58,6 +61,7 @@ class CustomizerApi:
             json={"id": namespace, "description": "Made by pairwright"},
             there=(409,),
         )
+        # For a namespace that exists, data stores answer 409 or 422.
         store = self._created(
             "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
         )
@@ -114,6 +118,7 @@ class CustomizerApi:
             yield from (row for row in rows if isinstance(row, dict))
             pagination = answer.get("pagination")
             total = pagination.get("total_pages") if isinstance(pagination, dict) else None
+            # A service that says no total is read until a page is not full.
             if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
                 return
 
@@ -125,6 +130,7 @@ class CustomizerApi:
             except Unreachable:
                 if attempt + 1 == _TRIES:
                     raise
+                # Exponential backoff: 0.5 s, then 1 s.
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
 
@@ -189,6 +195,7 @@ def _words(response: "httpx.Response") -> str:
         value = response.json()
     except ValueError:
         return response.text[:500]
+    # Errors may be nested, as in {"detail": {"error": {"message": ...}}}.
     while isinstance(value, dict):
         inner = next((value[key] for key in ("detail", "error", "message") if value.get(key)), None)
         if inner is None:

@@ -27,6 +27,7 @@ from pairwright.jobs.translation import (
 )
 from pairwright.records.messages import Json
 
+# Losses of our trainer that TRL's DPOTrainer has under the same name.
 LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "apo_zero", "apo_down", "sppo_hard")
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 # What decides what is trained on, and where the result goes, is not for `options`.
@@ -83,15 +84,18 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
     """The options of `trl dpo` for a configuration."""
     train, seed = config.train, config.seed
+    # For one device: TRL takes the size of a micro batch and the number of passes a step.
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=True)
     tree: Json = {
+        # A folder: `datasets` loads train.jsonl and validation.jsonl in it as splits of these names.
         "dataset_name": str(dataset.training.parent.resolve()),
         "dataset_train_split": "train",
         "dataset_test_split": "validation",
         "model_name_or_path": model,
         "output_dir": str(output),
         "num_train_epochs": train.epochs,
+        # -1 means no limit in transformers.
         "max_steps": train.max_steps or -1,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": passes,
@@ -117,6 +121,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
         "report_to": list(train.report_to) or "none",
         "save_strategy": "steps",
         "save_steps": train.save_every or per_epoch,
+        # The best ones, and the last.
         "save_total_limit": train.keep_top_k + 1,
         "eval_strategy": "no" if dataset.validation is None else "steps",
         "eval_steps": steps_between(train.val_check_interval, per_epoch),
@@ -128,6 +133,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
+    # Written by the final save, so it is there only when training was completed.
     model_file = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
     return process_status(folder, job, _progress, folder / "model" / model_file)
 
@@ -173,6 +179,7 @@ def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
 
 def _progress(folder: Path, job: Job) -> Status:
     """What the newest checkpoint's trainer_state.json tells."""
+    # Sorted by time: checkpoint-10 would sort before checkpoint-9 by name.
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     state: Json = {}
     if states:

@@ -146,7 +146,7 @@ def _plan_in_process(
         # Ratings replace the rewards, and any strategy goes on from there; pairwise votes replace the strategy.
         if votes.ratings is not None:
             rows, votes = [with_ratings(only, votes.ratings)], None
-    # The first pass over the rows; `Buckets` can be iterated again for the plans.
+    # A pass of its own where quantiles need all rewards; `Buckets` can be iterated again for the plans.
     resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
     gathered = _Gathered(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))

@@ -397,5 +397,5 @@ def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int)
         total += footer.num_rows
     # Assumes rows of average size; no more than the whole tables can be needed.
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
-    # 2**19: half of the memory allowed, in bytes; the rest is for drafts and the row group being written.
+    # 2**19: half of the memory allowed, in bytes.
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))

@@ -17,6 +17,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 def chat_request(engine: Engine, asked: ChatAsked) -> Request:
     """A chat, through the model's template, with its tools unless the client says that none may be called."""
     messages = [_message(value, f"messages[{number}]") for number, value in enumerate(asked.messages)]
+    # Without tools the template does not mention them, so the model cannot call any.
     tools: Sequence[Json] = [] if asked.tool_choice == "none" else asked.tools or []
     for number, tool in enumerate(tools):
         if not isinstance(tool.get("function"), dict) or not isinstance(tool["function"].get("name"), str):
@@ -64,10 +65,12 @@ def _message(value: Json, where: str) -> Message:
 
 
 def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int) -> Sampling:
+    # The engine takes an unsigned 64-bit seed; negative ones wrap around.
     seed = int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed % 2**64
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=asked.top_p or 1.0,
+        # 0 is no limit for the engine, -1 for clients.
         top_k=max(asked.top_k or 0, 0),
         max_tokens=limit,
         n=asked.n or 1,
@@ -89,6 +92,7 @@ def _check_request(engine: Engine, request: Request) -> Request:
     return request
 
 
+# Clients go by the code: some shorten the prompt and try again.
 def _refusal_of(error: GenerateError) -> Refused:
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), code=code)

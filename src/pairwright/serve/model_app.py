@@ -35,6 +35,7 @@ class ModelServer:
     """An engine and what clients are told of it."""
 
     engine: Engine
+    # The first is the name that answers have; the others are aliases.
     names: tuple[str, ...]
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
@@ -45,6 +46,7 @@ class ModelServer:
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.engine)
         self.texts = TokenTexts(self.engine)
+        # How this template writes tool calls; None where it has none.
         self.form = format_of(self.engine.tokenizer.chat_template)
 
 
@@ -81,6 +83,7 @@ async def model(server: ModelServer, request: Request) -> Response:
 async def chat_completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, ChatAsked)
     wanted = chat_request(server.engine, asked)
+    # Text that looks like a call is one only if the client offered tools.
     form = server.form if asked.tools and asked.tool_choice != "none" else None
     if asked.stream:
         head = envelope("chat.completion.chunk", "chatcmpl", asked.model)
@@ -128,6 +131,7 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         except Refused as refused:
             return refused.response()
         except ClientDisconnect:
+            # 499 is nginx's code for a client that went away; nobody reads it.
             return Response(status_code=499)
         except Exception as error:  # the boundary of the server: the client gets JSON, the log the rest
             return broken(error).response()
@@ -151,6 +155,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
+    # Before reading; a body without a length, or with a wrong one, is counted below.
     if not claimed.isdigit() or int(claimed) > limit:
         raise too_large
     if "content-encoding" in request.headers:
@@ -174,11 +179,13 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         return task.result()
     finally:
         task.cancel()
+        # The cancelled work is awaited, so that it has left the batch when the request ends.
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:
+    # Messages of the body come first; it was read, so they are empty.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -204,6 +211,7 @@ def _check_token(server: ModelServer, request: Request) -> None:
     if server.token is None:
         return
     header = request.headers.get("authorization", "")
+    # Constant time: the answer tells nothing about how much of the token is right.
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
         raise Refused(
             "a valid token is needed: Authorization: Bearer TOKEN",

@@ -176,7 +176,7 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     reason = pl.Series([None] * drafts.height, dtype=pl.String)
     for name, bad in checks:
         reason = pl.select(pl.when(reason.is_null() & bad).then(pl.lit(name.value)).otherwise(reason)).to_series()
-    # Every reason is counted, also those with no draft, so that partitions list them in one order.
+    # Counted also where nothing is dropped: the funnel keeps the order of the checks.
     for name, _ in checks:
         here = drafts.with_columns(reason=reason)
         work.drop(here, name, (reason == name.value).fill_null(False))
