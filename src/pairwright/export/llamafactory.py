@@ -28,7 +28,7 @@ from pairwright.export.chat_lines import (
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json, Message, ToolCall
 
-# Roles by the names of ShareGPT turns.
+# The ShareGPT speaker for each role; the system prompt has a field of its own.
 _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 

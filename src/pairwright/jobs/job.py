@@ -161,6 +161,7 @@ def is_submitted(folder: Path) -> bool:
 
 def find_jobs(root: Path) -> Iterator[Path]:
     """The folders below `root`, three levels deep at most, that hold a job."""
+    # Fixed depths, not `**`: run folders hold checkpoints with many files.
     for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}", f"*/*/*/{FILE_NAME}"):
         yield from sorted(path.parent for path in root.glob(pattern))
 

@@ -206,7 +206,7 @@ PAIR_SCHEMA = pa.schema(
     [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)],
     metadata={"pairwright.pairs": "1"},
 )
-# Columns with few different values: dictionary-encoded in the Parquet file.
+# Columns whose values repeat: dictionary-encoded in the Parquet file.
 _DICTIONARY = ["tid", "task", "prompt_hash", "strategy", "split", "chosen_uid", "rejected_uid", *PAIR_CONTENT]
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode

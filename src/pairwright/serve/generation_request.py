@@ -92,7 +92,7 @@ def _check_request(engine: Engine, request: Request) -> Request:
     return request
 
 
-# Clients go by the code: some shorten the prompt and try again.
 def _refusal_of(error: GenerateError) -> Refused:
+    # The engine has one exception for all refusals; clients tell a prompt that is too long by the code.
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), code=code)

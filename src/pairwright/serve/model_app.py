@@ -35,7 +35,7 @@ class ModelServer:
     """An engine and what clients are told of it."""
 
     engine: Engine
-    # The first is the name that answers have; the others are aliases.
+    # Clients may ask for any of them; /health shows the first.
     names: tuple[str, ...]
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
@@ -46,7 +46,7 @@ class ModelServer:
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.engine)
         self.texts = TokenTexts(self.engine)
-        # How this template writes tool calls; None where it has none.
+        # How this chat template writes tool calls; None where that is not known.
         self.form = format_of(self.engine.tokenizer.chat_template)
 
 
@@ -185,7 +185,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    # Messages of the body come first; it was read, so they are empty.
+    # The body was read before, so all that is left to come is the disconnect.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

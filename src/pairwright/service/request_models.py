@@ -81,7 +81,7 @@ class Lora(Body):
 
 
 class Dpo(Body):
-    # Names of NeMo Customizer's API, which stand for the keys of our `train.dpo`.
+    # NeMo Customizer's name for beta; `train.dpo` accepts it as an alias.
     ref_policy_kl_penalty: Number = Field(default=0.1, gt=0)
     preference_loss_weight: Number = Field(default=1.0, ge=0)
     preference_average_log_probs: bool = False

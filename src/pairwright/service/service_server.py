@@ -71,7 +71,7 @@ def tidy(context: Context) -> None:
                     "description": "where things without a namespace go",
                 }
                 entities.insert(connection, kind, "", "default", document)
-        # In the same transaction: no commit can begin to use a file between the two queries.
+        # Files of all commits, and of jobs that have not ended: their repository may be deleted by now.
         used = repositories.blobs_in_use(connection)
         for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
             used |= {file["sha256"] for file in jobs.work_of(row)["files"]}

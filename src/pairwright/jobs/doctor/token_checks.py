@@ -50,7 +50,7 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
         if finding is not None:
             yield finding
         else:
-            # `set()`: nothing is encoded already.
+            # The first records stand for all: encoding everything would take as long as the tokens stage itself.
             yield from _check_items(str(folder), islice(_items(folder, options), _SAMPLE), options)
     if not tables:
         yield from _check_items("sources.paths", islice(_source_items(patient), _SAMPLE), options)

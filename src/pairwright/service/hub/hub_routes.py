@@ -204,7 +204,7 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
         raise Refusal(422, "only_datasets", f"type: got {body.type[:40]!r}, expected 'dataset'")
     organization, name = body.organization, body.name
     if organization is None and "/" in name:
-        # Old clients send the organization in a field of its own, newer ones as part of the name.
+        # The organization comes in a field of its own, or as part of the name.
         organization, _, name = name.partition("/")
     return check_name(organization or "default", "organization"), check_name(name, "name")
 

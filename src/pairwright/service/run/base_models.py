@@ -230,5 +230,5 @@ def _context(settings: Document) -> int:
         value = settings.get(key)
         if isinstance(value, int) and value > 0:
             return value
-    # No key tells: a length that every model can do.
+    # No key tells: a cautious default.
     return 2048

@@ -62,7 +62,7 @@ class JobQueue:
                 self._watch(row)
             else:
                 self._close(row, is_recovery=False)
-        # More than can start in one pass.
+        # Bounded: a long queue is not read whole in each pass.
         waiting = self._rows(WAITING, limit=1000)
         free = max(0, self._settings.max_running - alive)
         for row in waiting[:free]:

@@ -68,7 +68,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
         if is_dpo:
             built = scratch / "pairs"
             summary = build_pairs(list(tables.values()), built, _PAIRS)
-            # `verbatim` drops only what no trainer can use.
+            # Some preference was dropped: the job ends with the reason.
             if summary["pairs"] < sum(counts.values()):
                 raise _refuse_pair(list(tables.values()), built, paths)
             write_pairs(output / "pairs", _assign_splits(pair_batches(built), counts["train"]))
