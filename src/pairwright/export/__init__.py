@@ -23,6 +23,7 @@ EXPORTERS: dict[str, Exporter] = {
     "llamafactory-v1": jsonl_exporter("llamafactory-v1", llamafactory.parts_lines),
     "trinity": jsonl_exporter("trinity", trinity_export.plaintext_lines),
     "trinity-messages": jsonl_exporter("trinity-messages", trinity_export.messages_lines),
+    # These keep every column of the table; all others are JSON Lines.
     "parquet": whole_pairs.export_parquet,
     "hf": whole_pairs.export_hf,
 }

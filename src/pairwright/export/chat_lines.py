@@ -159,6 +159,7 @@ def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: b
 
 
 def _only_text(message: Message) -> bytes | None:
+    # Anything beside plain text has to go through `chat_message`.
     has_more = message.tool_calls or message.reasoning or message.extra or message.generated is not None
     return None if has_more or not isinstance(message.content, str) else encode(message.content)
 
@@ -170,6 +171,7 @@ def cut_at_divergence(row: PairRow, context: Context) -> tuple[tuple[Message, ..
     """The prompt with what the sides share, and the first message of each that differs."""
     check_is_chat(row)
     prompt, chosen, rejected = (content.messages for content in row.contents)
+    # The usual case needs no comparison of canonical forms.
     if len(chosen) == len(rejected) == 1:
         length = 0
     else:
@@ -198,6 +200,7 @@ def only_texts(row: PairRow) -> tuple[bytes, bytes, bytes] | None:
     prompt, chosen, rejected = row.prompt, row.chosen, row.rejected
     if prompt.role == "user" and chosen.role == rejected.role == "assistant":
         question, good, bad = prompt.text, chosen.text, rejected.text
+        # b'""' is the JSON text of an empty string.
         if question and good and bad and good != b'""' != bad:
             return question, good, bad
     return None

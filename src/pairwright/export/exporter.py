@@ -115,6 +115,7 @@ def jsonl_exporter(target: str, lines: Lines) -> Exporter:
 
 def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
     """The lines of all pairs; what becomes of each pair is counted in `summary`."""
+    # The notes of the current pair; they count only if it is written.
     notes: set[str] = set()
     context = Context(options.history, _has_tools(pairs, options.split), notes.add)
     for batch in split_batches(pairs, options.split, [*_NARROW, *_CONTENT], dictionaries=True):
@@ -157,6 +158,7 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
     columns = [batch.column(name).to_pylist() for name in _NARROW]
     for name in _CONTENT:
         column = batch.column(name)
+        # Indexed by dictionary code, with None at the end for code -1.
         values: list[Any] = [*column.dictionary.to_pylist(), None]
         if name != "tools":
             for text in values:
@@ -176,6 +178,7 @@ def begins_with_text(pairs: Place) -> bool:
 def _is_text(batch: pa.RecordBatch) -> bool:
     """Whether the first pair of a batch is raw text."""
     prompt = batch.column("prompt")[0].as_py() if batch.num_rows else None
+    # Stored messages are compact JSON that begins with the role: no need to decode.
     return prompt is not None and prompt.startswith('[{"role":"text"')
 
 

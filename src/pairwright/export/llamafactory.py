@@ -28,6 +28,7 @@ from pairwright.export.chat_lines import (
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Json, Message, ToolCall
 
+# The ShareGPT speaker for each role; the system prompt has a field of its own.
 _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 
@@ -40,6 +41,7 @@ def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
     system = text_of(prompt[0]) if prompt[0].role == "system" else ""
     turns = prompt[1:] if prompt[0].role == "system" else prompt
     is_model = [message.role == "assistant" for message in turns]
+    # Turns of the user or a tool are at even places, the model's at odd ones, and the side is the next of the model.
     if is_model != [number % 2 == 1 for number in range(len(turns))] or len(turns) % 2 == 0:
         raise Unfit("turns_do_not_alternate")
     row_fields = {
@@ -88,6 +90,7 @@ def _parts(message: Message, loss_weight: float) -> Json:
     parts: list[Json] = []
     if message.reasoning:
         parts.append({"type": "reasoning", "value": message.reasoning})
+    # A message always has at least one part.
     if (text := text_of(message)) or not (message.tool_calls or parts):
         parts.append({"type": "text", "value": text})
     parts += [{"type": "tool_call", "value": encode(_call(call)).decode()} for call in message.tool_calls]
@@ -95,12 +98,14 @@ def _parts(message: Message, loss_weight: float) -> Json:
 
 
 def _call(call: ToolCall) -> Json:
+    # Checked by decoding, but written verbatim: numbers and the order of keys stay as recorded.
     call_value(call)
     return {"name": call.name, "arguments": msgspec.Raw(call.arguments.encode())}
 
 
 def _check_results(messages: Sequence[Message]) -> None:
     """Raise Unfit unless each result answers the next call of the turn before it, which is how it will be read."""
+    # Ids of the calls that have no result yet, in order.
     waiting: list[str | None] = []
     for message in messages:
         if message.tool_calls:

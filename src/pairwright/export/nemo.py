@@ -30,6 +30,7 @@ def preference_lines(row: PairRow, context: Context) -> list[bytes]:
     """NeMo RL PreferenceDataset. It trains the last message of a side only; several messages a side are noted."""
     prompt, chosen, rejected = chats_of(row, context)
     ranked = b",".join(
+        # Rank 0 is the preferred completion.
         b'{"rank":%d,"reward":%b,"completion":%b}' % (rank, encode(reward), side)
         for rank, (reward, side) in enumerate(((row.chosen_reward, chosen), (row.rejected_reward, rejected)))
     )

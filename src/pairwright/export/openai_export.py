@@ -29,6 +29,7 @@ def preference_lines(row: PairRow, context: Context) -> list[bytes]:
 def _message(message: Message) -> Json:
     chat = chat_message(message, reasoning_key=None)
     if message.tool_calls and not chat["content"]:
+        # OpenAI's API has null, not "", beside tool calls.
         chat["content"] = None
     return chat
 

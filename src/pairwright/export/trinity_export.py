@@ -37,6 +37,7 @@ def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
 def messages_lines(row: PairRow, context: Context) -> list[bytes]:
     """Trinity's messages."""
     chats = chats_of(row, context)
+    # Every row has the column or none: loaders infer the columns from the first rows.
     tools = b',"tools":' + tools_text(row) if context.has_tools else b""
     if row.tools:
         context.note("tools_not_rendered")

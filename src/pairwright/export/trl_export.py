@@ -42,6 +42,7 @@ def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
         start, *answers = _texts(row, context)
         return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
     prompt, *chats = chats_of(row, context)
+    # Joins two JSON arrays as text: without the closing bracket of one and the opening bracket of the other.
     sides = (prompt[:-1] + b"," + chat[1:] for chat in chats)
     return [b'{"chosen":%b,"rejected":%b%b%b}\n' % (*sides, _tools(row, context), _scores(row))]
 
@@ -64,6 +65,7 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
 def _is_standard(row: PairRow, context: Context) -> bool:
     """Whether a pair is raw text; Unfit where it is not of the shape that the file has."""
     is_text = row.has_raw_text
+    # A file has one shape, which its first pair decided.
     if is_text != context.is_text:
         raise Unfit("text_among_chats" if is_text else "chat_among_texts")
     return is_text
@@ -74,6 +76,7 @@ def _texts(row: PairRow, context: Context) -> list[str]:
     contents = [content.messages for content in row.contents]
     if not contents[0]:
         raise Unfit("no_prompt")
+    # Chat messages on either side cannot be written as standard rows.
     if any(message.role != TEXT for messages in contents for message in messages):
         raise Unfit(TEXT_IS_NO_CHAT)
     if row.tools:

@@ -20,6 +20,7 @@ def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> Expor
         write_atomic(output, error=PairwrightError) as temporary,
         pq.ParquetWriter(temporary, PAIR_SCHEMA, compression="zstd") as writer,
     ):
+        # Whole row groups, so that memory stays bounded by one of them.
         for batch in split_batches(pairs, options.split):
             writer.write_batch(batch)
             num_rows += batch.num_rows
@@ -35,6 +36,7 @@ def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSumm
     datasets = import_datasets()
     num_rows = 0
     with write_atomic(output, error=PairwrightError) as temporary:
+        # A temporary Arrow stream beside the output: `datasets` maps it into memory instead of reading it.
         stream = temporary.with_suffix(".arrow")
         try:
             with pa.OSFile(str(stream), "wb") as sink, pa.ipc.new_stream(sink, PAIR_SCHEMA) as writer:

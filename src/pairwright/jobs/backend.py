@@ -84,10 +84,12 @@ def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status
     limits = backend.wait_limits(config)
     started, num_failures = time.monotonic(), 0
     while True:
+        # Read again in each pass: another command may have cancelled the job meanwhile.
         job = read_job(folder)
         try:
             status = backend.status(folder, job, config)
             num_failures = 0
+        # A service that is away for a moment does not end the wait.
         except Unreachable as error:
             num_failures += 1
             if num_failures > limits.max_failures:
@@ -122,6 +124,7 @@ def _end_job(folder: Path, job: Job, status: Status) -> Status:
 
 def _refuse_event_loop() -> None:
     try:
+        # Raises where no loop is running in this thread, which is the good case.
         asyncio.get_running_loop()
     except RuntimeError:
         return

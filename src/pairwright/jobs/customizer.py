@@ -35,6 +35,7 @@ from pairwright.jobs.translation import has_curriculum_order
 from pairwright.paths import write_bytes
 from pairwright.records.messages import Json
 
+# The states of the service, as ours.
 _STATES = {
     "created": JobState.PENDING,
     "pending": JobState.PENDING,
@@ -59,9 +60,11 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     has_curriculum_order(request.pairs, trainer="NeMo Customizer")
     with CustomizerApi(settings) as api:  # a missing address is said before anything is written
         job = _find_interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
+        # The name is unique to this run, so a job that has it was created by an earlier attempt.
         if job.details and (existing := api.find_job(job.details["namespace"], job.id)) is not None:
             say(f"job {existing['id']} was created before, when submitting it was interrupted")
             return _write_details(folder, job, existing)
+        # Written before anything is sent: after a crash, the name to look for is known.
         job = write_job(folder, change_job(job, details=_reference(api, settings, job.id, request)))
         files = Path(settings.dataset_output_dir) if settings.dataset_output_dir else folder / "exports" / "customizer"
         dataset = customizer_upload.export(request.pairs, files, settings, seed=config.seed)
@@ -102,6 +105,7 @@ def cancel(folder: Path, job: Job, config: Config) -> Job:
                 raise
             answer = api.job(job.details["job_id"])
     state = _STATES.get(str(answer.get("status", "")).lower(), JobState.CANCELLING)
+    # A late answer such as `running` does not take back that the job is being cancelled.
     return write_job(folder, change_job(job, state=state if state in _ENDING else JobState.CANCELLING))
 
 
@@ -112,6 +116,7 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
     with CustomizerApi(settings) as api:
         job = _with_id(api, folder, job)
         while True:
+            # The state is read before the log, so that the last lines of an ended job are not missed.
             state = _STATES.get(str(api.job_status(job.details["job_id"]).get("status", "")).lower())
             entries = api.job_logs(job.details["job_id"])
             lines = list(_lines(entries))
@@ -125,9 +130,10 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
 def wait_limits(config: Config) -> WaitLimits:
     settings = config.backend.nemo_customizer
     return WaitLimits(
-        poll_interval_seconds=settings.poll_interval_seconds, timeout_seconds=settings.training_timeout_seconds,
+        poll_interval_seconds=settings.poll_interval_seconds,
+        timeout_seconds=settings.training_timeout_seconds,
         max_failures=settings.max_status_failures,
-    )  # fmt: skip
+    )
 
 
 _ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
@@ -143,15 +149,21 @@ def _find_interrupted(folder: Path) -> Job | None:
 
 def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, request: JobRequest) -> Json:
     return {
-        "entity_host": api.entity_host, "datastore_host": api.datastore_host, "namespace": settings.namespace,
-        "dataset_name": settings.dataset_name, "job_name": name, "job_id": None, "output_model": None,
+        "entity_host": api.entity_host,
+        "datastore_host": api.datastore_host,
+        "namespace": settings.namespace,
+        "dataset_name": settings.dataset_name,
+        "job_name": name,
+        "job_id": None,
+        "output_model": None,
         "config": settings.customization_config or request.model,
-    }  # fmt: skip
+    }
 
 
 def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, model: str) -> Json:
     repo = f"{settings.namespace}/{settings.dataset_name}"
     dataset: Json = {"name": settings.dataset_name, "namespace": settings.namespace}
+    # The revision is a commit: later uploads to the same dataset do not change what this job reads.
     if settings.pin_revision:
         dataset["files_url"] = f"hf://datasets/{repo}@{dataset_revision}"
     return {
@@ -208,6 +220,7 @@ def _status(state: JobState, found: Json) -> Status:
     percentage = _number(found, "percentage_done")
     done = None
     if step and percentage:
+        # The service does not say how many steps there are: estimated from the share that is done.
         done = round(step * 100 / percentage)
     messages = [log.get("message") for log in found.get("status_logs") or [] if isinstance(log, dict)]
     details = [
@@ -217,10 +230,15 @@ def _status(state: JobState, found: Json) -> Status:
     if state is JobState.FAILED and details:
         words = f"{words}: {details[-1]}" if words else str(details[-1])
     return Status(
-        state=state, percentage=percentage, step=step, num_steps=done, message=words,
+        state=state,
+        percentage=percentage,
+        step=step,
+        num_steps=done,
+        message=words,
         epoch=step / per_epoch if step is not None and per_epoch else _number(found, "epochs_completed"),
-        train_loss=_number(found, "train_loss"), validation_loss=_number(found, "val_loss"),
-    )  # fmt: skip
+        train_loss=_number(found, "train_loss"),
+        validation_loss=_number(found, "val_loss"),
+    )
 
 
 def _lines(value: Any) -> Iterator[str]:
@@ -231,6 +249,7 @@ def _lines(value: Any) -> Iterator[str]:
         for item in value:
             yield from _lines(item)
     elif isinstance(value, dict):
+        # Known envelopes around log lines; without one, every nested list and map is searched.
         entries = next((value[key] for key in ("entries", "logs", "data", "message") if value.get(key)), None)
         for item in (
             [entries] if entries is not None else [item for item in value.values() if isinstance(item, dict | list)]
@@ -240,6 +259,7 @@ def _lines(value: Any) -> Iterator[str]:
 
 def _number(found: Json, key: str) -> float | None:
     value: Any = found.get(key)
+    # bool is a subclass of int.
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -256,6 +276,7 @@ def metric_rows(details: Json) -> list[Json]:
     """
     outer = details.get("metrics")
     series = outer.get("metrics") if isinstance(outer, dict) else None
+    # By (step, is validation), which is also the order of the rows.
     rows: dict[tuple[int, bool], Json] = {}
     for name, points in (series or {}).items() if isinstance(series, dict) else ():
         own = _NAMES.get(str(name), str(name))
@@ -275,6 +296,11 @@ def write_metrics(folder: Path, details: Json) -> None:
 
 
 NEMO_CUSTOMIZER = Backend(
-    name="nemo-customizer", submit=submit, status=status, cancel=cancel, deploy=deploy, logs=logs,
+    name="nemo-customizer",
+    submit=submit,
+    status=status,
+    cancel=cancel,
+    deploy=deploy,
+    logs=logs,
     wait_limits=wait_limits,
-)  # fmt: skip
+)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # loaded when a service is spoken to: jobs on this machine ne
 
 _TRIES = 3
 _PAUSE_SECONDS = 0.5
+# Status codes of failures that may pass; all others are refusals.
 _AGAIN = (408, 425, 429, 500, 502, 503, 504)
+# 100,000 rows at most, so that a service that repeats a page cannot keep us here forever.
 _PAGE_SIZE = 100
 _MAX_PAGES = 1000
 
@@ -37,6 +39,7 @@ class CustomizerApi:
         self.datastore_host = config.datastore_host or config.entity_host
         self.hf_token = config.hf_token.get_secret_value() if config.hf_token else None
         token = config.api_token.get_secret_value() if config.api_token else None
+        # One address for both takes one token.
         if token is None and httpx.URL(self.entity_host).netloc == httpx.URL(self.datastore_host).netloc:
             token = self.hf_token
         self._tokens = {self.entity_host: token, self.datastore_host: self.hf_token or token}
@@ -51,18 +54,27 @@ class CustomizerApi:
 
     def create_namespace(self, namespace: str) -> bool:
         """Create a namespace in both stores; False if it was in both."""
-        entity = self._created("POST", self.entity_host, "/v1/namespaces",
-                               json={"id": namespace, "description": "Made by pairwright"}, there=(409,))  # fmt: skip
-        store = self._created("POST", self.datastore_host, "/v1/datastore/namespaces",
-                              data={"namespace": namespace}, there=(409, 422))  # fmt: skip
+        entity = self._created(
+            "POST",
+            self.entity_host,
+            "/v1/namespaces",
+            json={"id": namespace, "description": "Made by pairwright"},
+            there=(409,),
+        )
+        # For a namespace that exists, data stores answer 409 or 422.
+        store = self._created(
+            "POST", self.datastore_host, "/v1/datastore/namespaces", data={"namespace": namespace}, there=(409, 422)
+        )
         return entity or store
 
     def create_dataset(self, namespace: str, name: str) -> bool:
         """Register a dataset; False if it was there."""
         body = {
-            "name": name, "namespace": namespace, "files_url": f"hf://datasets/{namespace}/{name}",
+            "name": name,
+            "namespace": namespace,
+            "files_url": f"hf://datasets/{namespace}/{name}",
             "description": "Preference pairs, written by pairwright",
-        }  # fmt: skip
+        }
         return self._created("POST", self.entity_host, "/v1/datasets", json=body, there=(409,))
 
     def create_job(self, body: Json) -> Json:
@@ -106,6 +118,7 @@ class CustomizerApi:
             yield from (row for row in rows if isinstance(row, dict))
             pagination = answer.get("pagination")
             total = pagination.get("total_pages") if isinstance(pagination, dict) else None
+            # A service that says no total is read until a page is not full.
             if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
                 return
 
@@ -117,6 +130,7 @@ class CustomizerApi:
             except Unreachable:
                 if attempt + 1 == _TRIES:
                     raise
+                # Exponential backoff: 0.5 s, then 1 s.
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
         raise AssertionError("unreachable")
 
@@ -161,8 +175,9 @@ class CustomizerApi:
         if response.status_code in (401, 403):
             raise ServiceError(
                 f"{where}: {response.status_code}: {_words(response)}: check backend.nemo_customizer.hf_token and "
-                f"api_token, and that they may use the namespace", status=response.status_code,
-            )  # fmt: skip
+                f"api_token, and that they may use the namespace",
+                status=response.status_code,
+            )
         if not response.is_success:
             raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
         return response
@@ -180,6 +195,7 @@ def _words(response: "httpx.Response") -> str:
         value = response.json()
     except ValueError:
         return response.text[:500]
+    # Errors may be nested, as in {"detail": {"error": {"message": ...}}}.
     while isinstance(value, dict):
         inner = next((value[key] for key in ("detail", "error", "message") if value.get(key)), None)
         if inner is None:

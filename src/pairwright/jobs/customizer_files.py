@@ -41,9 +41,13 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
         say(f"deployment {settings.namespace}/{name} of {model} was created")
         ready = _wait(api, settings, folder, name, say)
     deployment = {
-        "name": name, "namespace": settings.namespace, "status": "ready", "model": model,
-        "url": ready.get("url"), "models": ready.get("models") or [model],
-    }  # fmt: skip
+        "name": name,
+        "namespace": settings.namespace,
+        "status": "ready",
+        "model": model,
+        "url": ready.get("url"),
+        "models": ready.get("models") or [model],
+    }
     write_job(folder, change_job(read_job(folder), deployment=deployment))
     return deployment
 
@@ -56,6 +60,7 @@ def _create(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, model
     shared = {"namespace": settings.namespace, "description": wanted.description}
     api.create_deployment_config({"name": name, **shared, "model": model, "nim_deployment": nim})
     deployment = api.create_deployment({"name": name, **shared, "config": f"{settings.namespace}/{name}"})
+    # A name of ours belongs to this job alone; one that the user chose may be in use.
     if not deployment and wanted.deployment_name is not None:
         _refuse_other_model(api, settings, name, model)
 
@@ -107,15 +112,21 @@ TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_fi
 def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int) -> Dataset:
     """The files that the service trains on, below `folder`."""
     return write_dataset(
-        pairs, folder, target="customizer", names=(TRAINING, VALIDATION), validation=config.validation, seed=seed,
+        pairs,
+        folder,
+        target="customizer",
+        names=(TRAINING, VALIDATION),
+        validation=config.validation,
+        seed=seed,
         history=config.use_full_message_history,
-    )  # fmt: skip
+    )
 
 
 def upload(api: CustomizerApi, dataset: Dataset, config: NemoCustomizerConfig, *, message: str) -> str:
     """Put the files into the dataset of the data store; returns the revision."""
     hub = _hub()
     repo = f"{config.namespace}/{config.dataset_name}"
+    # False, not None: with None the client would send the token that is stored on this machine.
     client = hub.HfApi(endpoint=f"{api.datastore_host}/v1/hf", token=api.hf_token or False)
     files = [(TRAINING, dataset.training)]
     if dataset.validation is not None:
@@ -146,6 +157,7 @@ def _explain_error(error: Exception, endpoint: str, repo: str) -> BackendError:
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     words = f"{endpoint}: upload to {repo}: {type(error).__name__}: {str(error)[:500]}"
+    # Status codes that a repeat will not change.
     if isinstance(status, int) and status < 500 and status not in (408, 429):
         hint = ": check backend.nemo_customizer.hf_token and the namespace" if status in (401, 403) else ""
         return ServiceError(words + hint, status=status)

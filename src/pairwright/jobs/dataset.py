@@ -20,6 +20,7 @@ from pairwright.pairs.candidates.pair_ids import splits
 from pairwright.pairs.pair_table import pair_batches, write_pairs
 from pairwright.records.messages import Json
 
+# What `splits` reads, and the split that is there.
 _SPLIT_BY = ["tid", "prompt_hash", "across_groups", "rejected_uid", "split"]
 # Notes that mean: the trainer would not train what the pair says.
 UNFAITHFUL = ("several_messages_a_side", "tools_not_rendered", "a_side_begins_in_the_environment")
@@ -38,10 +39,13 @@ class Dataset:
 
     def as_json(self) -> Json:
         return {
-            "training": str(self.training), "validation": None if self.validation is None else str(self.validation),
-            "num_training": self.num_training, "num_validation": self.num_validation,
-            "refused": self.refused, "noted": self.noted,
-        }  # fmt: skip
+            "training": str(self.training),
+            "validation": None if self.validation is None else str(self.validation),
+            "num_training": self.num_training,
+            "num_validation": self.num_validation,
+            "refused": self.refused,
+            "noted": self.noted,
+        }
 
     def __str__(self) -> str:
         refused = ", ".join(f"{reason} {num}" for reason, num in sorted(self.refused.items()))
@@ -74,12 +78,17 @@ def write_dataset(
                 counts[reason] = counts.get(reason, 0) + num
     noted |= _lost_by_text(table)
     _check(written, refused, pairs=pairs, target=target, validation=validation)
+    # The exporter writes the file in any case; without rows, trainers take it for a broken one.
     if not written[1]:
         (folder / names[1]).unlink()
     return Dataset(
-        training=folder / names[0], validation=folder / names[1] if written[1] else None,
-        num_training=written[0], num_validation=written[1], refused=refused, noted=noted,
-    )  # fmt: skip
+        training=folder / names[0],
+        validation=folder / names[1] if written[1] else None,
+        num_training=written[0],
+        num_validation=written[1],
+        refused=refused,
+        noted=noted,
+    )
 
 
 def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
@@ -101,6 +110,7 @@ def _lost_by_text(pairs: Path) -> dict[str, int]:
     counts = dict.fromkeys(facts, 0)
     for batch in pair_batches(pairs, columns):
         for note, name in facts.items():
+            # Sums of boolean columns; None for a batch without values.
             counts[note] += sum(pc.sum(batch.column(f"{side}_{name}")).as_py() or 0 for side in ("chosen", "rejected"))
     return {note: num for note, num in counts.items() if num}
 
@@ -111,6 +121,7 @@ def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> P
     if not narrow:
         raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")
     frame = pl.concat([table for table in narrow if isinstance(table, pl.DataFrame)])
+    # A split that the table brings is kept.
     if validation <= 0 or (frame["split"] == "validation").any():
         return pairs
     split_column = splits(frame, validation=validation, seed=seed)
@@ -126,6 +137,7 @@ def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> P
 def _replace_split(pairs: Path, split_column: pl.Series) -> Iterator[pa.RecordBatch]:
     start = 0
     for batch in pair_batches(pairs):
+        # Rows come in the same order as the narrow columns did.
         column = pa.array(split_column[start : start + batch.num_rows].to_list(), pa.string())
         yield batch.set_column(batch.schema.get_field_index("split"), "split", column)
         start += batch.num_rows

@@ -58,6 +58,7 @@ class JobState(StrEnum):
     COMPLETED = "completed"
 
 
+# States that never change again.
 FINAL = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
 # The steps of a job's life. A running job is pending again when a scheduler puts it back, or the service restarts.
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
@@ -77,6 +78,7 @@ def states_before(new: JobState) -> list[JobState]:
 
 def can_become(old: JobState, new: JobState) -> bool:
     """Whether steps lead from one state to another: who polls a job may miss the states in between."""
+    # Depth-first search over TRANSITIONS.
     reached, pending = set[JobState](), [old]
     while pending:
         following = TRANSITIONS[pending.pop()] - reached
@@ -115,11 +117,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | None = None) -> Job:
     now = time.time()
+    # Sorts by time, and is unique without asking anybody.
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
     return Job(
-        id=name, backend=backend, state=JobState.CREATED, created_at=now, updated_at=now, model=model,
-        pairs=None if pairs is None else str(pairs), details=details or {},
-    )  # fmt: skip
+        id=name,
+        backend=backend,
+        state=JobState.CREATED,
+        created_at=now,
+        updated_at=now,
+        model=model,
+        pairs=None if pairs is None else str(pairs),
+        details=details or {},
+    )
 
 
 def change_job(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
@@ -152,6 +161,7 @@ def is_submitted(folder: Path) -> bool:
 
 def find_jobs(root: Path) -> Iterator[Path]:
     """The folders below `root`, three levels deep at most, that hold a job."""
+    # Fixed depths, not `**`: run folders hold checkpoints with many files.
     for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}", f"*/*/*/{FILE_NAME}"):
         yield from sorted(path.parent for path in root.glob(pattern))
 
@@ -171,6 +181,7 @@ def write_yaml(path: Path, value: Json, *, heading: str) -> None:
     """Write a file that appears whole, with a comment on top."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
+    # Keys in the order of the dict, as a reader expects them.
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     with write_atomic(path, error=PairwrightError) as temporary, open(temporary, "w", encoding="utf-8") as file:
         file.write("".join(f"# {line}\n" for line in heading.splitlines()))

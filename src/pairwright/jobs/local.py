@@ -57,6 +57,7 @@ def _submit(backend: str, folder: Path, request: JobRequest, config: Config, say
     for option, path in (("--pairs", request.pairs), ("--experience", request.experience)):
         command += [] if path is None else [option, str(path)]
     command += ["--resume"] if request.resume else []
+    # Only the sections that the trainer reads; backend sections may hold secrets.
     sections = {name: getattr(config, name).model_dump(mode="json") for name in ("tokens", "train")}
     if backend == "ray":
         command += ["--engine", "ray"]
@@ -76,6 +77,7 @@ def launch(
     environment: Mapping[str, str] | None = None,
 ) -> Job:
     """Start the command of a job whose reference is written before and after."""
+    # The reference is on disk before the process starts: a crash in between loses nothing.
     job = write_job(folder, change_job(job, details={**job.details, "command": list(command), "pid": None}))
     pid = process.start(folder / PROCESS, command, directory=directory, environment=environment)
     say(f"process {pid} runs {' '.join(command)}; its log is {folder / PROCESS / process.LOG}")
@@ -102,6 +104,7 @@ def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Pa
     is_cancelling = job.state is JobState.CANCELLING
     if code is None:
         return JobState.CANCELLING if is_cancelling else JobState.RUNNING, ""
+    # A job that finished while it was being cancelled is completed: its result is there.
     if code == 0 and (result is None or result.exists()):
         return JobState.COMPLETED, ""
     if is_cancelling:
@@ -125,6 +128,7 @@ def train_progress(folder: Path, job: Job) -> Status:
         epoch=run.epoch,
         train_loss=train_loss,
         validation_loss=validation_loss,
+        # A failure in train.json may be that of an earlier process, before a resume.
         message=(run.error or "the trainer failed") if run.state == "failed" and is_current(folder) else "",
     )
 
@@ -132,6 +136,7 @@ def train_progress(folder: Path, job: Job) -> Status:
 def is_current(folder: Path) -> bool:
     """Whether train.json was written by the job's last process, not by one before it."""
     try:
+        # The lock is written when the process starts.
         return (folder / FILE_NAME).stat().st_mtime_ns >= (folder / PROCESS / process.LOCK).stat().st_mtime_ns
     except OSError:
         return False
@@ -158,6 +163,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
     """Serve a model on a free port of the loopback interface; ready when it answers."""
     if job.state is not JobState.COMPLETED:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
+    # Deployed before, and still up.
     if process.is_alive(folder / SERVER) and job.deployment:
         return job.deployment
     port = free_port()
@@ -173,6 +179,7 @@ def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) 
 
 def model_of_job(folder: Path, job: Job) -> Path:
     run = read_status(folder, strict=False)
+    # The trainer names its result relative to the folder.
     model = folder / ((run and run.model) or "model")
     if job.state is JobState.COMPLETED and not model.is_dir():
         raise BackendError(f"{model}: no such folder; the job's result was moved or deleted")
@@ -199,6 +206,7 @@ def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
         try:
             if httpx.get(url, timeout=5).is_success:
                 return
+        # Not listening yet.
         except httpx.TransportError:
             pass
         time.sleep(0.2)

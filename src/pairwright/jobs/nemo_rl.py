@@ -43,6 +43,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.tokens import ChatTokenizer, TokensError
 from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 
+# Job states of Slurm's accounting, as ours.
 _SLURM = {
     "PENDING": JobState.PENDING, "CONFIGURING": JobState.PENDING, "REQUEUED": JobState.PENDING,
     "RUNNING": JobState.RUNNING, "COMPLETING": JobState.RUNNING, "SUSPENDED": JobState.RUNNING,
@@ -60,26 +61,41 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     _check(config, request, settings)
     is_ordered = has_curriculum_order(request.pairs, trainer="NeMo RL", keeps_order=True)
     model = model_folder(request.model, trainer="NeMo RL")
+    # Before anything is exported: encoding needs only the pairs and the tokenizer.
     _refuse_longer(request.pairs, model, config)
     files = folder / "exports" / "nemo-rl"
-    dataset = write_dataset(request.pairs, files, target=f"nemo-rl-{settings.dataset}",
-                            names=("train.jsonl", "validation.jsonl"), validation=settings.validation,
-                            seed=config.seed)  # fmt: skip
-    refuse_unfaithful(dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data,
-                      key="backend.nemo_rl.accept_other_data")  # fmt: skip
+    dataset = write_dataset(
+        request.pairs,
+        files,
+        target=f"nemo-rl-{settings.dataset}",
+        names=("train.jsonl", "validation.jsonl"),
+        validation=settings.validation,
+        seed=config.seed,
+    )
+    refuse_unfaithful(
+        dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data, key="backend.nemo_rl.accept_other_data"
+    )
     say(f"exported {dataset} to {files}")
     output = folder.resolve() / "nemo-rl"
     tree = nemo_rl_config(config, dataset, model=model, output=output)
+    # The order of the file is the curriculum.
     if is_ordered and tree["data"]["shuffle"]:
         tree["data"]["shuffle"] = False
         say("data.shuffle is false: the pairs stand in the order of a curriculum")
     path = (folder / "nemo-rl-dpo.yaml").resolve()
     write_yaml(path, tree, heading="Written by pairwright for examples/run_dpo.py of NeMo RL.")
     script = _write_script(folder, path, model, settings)
-    details = {"config": str(path), "script": str(script), "files": dataset.as_json(), "slurm_id": None,
-               "launcher": settings.launcher, "num_steps": tree["dpo"]["max_num_steps"]}  # fmt: skip
+    details = {
+        "config": str(path),
+        "script": str(script),
+        "files": dataset.as_json(),
+        "slurm_id": None,
+        "launcher": settings.launcher,
+        "num_steps": tree["dpo"]["max_num_steps"],
+    }
     job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
+        # `replace`, not `change_job`: no transition leads to `prepared`, it is a first state.
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
     job = write_job(folder, job)
     if settings.launcher == "slurm":
@@ -113,6 +129,7 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
     if slurm_id is None:
         yield from local.logs(folder, job, config, follow)
     else:
+        # ray.sub of NeMo RL writes its logs to SLURM_JOB_ID-logs, in the folder that it was submitted from.
         path = _directory(config.backend.nemo_rl) / f"{slurm_id}-logs" / "ray-driver.log"
         yield from last_lines(path, 10_000)
 
@@ -122,6 +139,7 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
     run = f"uv run examples/run_dpo.py --config {shlex.quote(str(path))}"
     many = f"{run} cluster.gpus_per_node={settings.gpus_per_node} cluster.num_nodes={settings.num_nodes}"
     slurm = settings.slurm
+    # Double quotes below let the shell expand $PWD; every path is mounted under its own name.
     mounts = ["$PWD:$PWD", *(f"{place}:{place}" for place in _places(path, model)), *slurm.mounts]
     options = [
         f"--nodes={settings.num_nodes}",
@@ -141,12 +159,17 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
 
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
     train = config.train
-    refuse_untranslatable(train, trainer="NeMo RL", losses=("sigmoid",), more={
-        "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
-        "train.dpo.ld_alpha": train.dpo.ld_alpha is not None,
-        "train.optimizer": train.optimizer != "adamw",
-        "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
-    })  # fmt: skip
+    refuse_untranslatable(
+        train,
+        trainer="NeMo RL",
+        losses=("sigmoid",),
+        more={
+            "train.dpo.label_smoothing": train.dpo.label_smoothing > 0,
+            "train.dpo.ld_alpha": train.dpo.ld_alpha is not None,
+            "train.optimizer": train.optimizer != "adamw",
+            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
+        },
+    )
     if request.launch:
         _directory(settings)
         if settings.launcher == "slurm" and not settings.slurm.container:
@@ -182,6 +205,7 @@ def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) 
     chosen = "Slurm" if settings.launcher == "slurm" else "many GPUs"
     lines = ["#!/usr/bin/env bash", "# Written by pairwright. Run in a checkout of NeMo RL.", "set -euo pipefail"]
     for name, command in commands.items():
+        # The launcher that was not chosen stays in the script as a comment.
         lines += ["", f"# {name}", command if name == chosen else f"# {command}"]
     script = (folder / "nemo-rl-launch.sh").resolve()
     with write_atomic(script, error=PairwrightError) as temporary:
@@ -197,6 +221,7 @@ def _places(path: Path, model: str) -> list[str]:
 
 def _hand_in(folder: Path, job: Job, settings: NemoRlConfig, say: Say) -> Job:
     output = _run(["bash", job.details["script"]], directory=_directory(settings))
+    # The answer of sbatch on stdout.
     match = re.search(r"Submitted batch job (\d+)", output)
     if match is None:
         raise BackendError(f"sbatch did not say which job it made: {output.strip()[-300:]!r}")
@@ -205,6 +230,7 @@ def _hand_in(folder: Path, job: Job, settings: NemoRlConfig, say: Say) -> Job:
 
 
 def _slurm_status(folder: Path, job: Job) -> Status:
+    # -X: the job without its steps; -n: no header; -P: fields separated by |.
     state_name = _run(["sacct", "-j", job.details["slurm_id"], "-X", "-n", "-P", "-o", "State"]).strip()
     name = state_name.split("\n")[0].split()[0].rstrip("+") if state_name else "PENDING"  # not in the accounting yet
     if name not in _SLURM:
@@ -217,8 +243,12 @@ def _slurm_status(folder: Path, job: Job) -> Status:
 
 def _progress(folder: Path, job: Job) -> Status:
     """What the checkpoints tell: NeMo RL names them by step."""
-    steps = [int(path.name.removeprefix("step_")) for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
-             if path.name.removeprefix("step_").isdigit()]  # fmt: skip
+    # Folders named step_N; anything else that begins so is skipped.
+    steps = [
+        int(path.name.removeprefix("step_"))
+        for path in (folder / "nemo-rl" / "checkpoints").glob("step_*")
+        if path.name.removeprefix("step_").isdigit()
+    ]
     step, num_steps = max(steps, default=None), job.details.get("num_steps")
     return Status(
         state=JobState.RUNNING,
@@ -246,6 +276,7 @@ def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
     count = 0
     for pair in read_pairs(pairs):
         sides = (pair.chosen, pair.rejected)
+        # A pair is left out as soon as one of its sides is too long.
         count += any(_length(tokenizer, [*pair.prompt, *side], pair.tools) > limit for side in sides)
     return count
 

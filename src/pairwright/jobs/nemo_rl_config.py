@@ -17,7 +17,9 @@ from pairwright.jobs.dataset import Dataset
 from pairwright.jobs.translation import micro_batch, steps_between, steps_per_epoch
 from pairwright.records.messages import Json
 
+# Not for `overrides`: they decide what is trained on, and where the result goes.
 _OURS = ("data", "policy.model_name", "policy.tokenizer", "checkpointing.checkpoint_dir", "checkpointing.enabled")
+# Dataset classes of NeMo RL.
 _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDataset"}
 
 
@@ -35,12 +37,14 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
         "logger": _logger(train, output),
         "cluster": {"gpus_per_node": settings.gpus_per_node, "num_nodes": settings.num_nodes},
     }
+    # After everything else, so that they win.
     for key, value in settings.overrides.items():
         _override(tree, key, value)
     return tree
 
 
 def _dpo(train: TrainConfig, dataset: Dataset, *, num_gpus: int, size: int, per_epoch: int, seed: int) -> Json:
+    # One micro batch on each GPU.
     validated = max(size * num_gpus, 1)
     return {
         "max_num_epochs": train.epochs,
@@ -64,6 +68,7 @@ def _checkpointing(train: TrainConfig, dataset: Dataset, *, output: Path, per_ep
     return {
         "enabled": True,
         "checkpoint_dir": str(output / "checkpoints"),
+        # `val:` and the name under which run_dpo.py logs the validation loss.
         "metric_name": "val:validation-default_loss" if dataset.validation else None,
         "higher_is_better": False,
         "keep_top_k": train.keep_top_k,
@@ -75,6 +80,7 @@ def _checkpointing(train: TrainConfig, dataset: Dataset, *, output: Path, per_ep
 def _policy(
     train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int, max_length: int
 ) -> Json:
+    # The file inherits nothing, so what is off is said too.
     return {
         "model_name": model,
         "tokenizer": {"name": model, "chat_template_kwargs": None},
@@ -122,6 +128,7 @@ def _lora(train: TrainConfig) -> Json:
         "enabled": train.finetuning_type == "lora",
         "target_modules": targets,
         "exclude_modules": [],
+        # Without named modules, all linear layers get an adapter.
         "match_all_linear": not targets,
         "dim": train.lora.adapter_dim,
         "alpha": int(train.lora.alpha),
@@ -134,21 +141,28 @@ def _lora(train: TrainConfig) -> Json:
 
 def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
     """Warm-up, then what the schedule says, as torch's schedulers one after the other."""
+    # Steps after the warm-up.
     rest = max(1, num_steps - train.warmup_steps)
     end = train.min_learning_rate / train.learning_rate
     after: dict[str, Json] = {
         "constant": {"name": "torch.optim.lr_scheduler.ConstantLR", "kwargs": {"factor": 1.0, "total_iters": rest}},
-        "linear": {"name": "torch.optim.lr_scheduler.LinearLR",
-                   "kwargs": {"start_factor": 1.0, "end_factor": end, "total_iters": rest}},
-        "cosine": {"name": "torch.optim.lr_scheduler.CosineAnnealingLR",
-                   "kwargs": {"T_max": rest, "eta_min": train.min_learning_rate}},
-    }  # fmt: skip
+        "linear": {
+            "name": "torch.optim.lr_scheduler.LinearLR",
+            "kwargs": {"start_factor": 1.0, "end_factor": end, "total_iters": rest},
+        },
+        "cosine": {
+            "name": "torch.optim.lr_scheduler.CosineAnnealingLR",
+            "kwargs": {"T_max": rest, "eta_min": train.min_learning_rate},
+        },
+    }
     if not train.warmup_steps:
         return [after[train.schedule], {"milestones": []}]
+    # A factor of 0 is not allowed; this one reaches 1 in equal steps.
     warmup = {"start_factor": 1 / (train.warmup_steps + 1), "end_factor": 1.0, "total_iters": train.warmup_steps}
     return [
         {"name": "torch.optim.lr_scheduler.LinearLR", "kwargs": warmup},
         after[train.schedule],
+        # The step at which the next scheduler takes over.
         {"milestones": [train.warmup_steps]},
     ]
 
@@ -195,6 +209,7 @@ def _override(tree: Json, dotted: str, value: Any) -> None:
             f"backend.nemo_rl.overrides: {dotted} would train other data, another model or another tokenizer than the "
             f"job says"
         )
+    # Walks down the sections, creating those that are missing.
     *parents, last = dotted.split(".")
     for parent in parents:
         tree = tree.setdefault(parent, {})

@@ -46,6 +46,7 @@ def start(
         (folder / EXIT).unlink(missing_ok=True)
         with open(folder / LOG, "ab") as log:
             process = subprocess.Popen(
+                # -I -S: isolated, without site-packages: starts fast and imports nothing of the user's.
                 [sys.executable, "-I", "-S", str(RUNNER), str(folder.absolute()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -134,6 +135,7 @@ def stop(folder: Path, *, grace_seconds: float) -> None:
     """Ask a process and what it started to end, and after a while end it. What is not alive is left alone."""
     until, is_asked = time.monotonic() + grace_seconds, False
     while is_alive(folder) and time.monotonic() < until:
+        # Asked once; `send` is False as long as the pid is not written yet.
         is_asked = is_asked or send(folder, signal.SIGTERM)
         time.sleep(0.05)
     send(folder, signal.SIGKILL)
@@ -148,6 +150,7 @@ def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
     """The lines of a process's log as they come, until it has ended."""
     position = 0
     while True:
+        # Checked before reading, so that the last lines of an ended process are not missed.
         alive = is_alive(folder)
         try:
             with open(folder / LOG, "rb") as file:

@@ -56,8 +56,15 @@ def train_on_ray(
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     RunFolder(output, is_writer=True, resume=resume)  # refuses a folder that has a run already
     (output / _FAILURE).unlink(missing_ok=True)
-    paths = {"model": model, "output": output, "pairs": pairs, "experience": experience, "validation": validation,
-             "tokens": tokens}  # fmt: skip
+    paths = {
+        "model": model,
+        "output": output,
+        "pairs": pairs,
+        "experience": experience,
+        "validation": validation,
+        "tokens": tokens,
+    }
+    # Plain data, which Ray pickles to the workers; paths are absolute, since workers start elsewhere.
     task = {
         "config": config.model_dump(mode="json"),
         "folder": os.getcwd(),
@@ -80,10 +87,11 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
         train_loop_config=task,
         scaling_config=ScalingConfig(num_workers=num_workers, use_gpu=use_gpu),
         run_config=RunConfig(
-            name="run", storage_path=str((output / STORAGE).absolute()),
+            name="run",
+            storage_path=str((output / STORAGE).absolute()),
             failure_config=FailureConfig(max_failures=engine.max_retries),
         ),
-    )  # fmt: skip
+    )
     try:
         trainer.fit()
     except Exception as error:  # whatever Ray wraps it in; what we know of it is in the file
@@ -104,6 +112,7 @@ def _workers(engine: EngineConfig) -> tuple[int, bool]:
     num_nodes = sum(bool(node["Alive"] and node["Resources"].get("CPU")) for node in ray.nodes())
     if num_gpus and engine.workers is not None and engine.workers > num_gpus:
         raise ConfigError(f"engine.workers: {engine.workers} workers need as many GPUs, the cluster has {num_gpus}")
+    # One worker a GPU; without GPUs, one a node.
     return engine.workers or num_gpus or max(1, num_nodes), num_gpus > 0
 
 
@@ -113,11 +122,13 @@ def _work(task: dict[str, Any]) -> None:
 
     paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
     output: Path = paths["output"]
+    # Written by another worker, or in an attempt before: failing at once spares a retry.
     known = _read_failure(output)
     if known is not None:
         raise _error(known)
     try:
         with contextlib.chdir(task["folder"] if os.path.isdir(task["folder"]) else "."):
+            # Always `resume`: after a restart the run goes on from its last checkpoint, and a new run has none.
             train(Config.model_validate(task["config"]), resume=True, **paths)
     except PairwrightError as error:
         write_bytes(output / _FAILURE, msgspec.json.encode(_Failure(str(error), error.exit_code)))
@@ -147,6 +158,7 @@ def _result(output: Path) -> "TrainResult":
         )
     last: dict[str, Any] = {}
     for _, row in _rows(output, 0):
+        # The last training row, with the validation row that follows it.
         last = {**last, **row} if "eval_loss" in row else row
     values = {key: float(value) for key, value in last.items() if key not in ("step", "epoch", "time")}
     return TrainResult(model=output / status.model, num_steps=status.step, metrics=values, best_step=status.best_step)
@@ -169,6 +181,7 @@ def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
 
 def _watch(output: Path, start: int, progress: Progress, done: threading.Event) -> None:
     while True:
+        # True once the training has ended: one more pass reads what was written last.
         is_last = done.wait(_POLL_SECONDS)
         status = read_status(output)
         for end, row in _rows(output, start):

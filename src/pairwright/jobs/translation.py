@@ -20,6 +20,7 @@ from pairwright.tokens import ChatTokenizer, TokensError
 
 def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str, ...], more: dict[str, bool]) -> None:
     """Raise for every option that `trainer` cannot honour; `more` has further ones: (key, is it asked for)."""
+    # Options by key, and whether each asks for something that only the local trainer does.
     asked = {
         "train.channels": (train.channels.sft, train.channels.grpo, train.channels.sdpo) != (0, 0, 0),
         "train.channels.dpo": train.channels.dpo != 1.0,
@@ -35,8 +36,10 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
     if train.dpo.loss not in losses:
         keys.append(f"train.dpo.loss {train.dpo.loss!r} (it has {', '.join(losses)})")
     if keys:
-        raise ConfigError(f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
-                          f"backend.name: local")  # fmt: skip
+        raise ConfigError(
+            f"{trainer} cannot do what these ask for: {', '.join(keys)}: leave them out, or train with "
+            f"backend.name: local"
+        )
 
 
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
@@ -44,6 +47,7 @@ def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False
 
     Nobody else's trainer knows stages. One that shuffles what it reads (not `keeps_order`) loses the order, too.
     """
+    # An empty series first, so that a table without pairs has the type.
     column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in _stages(pairs))])
     curriculum = read_curriculum(pairs, column)
     if curriculum is None:
@@ -75,6 +79,7 @@ def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int
                 f"train.gradient_accumulation_steps: {train.gradient_accumulation_steps} does not divide {share}"
             )
         return size, train.gradient_accumulation_steps
+    # The largest size up to the wanted one that divides the share of a device.
     wanted = min(train.micro_batch_size or 1, share)
     size = next(number for number in range(wanted, 0, -1) if share % number == 0)
     return size, share // size
@@ -84,6 +89,7 @@ def steps_between(interval: float | None, steps_per_epoch: int) -> int:
     """An interval of steps, or of a share of an epoch, as steps; None is an epoch."""
     if interval is None:
         return steps_per_epoch
+    # Below 1 a share of an epoch, else a number of steps.
     return max(1, round(interval * steps_per_epoch)) if interval < 1 else round(interval)
 
 
@@ -100,6 +106,7 @@ def steps_per_epoch(num_pairs: int, train: TrainConfig, *, keeps_rest: bool) -> 
 def model_folder(model: str, *, trainer: str, needs_template: bool = True) -> str:
     """Where the trainer finds model and tokenizer: a folder as an absolute path, anything else as a name."""
     folder = Path(model)
+    # A name on the Hugging Face Hub, which the trainer resolves itself.
     if not folder.is_dir():
         return model
     if (folder / "adapter_config.json").exists():

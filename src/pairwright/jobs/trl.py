@@ -27,11 +27,20 @@ from pairwright.jobs.translation import (
 )
 from pairwright.records.messages import Json
 
+# Losses of our trainer that TRL's DPOTrainer has under the same name.
 LOSSES = ("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "apo_zero", "apo_down", "sppo_hard")
 _OPTIMIZERS = {"adamw": "adamw_torch", "adafactor": "adafactor", "adamw_8bit": "adamw_bnb_8bit"}
 # What decides what is trained on, and where the result goes, is not for `options`.
-_OURS = ("dataset_name", "datasets", "dataset_config", "dataset_train_split", "dataset_test_split",
-         "model_name_or_path", "output_dir", "config")  # fmt: skip
+_OURS = (
+    "dataset_name",
+    "datasets",
+    "dataset_config",
+    "dataset_train_split",
+    "dataset_test_split",
+    "model_name_or_path",
+    "output_dir",
+    "config",
+)
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
@@ -43,17 +52,29 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     has_curriculum_order(request.pairs, trainer="TRL")
     model = model_folder(request.model, trainer="TRL", needs_template=not begins_with_text(request.pairs))
     files = folder / "exports" / "trl"
-    dataset = write_dataset(request.pairs, files, target="trl", names=("train.jsonl", "validation.jsonl"),
-                            validation=settings.validation, seed=config.seed)  # fmt: skip
-    refuse_unfaithful(dataset, trainer="TRL", is_accepted=settings.accept_other_data,
-                      key="backend.trl.accept_other_data")  # fmt: skip
+    dataset = write_dataset(
+        request.pairs,
+        files,
+        target="trl",
+        names=("train.jsonl", "validation.jsonl"),
+        validation=settings.validation,
+        seed=config.seed,
+    )
+    refuse_unfaithful(
+        dataset, trainer="TRL", is_accepted=settings.accept_other_data, key="backend.trl.accept_other_data"
+    )
     say(f"exported {dataset} to {files}")
     path = (folder / "trl-dpo.yaml").resolve()
     tree = trl_config(config, dataset, model=model, output=(folder / "model").resolve())
     write_yaml(path, {**tree, **settings.options}, heading="Written by pairwright for `trl dpo --config FILE`.")
     command = [*settings.command, "dpo", "--config", str(path)]
-    details = {"command": command, "config": str(path), "files": dataset.as_json(), "script": " ".join(command),
-               "num_steps": _num_steps(train, dataset)}  # fmt: skip
+    details = {
+        "command": command,
+        "config": str(path),
+        "files": dataset.as_json(),
+        "script": " ".join(command),
+        "num_steps": _num_steps(train, dataset),
+    }
     job = change_job(new_job("trl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
         return write_job(folder, msgspec.structs.replace(job, state=JobState.PREPARED))
@@ -63,15 +84,18 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
     """The options of `trl dpo` for a configuration."""
     train, seed = config.train, config.seed
+    # For one device: TRL takes the size of a micro batch and the number of passes a step.
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
     per_epoch = steps_per_epoch(dataset.num_training, train, keeps_rest=True)
     tree: Json = {
+        # A folder: `datasets` loads train.jsonl and validation.jsonl in it as splits of these names.
         "dataset_name": str(dataset.training.parent.resolve()),
         "dataset_train_split": "train",
         "dataset_test_split": "validation",
         "model_name_or_path": model,
         "output_dir": str(output),
         "num_train_epochs": train.epochs,
+        # -1 means no limit in transformers.
         "max_steps": train.max_steps or -1,
         "per_device_train_batch_size": size,
         "gradient_accumulation_steps": passes,
@@ -97,6 +121,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
         "report_to": list(train.report_to) or "none",
         "save_strategy": "steps",
         "save_steps": train.save_every or per_epoch,
+        # The best ones, and the last.
         "save_total_limit": train.keep_top_k + 1,
         "eval_strategy": "no" if dataset.validation is None else "steps",
         "eval_steps": steps_between(train.val_check_interval, per_epoch),
@@ -108,6 +133,7 @@ def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) ->
 
 
 def status(folder: Path, job: Job, config: Config) -> Status:
+    # Written by the final save, so it is there only when training was completed.
     model_file = "adapter_config.json" if config.train.finetuning_type == "lora" else "config.json"
     return process_status(folder, job, _progress, folder / "model" / model_file)
 
@@ -117,14 +143,19 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def _check(train: TrainConfig, options: Json) -> None:
-    refuse_untranslatable(train, trainer="TRL", losses=LOSSES, more={
-        "train.dpo.preference_average_log_probs": train.dpo.preference_average_log_probs,
-        "train.dpo.sft_loss_weight": train.dpo.sft_loss_weight > 0,
-        "train.min_learning_rate": train.min_learning_rate > 0,
-        "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
-        "train.shuffle": not train.shuffle,
-        "train.dropout": train.dropout,
-    })  # fmt: skip
+    refuse_untranslatable(
+        train,
+        trainer="TRL",
+        losses=LOSSES,
+        more={
+            "train.dpo.preference_average_log_probs": train.dpo.preference_average_log_probs,
+            "train.dpo.sft_loss_weight": train.dpo.sft_loss_weight > 0,
+            "train.min_learning_rate": train.min_learning_rate > 0,
+            "train.finetuning_type lora_merged": train.finetuning_type == "lora_merged",
+            "train.shuffle": not train.shuffle,
+            "train.dropout": train.dropout,
+        },
+    )
     ours = [key for key in options if key in _OURS]
     if ours:
         raise ConfigError(
@@ -148,6 +179,7 @@ def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
 
 def _progress(folder: Path, job: Job) -> Status:
     """What the newest checkpoint's trainer_state.json tells."""
+    # Sorted by time: checkpoint-10 would sort before checkpoint-9 by name.
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     state: Json = {}
     if states:
@@ -160,14 +192,22 @@ def _progress(folder: Path, job: Job) -> Status:
     losses = [row["loss"] for row in rows if "loss" in row]
     validated = [row["eval_loss"] for row in rows if "eval_loss" in row]
     return Status(
-        state=JobState.RUNNING, step=step, num_steps=num_steps,
+        state=JobState.RUNNING,
+        step=step,
+        num_steps=num_steps,
         percentage=100.0 * step / num_steps if step and num_steps else None,
-        epoch=state.get("epoch"), train_loss=losses[-1] if losses else None,
+        epoch=state.get("epoch"),
+        train_loss=losses[-1] if losses else None,
         validation_loss=validated[-1] if validated else None,
-    )  # fmt: skip
+    )
 
 
 TRL = Backend(
-    name="trl", submit=submit, status=status, cancel=local.cancel, deploy=deploy, logs=local.logs,
+    name="trl",
+    submit=submit,
+    status=status,
+    cancel=local.cancel,
+    deploy=deploy,
+    logs=local.logs,
     wait_limits=local.wait_limits,
-)  # fmt: skip
+)

@@ -52,10 +52,13 @@ def build_pairs(
     options = options or PairOptions()
     with plain_memory(), build_folder(output, shared=engine is not None) as folder:
         plan = plan_pairs(tables, options, folder, engine=engine, progress=progress)
+        # Reason 0 stands for a draft that is kept.
         num_kept = int((plan.selection.reasons == 0).sum())
         memory = options.memory_megabytes if engine is None else min(PIECE_MEGABYTES, options.memory_megabytes)
+        # A pair needs the texts of two rows at most: its chosen and its rejected one.
         slices = num_slices(plan.tables, 2 * num_kept, memory_megabytes=memory)
         texts, funnel = PairTexts(num_kept, slices, folder), _open_funnel(plan)
+        # Writing the outcomes drives `_write_partitions`, which fills `texts` and counts into `funnel` on the way.
         write_outcomes(output, _write_partitions(plan, texts, funnel))
         if engine is None or slices == 1:
             rows = texts.rows(plan.tables)
@@ -79,6 +82,7 @@ def _open_funnel(plan: Plan) -> Funnel:
     funnel = Funnel()
     funnel.stage("experiences", 0).num_out = 0
     funnel.stages += plan.funnel.stages
+    # Registered with a count of 0, so that funnel.json lists them in the order in which they were applied.
     for reason in REASONS:
         funnel.stages[-1].drop(reason, 0)
     return funnel
@@ -86,12 +90,14 @@ def _open_funnel(plan: Plan) -> Funnel:
 
 def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
     """The outcomes of each partition; the drafts that are kept go to `texts`, and everything else is counted."""
+    # `first` counts all drafts of the partitions before, `place` only those of them that were kept.
     selection, first, place = plan.selection, 0, 0
     for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
         experiences = _with_others(experiences, plan)
         funnel.stages[0].num_in += experiences.height
         funnel.stages[0].num_out = (funnel.stages[0].num_out or 0) + experiences["reason"].null_count()
         count_reasons(experiences, funnel.stages[0])
+        # One uint8 for each draft of this partition: 0 for kept, else 1 + the index in REASONS.
         reasons = selection.reasons[first : first + size]
         dropped = drafts.with_columns(number=pl.Series(reasons)).filter(pl.Series(reasons > 0))
         dropped = dropped.with_columns(
@@ -112,6 +118,7 @@ def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
     """Single candidates whose task and step have others, at other prompts, say so."""
     if plan.strategy not in IN_GROUPS or not plan.crowded.height:
         return experiences
+    # These rows have the reason `single` so far, the only one with a mark to join on.
     crowded = plan.crowded.with_columns(other=pl.lit(Reason.DIFFERENT_PROMPTS.value))
     joined = experiences.join(crowded, on="mark", how="left", maintain_order="left")
     return joined.with_columns(reason=pl.coalesce("other", "reason")).drop("other")
@@ -120,6 +127,7 @@ def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 def _add_decisions(drafts: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> pl.DataFrame:
     """Drafts with everything that was decided about them."""
     selection = plan.selection
+    # Weights, splits and stages are indexed by kept draft, in the order of planning.
     stages = None if selection.stages is None else selection.stages[places]
     return drafts.with_columns(
         pl.lit(plan.strategy).alias("strategy"),
@@ -138,6 +146,7 @@ def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
         "pairs": num_pairs,
         "train": int((selection.splits == "train").sum()),
         "validation": int((selection.splits == "validation").sum()),
+        # JSON has no number for infinity.
         "length_effect": effect if abs(effect) != float("inf") else str(effect),
         "options": options.as_json(),
         "reward_scale": {name: scale.as_json() for name, scale in plan.scales.items()},

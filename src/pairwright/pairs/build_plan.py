@@ -46,6 +46,7 @@ class Plan:
     def partitions(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Drafts and experiences, partition by partition; only once."""
         for number in range(len(self.sizes)):
+            # `take` also deletes the file, so that disk use falls while pairs are written.
             drafts, experiences = self.drafts.take(number), self.experiences.take(number)
             assert drafts is not None, "every partition was put aside"
             assert experiences is not None, "every partition was put aside"
@@ -62,6 +63,7 @@ class _Gathered:
     funnel: Funnel = field(default_factory=Funnel)
     scales: dict[str, Scale] = field(default_factory=dict)
     clues: Clues = field(default_factory=Clues)
+    # The narrow columns of all drafts stay in memory; whole drafts are spilled.
     narrow: list[pl.DataFrame] = field(default_factory=list)
     steps: list[pl.DataFrame] = field(default_factory=list)
     tasks: list[pl.DataFrame] = field(default_factory=list)
@@ -101,6 +103,7 @@ def plan_pairs(
     well, its workers plan, if partitions can be planned apart from each other."""
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
     votes: Votes | None = None
+    # Workers hand rows over in files, so they need a folder; empty tables would leave no bucket to plan.
     if engine is not None and folder is not None and is_parted(options) and any(table.count() for table in tables):
         spread = SpreadRows(tables, options, folder, engine, progress)
         options_with_thresholds = _resolve_thresholds(spread.rewards(options), options)
@@ -114,11 +117,19 @@ def plan_pairs(
         pl.concat(gathered.narrow), pl.concat(gathered.tasks), options_with_thresholds, everything
     )
     return Plan(
-        tables=everything, options=options, strategy=options.strategy if votes is None else "votes",
-        drafts=gathered.drafts, experiences=gathered.experiences, sizes=gathered.sizes, funnel=gathered.funnel,
-        scales=gathered.scales, clues=gathered.clues, selection=selection,
+        tables=everything,
+        options=options,
+        strategy=options.strategy if votes is None else "votes",
+        drafts=gathered.drafts,
+        experiences=gathered.experiences,
+        sizes=gathered.sizes,
+        funnel=gathered.funnel,
+        scales=gathered.scales,
+        clues=gathered.clues,
+        selection=selection,
+        # `steps` has one mark for each group: a mark that occurs twice has groups at different prompts.
         crowded=steps.filter(steps["mark"].is_duplicated()).unique(),
-    )  # fmt: skip
+    )
 
 
 def _plan_in_process(
@@ -129,15 +140,16 @@ def _plan_in_process(
     rows: Iterable[pl.DataFrame] = buckets
     votes: Votes | None = None
     if options.votes is not None:
+        # With votes, rows are never split (`is_parted`), so there is exactly one piece.
         (only,) = rows
         votes = read_votes(Path(options.votes), only["uid"])
+        # Ratings replace the rewards, and any strategy goes on from there; pairwise votes replace the strategy.
         if votes.ratings is not None:
             rows, votes = [with_ratings(only, votes.ratings)], None
+    # A pass of its own where quantiles need all rewards; `Buckets` can be iterated again for the plans.
     resolved = _resolve_thresholds((candidate_rewards(some, options) for some in rows), options)
     aside = None if buckets.fits else folder
-    gathered = _Gathered(
-        Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame)
-    )  # fmt: skip
+    gathered = _Gathered(Spill(aside, "plans", kind=pl.DataFrame), Spill(aside, "experiences", kind=pl.DataFrame))
     for some in rows:
         gathered.add(plan_partition(some, resolved, tables=everything, votes=votes), resolved)
     return gathered, resolved, votes

@@ -75,6 +75,7 @@ class Pairs(RowAccess[Pair]):
             return
         import polars as pl
 
+        # The condition may need columns that were not asked for: they are read, and left out of the result.
         condition = parse_where(self._where, PAIR_SCHEMA, option="filter")
         names = PAIR_SCHEMA.names if columns is None else list(columns)
         for batch in pair_batches(self.path, list(dict.fromkeys([*names, *condition.meta.root_names()]))):
@@ -89,6 +90,7 @@ class Pairs(RowAccess[Pair]):
         with TemporaryDirectory() as folder:
             lines = Path(folder) / "pairs.jsonl"
             self.export("trl", lines)
+            # Through the exporter's JSON Lines, so that both ways give the same rows.
             rows = [msgspec.json.decode(line) for line in lines.read_bytes().splitlines()]
         return import_datasets().Dataset.from_list(rows)
 
@@ -137,10 +139,12 @@ class Pairs(RowAccess[Pair]):
         """A folder with exactly these pairs. Those of a view are written below the folder that they are of."""
         if self._where is None:
             return self.path
+        # Named by the condition, so that the same view is written to the same folder again.
         name = hashlib.sha256(self._where.encode()).hexdigest()[:16]
         return self.save(self.path / "filtered" / name).path
 
     def _chunks(self) -> Iterator[Chunk]:
+        # Only counted where a filter is set; without one the Parquet footer has the number.
         narrow = (batch.num_rows for batch in self.scan(columns=["id"]))
         yield (count_pairs(self.path) if self._where is None else sum(narrow)), self.scan
 
@@ -185,6 +189,7 @@ def make_pairs(
     if not named:
         raise ConfigError("tables: expected an experience table, its folder, or a list of them")
     opened = [table if isinstance(table, Table) else Table(table, create=False) for table in named]
+    # The build reads whole tables: the condition of filtered ones becomes its `where`.
     conditions = {table.where for table in opened} - {None}
     if len(conditions) > 1 or (conditions and any(table.where is None for table in opened)):
         raise ConfigError("tables: all of them need the same filter; build the pairs of each alone")

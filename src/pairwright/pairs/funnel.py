@@ -21,6 +21,7 @@ NUM_EXAMPLES = 5
 class Reason(StrEnum):
     """Why something is in no pair."""
 
+    # Of an experience, in the first stage.
     FILTERED = "filtered by --where"
     REPEATED_RECORD = "the same record again"
     IS_A_PAIR = "already a pair (use the strategy imported)"
@@ -34,6 +35,7 @@ class Reason(StrEnum):
     DIFFERENT_PROMPTS = "no other candidate with an equal prompt"
     SINGLE = "single candidate"
     TOO_FEW = "fewer candidates than the minimum"
+    # Of a group that gave no pair, or of a pair that a strategy left out.
     TIED = "tied rewards"
     BELOW_GAP = "below the minimum gap"
     ABOVE_GAP = "above the maximum gap"
@@ -51,6 +53,7 @@ class Reason(StrEnum):
     NO_TEACHER = "no teacher answered at this prompt"
     NO_DECISION = "no message that the model wrote"
     TEACHERS_DISAGREE = "too few teachers agree"
+    # Of drafts: inside a partition, or among all of them.
     DUPLICATE = "duplicate pair"
     NEAR_DUPLICATE = "near-duplicate pair"
     CONTRADICTION = "contradiction: the opposite was also seen"
@@ -84,6 +87,7 @@ class Stage:
         """Count what was dropped, if anything; the smallest few ids are kept as examples."""
         drop = self.reasons.setdefault(reason, Drop())
         drop.count += count
+        # The smallest ids, so that examples do not depend on the order of partitions.
         drop.examples = sorted([*drop.examples, *examples])[:NUM_EXAMPLES]
 
     def add(self, other: "Stage") -> None:
@@ -160,6 +164,7 @@ def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
     rows: list[tuple[str, str, int]] = []
     for stage in found.get("stages", []):
         rows.append((stage["unit"], "in", stage["in"]))
+        # Negative, so that the numbers of a stage add up from `in` to `out`.
         rows += [(stage["unit"], drop["reason"], -drop["count"]) for drop in stage["drops"]]
         rows.append((stage["unit"], "out", stage["out"]))
     return rows

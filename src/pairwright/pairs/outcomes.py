@@ -29,6 +29,7 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
 
     `drafts` are those that were kept, `dropped` those that were not, with their reasons in the order of dropping.
     """
+    # A repeated record has the id of the first one, which already has its row.
     rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))
     for side in ("chosen", "rejected"):
         counts = drafts.group_by(pl.col(f"{side}_row").alias("row")).agg(pl.len().cast(pl.Int64).alias(f"num_{side}"))
@@ -37,9 +38,11 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
     in_no_pair = pl.col("reason").is_null() & (pl.col("num_chosen") + pl.col("num_rejected") == 0)
     late = pl.lit(None, pl.String)
     if dropped.height:
+        # A row may lose several drafts, on either side: the reason applied last is what kept it out.
         gone = [dropped.select("number", "why", row=f"{side}_row") for side in ("chosen", "rejected")]
         last = pl.concat(gone).sort("number").group_by("row").agg(pl.col("why").last())
         rows, late = rows.join(last, on="row", how="left", maintain_order="left"), pl.col("why")
+    # In order of precedence: dropped among all drafts, dropped in its partition, never part of a draft.
     lost = pl.coalesce(late, "lost", pl.lit(Reason.NOT_PICKED.value))
     return rows.select(
         "uid", pl.when(in_no_pair).then(lost).otherwise("reason").alias("reason"), "num_chosen", "num_rejected"
@@ -100,6 +103,7 @@ def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
 
 
 def _reference(table: Place, pairs: Place) -> str:
+    # Relative where both are local, so that a run folder can be moved as a whole.
     if is_address(table) or is_address(pairs):
         return str(table.absolute())
     return os.path.relpath(str(table.absolute()), str(pairs.absolute()))

@@ -18,7 +18,9 @@ from pairwright.paths import Place
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.messages import Message
 
+# Estimated Jaccard similarity from which two pairs count as near-duplicates.
 NEAR = 0.8
+# Signatures are computed for the first so many pairs only: they are the slow part.
 MAX_SIGNED = 20_000
 _CONTENT = ("prompt", "chosen", "rejected")
 
@@ -29,6 +31,7 @@ class _Content:
 
     num_blank: int = 0
     num_empty: int = 0
+    # How often each (prompt hash, chosen hash, rejected hash) occurs.
     preferences: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     signatures: list[Signature | None] = field(default_factory=list)
 
@@ -44,6 +47,7 @@ class Finding:
 def _count_balanced(folder: Place, bound: float) -> int:
     """How many pairs `--length-balance` would keep."""
     frame = _narrow(folder)
+    # Positive where the chosen side is longer, in characters.
     differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
     return frame.height - int(one_sided(differences, bound).sum())
 
@@ -77,6 +81,7 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
         "tied": int(is_tied(rewards[0], rewards[1], _tie_tolerance(folder)).sum()),
         "duplicates": num_pairs - frame["id"].n_unique() if num_pairs else 0,
         "near_duplicates": int(near_duplicates(content.signatures, NEAR).sum()),
+        # A preference is contradicted where the same two sides occur the other way around.
         "contradictions": sum(
             count
             for (prompt, one, other), count in content.preferences.items()
@@ -99,6 +104,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
     num_balanced = _count_balanced(folder, max_length_effect)
+    # (name, whether it holds, message); counts are truthy where something was found.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
         ("not-rising", stats["not_rising"], f"{stats['not_rising']:,} pairs whose chosen reward is not the higher one"),
@@ -106,21 +112,36 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
         ("empty", stats["empty_sides"], f"{stats['empty_sides']:,} sides are empty"),
         ("duplicates", stats["duplicates"], f"{stats['duplicates']:,} pairs are there more than once"),
         ("contradictions", stats["contradictions"], f"{stats['contradictions']:,} pairs contradict another one"),
-        ("white-space", stats["differ_in_white_space_only"],
-         f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only"),
+        (
+            "white-space",
+            stats["differ_in_white_space_only"],
+            f"{stats['differ_in_white_space_only']:,} pairs whose sides differ in white space only",
+        ),
         ("across-groups", stats["across_groups"], f"{stats['across_groups']:,} pairs compare different prompts"),
-        ("split-prompts", stats["prompts_in_both_splits"],
-         f"{stats['prompts_in_both_splits']:,} prompts in both splits"),
+        (
+            "split-prompts",
+            stats["prompts_in_both_splits"],
+            f"{stats['prompts_in_both_splits']:,} prompts in both splits",
+        ),
         ("split-tasks", stats["tasks_in_both_splits"], f"{stats['tasks_in_both_splits']:,} tasks in both splits"),
-        ("length", abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
-         f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
-         f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs"),
-        ("near-duplicates", stats["near_duplicates"] / num > max_near,
-         f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}"),
-        ("one-task", stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
-         f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task"),
+        (
+            "length",
+            abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
+            f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
+            f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs",
+        ),
+        (
+            "near-duplicates",
+            stats["near_duplicates"] / num > max_near,
+            f"{stats['near_duplicates']:,} pairs are near-duplicates: build with --near-duplicates {NEAR:g}",
+        ),
+        (
+            "one-task",
+            stats["tasks"] > 1 and stats["pairs"] >= 20 and stats["pairs_per_task_max"] * 2 > stats["pairs"],
+            f"one task has {stats['pairs_per_task_max']} of {stats['pairs']} pairs: build with --max-pairs-per-task",
+        ),
         ("scales", _scales_differ(stats.get("reward_scale", {})), "sources have rewards on different scales"),
-    ]  # fmt: skip
+    ]
     return [Finding(name, message) for name, holds, message in checks if holds]
 
 
@@ -137,6 +158,7 @@ def _scales_differ(scales: dict[str, dict[str, float]]) -> bool:
 
 
 def _narrow(folder: Place) -> pl.DataFrame:
+    # An empty table first, so that a folder without row groups still has the columns.
     empty = pa.schema(list(NARROW_PAIR_TYPES.items())).empty_table()
     return pl.concat([pl.DataFrame(rows) for rows in (empty, *pair_batches(folder, list(NARROW_PAIR_TYPES)))])
 
@@ -149,6 +171,7 @@ def _read_content(folder: Place) -> _Content:
             forms = canonical_messages(chosen), canonical_messages(rejected)
             content.preferences[prompt_hash, content_hash(forms[0]), content_hash(forms[1])] += 1
             words = _words(chosen), _words(rejected)
+            # The same characters once white space is gone, but different messages.
             content.num_blank += "".join(words[0]) == "".join(words[1]) and forms[0] != forms[1]
             content.num_empty += (not words[0]) + (not words[1])
             if len(content.signatures) < MAX_SIGNED:

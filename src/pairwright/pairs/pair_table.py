@@ -31,6 +31,7 @@ from pairwright.store.segments import MARKER as TABLE_MARKER
 # Row groups of the pairs table: where they begin depends on the rows alone, and each holds a text once.
 
 ROWS_PER_GROUP = 16_384
+# Of text, before compression. Whichever bound is met first ends a group.
 BYTES_PER_GROUP = 8 * 2**20
 _INDEX = pa.int32()
 
@@ -52,9 +53,11 @@ class Filling:
     def cut(self, sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
         """Add rows with so many bytes of text each: from where to where they go into one group, and whether it ends
         there. A group that only bytes have filled ends when the next row comes."""
+        # totals[k] is the number of bytes in rows 0 to k of this batch.
         totals, start = np.cumsum(sizes), 0
         while start < len(sizes):
             before = int(totals[start - 1]) if start else 0
+            # The first row that would take the group above its bytes.
             stop = int(np.searchsorted(totals, before + BYTES_PER_GROUP - self._num_bytes, side="right"))
             stop = max(start, min(stop, start + ROWS_PER_GROUP - self._num_rows))
             if stop == start and not self._num_rows:
@@ -99,6 +102,7 @@ def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         if pa.types.is_dictionary(column.type) and len(column.dictionary):
+            # The 0 at the end is for null: its code, -1, indexes the last entry.
             lengths = np.append(pc.binary_length(column.dictionary).to_numpy(zero_copy_only=False), 0)
             total += lengths[_codes(column)]
     return total
@@ -116,6 +120,7 @@ def _compact(column: pa.ChunkedArray) -> pa.Array:
     """A dictionary array with only the texts that it uses, in the order of their first use."""
     if column.num_chunks > 1:
         column = column.unify_dictionaries()
+    # After unification all chunks share one dictionary.
     chunks = column.chunks
     codes = np.concatenate([_codes(chunk) for chunk in chunks])
     if len(chunks) == 1 and _is_compact(codes, len(chunks[0].dictionary)):
@@ -126,6 +131,7 @@ def _compact(column: pa.ChunkedArray) -> pa.Array:
 
 def _is_compact(codes: npt.NDArray[np.int64], num_codes: int) -> bool:
     """Whether all codes are used, and for the first time in their order: none is more than one above all before it."""
+    # highest[k] is the largest code among rows 0 to k - 1, and -1 before the first row.
     highest = np.maximum.accumulate(np.append(-1, codes))
     return int(highest[-1]) == num_codes - 1 and bool((codes <= highest[:-1] + 1).all())
 
@@ -142,12 +148,14 @@ def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArra
     first, ranks = np.empty(num_codes + 1, np.int64), np.empty(num_codes + 1, np.int32)  # read only where written
     first[codes[::-1]] = numbers[::-1]  # what is written last stays: the first use
     used = codes[(first[codes] == numbers) & (codes >= 0)]
+    # Code -1 (null) indexes the last entry, whose rank is -1 as well.
     ranks[used], ranks[-1] = np.arange(len(used), dtype=np.int32), -1
     return used, ranks[codes]
 
 
 def index_array(places: npt.NDArray[np.int32]) -> pa.Array:
     """Places as indices of a dictionary array; -1 is null."""
+    # Wraps the NumPy buffer without a copy; [None, data] is validity bitmap and values.
     indices = pa.Array.from_buffers(_INDEX, len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
     if len(places) and places.min() < 0:
         indices = pc.if_else(pc.less(indices, 0), pa.scalar(None, _INDEX), indices)
@@ -194,8 +202,11 @@ NARROW_PAIR_TYPES = {
 _ADDED_LATER = ("chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")  # null in files without them
 PAIR_CONTENT = ("prompt", "tools", "chosen", "rejected", "info")
 PAIR_SCHEMA = pa.schema(
-    [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)], metadata={"pairwright.pairs": "1"}
+    # The metadata is the version of the format.
+    [*NARROW_PAIR_TYPES.items(), *((name, _LONG) for name in PAIR_CONTENT)],
+    metadata={"pairwright.pairs": "1"},
 )
+# Columns whose values repeat: dictionary-encoded in the Parquet file.
 _DICTIONARY = ["tid", "task", "prompt_hash", "strategy", "split", "chosen_uid", "rejected_uid", *PAIR_CONTENT]
 
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
@@ -232,6 +243,7 @@ def pair_batches(
         schema = pa.schema([PAIR_SCHEMA.field(name) for name in names], metadata=PAIR_SCHEMA.metadata)
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number, columns=names, use_threads=False)
+            # Columns that files of older releases lack.
             for name in set(names).difference(rows.column_names):
                 rows = rows.append_column(name, pa.nulls(rows.num_rows, PAIR_SCHEMA.field(name).type))
             rows = rows.select(names)
@@ -243,6 +255,7 @@ def has_tools(folder: Place) -> bool:
     with _open_file(folder) as file:
         column = file.schema_arrow.names.index("tools")
         groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+        # Without statistics, nothing rules tools out.
         statistics = ((group.num_rows, group.column(column).statistics) for group in groups)
         return any(known is None or not known.has_null_count or known.null_count < rows for rows, known in statistics)
 
@@ -361,11 +374,17 @@ def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
     num_rows = 0
     schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
     schema = schema.with_metadata(PAIR_SCHEMA.metadata)
+    # Without the stored Arrow schema readers get plain strings, not dictionary arrays. Ids are hashes, which do not
+    # compress. A dictionary page above its limit would make the writer fall back to plain pages, and repeat texts.
     with pq.ParquetWriter(
-        hidden, schema, compression={name: "none" if name == "id" else "snappy" for name in schema.names},
-        use_dictionary=_DICTIONARY, store_schema=False, write_statistics=["gap", "split", "task", "tools"],
+        hidden,
+        schema,
+        compression={name: "none" if name == "id" else "snappy" for name in schema.names},
+        use_dictionary=_DICTIONARY,
+        store_schema=False,
+        write_statistics=["gap", "split", "task", "tools"],
         dictionary_pagesize_limit=2 * BYTES_PER_GROUP,
-    ) as writer:  # fmt: skip
+    ) as writer:
         for group in row_groups(batches, schema):
             writer.write_table(group, row_group_size=group.num_rows)
             num_rows += group.num_rows

@@ -24,6 +24,7 @@ from pairwright.store.table import Table
 
 # Contradictions, duplicates, and the cap of a group: what can be decided where all that shares a prompt is at hand.
 
+# Arguments of `sort`: the largest gap first, ties by content.
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
 
 
@@ -48,6 +49,7 @@ def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
         return np.zeros(drafts.height, np.bool_)
     counts = drafts.select(HASHES).join(preferences, on=HASHES, how="left", maintain_order="left")
     against = counts["against"].fill_null(0)
+    # `drop` lets no contradicted preference through, `majority` those that were seen more often than their opposite.
     bad = against > 0 if policy == "drop" else (against > 0) & (against >= counts["for"].fill_null(1))
     return bad.to_numpy()
 
@@ -56,6 +58,7 @@ def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
     """The drafts of each `by` that are not among its first `most`, from the largest gap down."""
     if drafts[by].n_unique() == drafts.height:
         return np.zeros(drafts.height, np.bool_)
+    # The rank of each draft within its `by`, brought back into the order of the drafts.
     order = drafts.with_row_index("place").sort(**_BEST_FIRST)  # type: ignore[arg-type]
     rank = order.select("place", rank=pl.int_range(pl.len()).over(by)).sort("place")["rank"]
     return (rank >= most).to_numpy()
@@ -76,6 +79,7 @@ def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     assert work.candidates is not None
     rows = work.candidates.frame.select("prompt_hash", "completion_hash", "reward")[work.candidates.recurring]
     rewards = rows.group_by("prompt_hash", "completion_hash").agg(pl.col("reward").n_unique())
+    # Prompts at which one completion has several rewards.
     noisy = rewards.filter(pl.col("reward") > 1).select("prompt_hash").unique()
     if not noisy.height:
         return pl.DataFrame(schema=dict.fromkeys(HASHES, pl.String))
@@ -84,10 +88,12 @@ def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     keys = group_keys(work.options)
     rows = rows.group_by(*keys, "completion_hash", "reward").len()
     pairs = drafts.select(HASHES).unique().join(noisy, on="prompt_hash", how="semi")
+    # Self-join of a group: every (chosen reward, rejected reward) with the completions of a draft.
     chosen = rows.rename({"completion_hash": "chosen_hash", "reward": "chosen_reward", "len": "num_chosen"})
     rejected = rows.rename({"completion_hash": "rejected_hash", "reward": "rejected_reward", "len": "num_rejected"})
     both = pairs.join(chosen, on=["prompt_hash", "chosen_hash"])
     both = both.join(rejected, on=[*keys, "rejected_hash"], nulls_equal=True)  # what was collected has no source
+    # Rows were counted by reward, so one joined row stands for so many comparisons.
     times = pl.col("num_chosen") * pl.col("num_rejected")
     both = both.filter(~is_tied_expression(work.options.tie_tolerance))
     return both.group_by(HASHES).agg(
@@ -98,6 +104,7 @@ def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
 
 # The plan of one partition: all rows of some prompts, or all rows there are. A function of its rows and the options.
 
+# Rows that stand in a group: candidates, and what only the size of the group or a duplicate keeps out.
 _COMPARABLE = (None, Reason.SINGLE.value, Reason.TOO_FEW.value, Reason.REPEATED_CANDIDATE.value)
 _LOST = {"row": pl.Int64, "lost": pl.String}
 
@@ -134,15 +141,15 @@ def plan_partition(
     single = pl.col("reason") == Reason.SINGLE.value
     return PartitionPlan(
         drafts=drafts,
-        experiences=_by_prompt(comparable, work).select(
-            "prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark")
-        ).join(_lost(work), on="row", how="left", maintain_order="left"),
+        experiences=_by_prompt(comparable, work)
+        .select("prompt_hash", "uid", "row", "reason", pl.when(single).then(mark_of_step(options)).alias("mark"))
+        .join(_lost(work), on="row", how="left", maintain_order="left"),
         steps=groups.select(mark_of_step(options).alias("mark")),
         tasks=tasks if options.has_curriculum else tasks.clear(),
         funnel=work.funnel,
         scales=scales_of(work.rows),
         clues=clues_of(work.candidates, groups.select(pl.col("len").max()).item() or 0, options),
-    )  # fmt: skip
+    )
 
 
 def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
@@ -155,6 +162,7 @@ def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
 def mark_of_step(options: PairOptions) -> pl.Expr:
     """128 bits that stand for a task and step while pairs are being built; they are never written down."""
     step = pl.struct(name for name in group_keys(options) if name != "prompt_hash")
+    # Two 64-bit hashes with different seeds.
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
@@ -173,6 +181,7 @@ def _lost(work: Work) -> pl.DataFrame:
     """Why the last of a candidate's pairs went, or why there never was one."""
     late = pl.DataFrame(schema=_LOST)
     if work.lost:
+        # Frames in the order of dropping: for each row, the reason of its last draft counts.
         gone = [lost.with_columns(place=pl.lit(number)) for number, lost in enumerate(work.lost)]
         rows = pl.concat(
             [pl.concat(gone).select("place", "reason", row=f"{side}_row") for side in ("chosen", "rejected")]
@@ -187,8 +196,10 @@ def _never_paired(work: Work) -> pl.DataFrame:
     if candidates is None or not candidates.frame.height:
         return pl.DataFrame(schema=_LOST)
     rewards, groups = candidates.rewards, candidates.groups
+    # Rows are sorted by descending reward, so a group's first row is its best and its last row its worst.
     best, worst = rewards[candidates.starts[:-1]][groups], rewards[candidates.starts[1:] - 1][groups]
     near = [options.min_gap]
+    # The largest gap that a row could have with any other of its group.
     largest = np.maximum(reward_gaps(best, rewards, near=near), reward_gaps(rewards, worst, near=near))
     tied = pl.lit(pl.Series(is_tied(best, worst, options.tie_tolerance)))
     below = pl.lit(pl.Series(largest < options.min_gap))

@@ -25,6 +25,7 @@ class Work:
     rows: pl.DataFrame
     funnel: Funnel = field(default_factory=Funnel)
     candidates: Candidates | None = None
+    # One frame for each reason, in the order of dropping: chosen_row, rejected_row, reason.
     lost: list[pl.DataFrame] = field(default_factory=list)
 
     @property
@@ -38,6 +39,7 @@ class Work:
         num_bad = int(mask.sum())
         gone = drafts.filter(mask) if num_bad else drafts.clear()
         self.stage.drop(reason, num_bad, pair_examples(gone))
+        # Most filters drop nothing: the frame is passed on without a copy.
         if not num_bad:
             return drafts
         self.lost.append(gone.select("chosen_row", "rejected_row").with_columns(reason=pl.lit(reason.value)))

@@ -47,10 +47,12 @@ def length_effect(differences: Floats, weights: Floats | None = None) -> float:
 def one_sided(differences: Floats, bound: float) -> Flags:
     """The fewest of the most one-sided pairs without which the effect is within the bound."""
     towards = np.sign(differences.mean()) or 1.0
+    # From the most one-sided pair in the prevailing direction; lexsort takes its last key first, ties go by number.
     order = np.lexsort([np.arange(len(differences)), -towards * differences])
     left = differences[order][::-1]  # the last so many of `order`, summed from its end
     counts = np.arange(1, len(left) + 1)
     means = np.cumsum(left) / counts
+    # E[x²] - E[x]², which rounding can take slightly below 0.
     variances = np.maximum(np.cumsum(left**2) / counts - means**2, 0.0)
     fine = np.abs(means) <= bound * np.sqrt(variances) + 1e-12
     num_left = int(counts[fine].max()) if fine.any() else 0
@@ -66,6 +68,7 @@ def balance_weights(differences: Floats, bound: float) -> Floats:
         return weights
     direction = np.sign(differences.mean())
     prevailing = np.sign(differences) == direction
+    # Bisection: 60 halvings are more than the bits of a double.
     low, high = 0.0, 1.0
     for _ in range(60):  # the effect falls with the weight of the prevailing pairs
         middle = (low + high) / 2
@@ -124,6 +127,7 @@ def stage_of_epoch(epoch: int, interval: int) -> int:
 
 def task_ranks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """The tasks that have candidates, by their mean reward: easy (high) first, or hard first; ties by id."""
+    # Sorted first: the mean of floats depends on the order of summation.
     sums = tasks.sort("tid", "reward").group_by("tid", maintain_order=True).agg(pl.col("reward").mean())
     order = sums.sort("reward", "tid", descending=[options.curriculum == "easy-first", False])
     return order.select("tid").with_row_index("rank")
@@ -132,7 +136,9 @@ def task_ranks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 def stages(ranks: Indices, options: PairOptions) -> Indices:
     """The stage of each rank among tasks that are numbered from 0."""
     assert options.curriculum_start is not None
+    # `places`: the rank of each draft's task among the tasks that still have drafts.
     distinct, places = np.unique(ranks, return_inverse=True)
+    # bounds[s] is how many of these tasks are in stages 0 to s.
     bounds = [max(1, math.ceil(share * len(distinct))) for share in shares(options)]
     return np.searchsorted(np.array(bounds), places, side="right").astype(np.int64)
 
@@ -151,9 +157,11 @@ def shares(options: PairOptions) -> list[Decimal]:
 
 # Near-duplicates, on request: pairs whose text is nearly that of another, found by MinHash.
 
+# A signature has 64 hashes, in bands of 4: two texts are compared where a band is equal. Shingles have 5 words.
 NUM_HASHES, ROWS_PER_BAND, WORDS = 64, 4, 5
 Signature = npt.NDArray[np.uint64]
 _RANDOM = np.random.Generator(np.random.PCG64(20))
+# A fixed seed, so that signatures never change; odd factors are invertible modulo 2**64.
 _FACTORS = _RANDOM.integers(1, 2**63, NUM_HASHES, dtype=np.uint64) | np.uint64(1)
 _SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
@@ -163,6 +171,7 @@ def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> 
     wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
     ends: dict[str, set[int | None]] = defaultdict(set)
     for uid, at in (*wanted[0], *wanted[1]):
+        # For each uid the positions at which a side of some draft ends.
         ends[uid].add(at)
     signatures = {
         (uid, at): signature(_text((*prompt, *completion)[: None if at is None else at + 1]))
@@ -180,6 +189,7 @@ def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> 
 def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDArray[np.bool_]:
     """Which of them are at least that similar to one before them that was kept."""
     again = np.zeros(len(signatures), np.bool_)
+    # For each band (its number and bytes) the places of kept signatures that have it.
     bands: dict[bytes, list[int]] = defaultdict(list)
     for place, own in enumerate(signatures):
         if own is None:
@@ -188,7 +198,9 @@ def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDA
             band.to_bytes(2, "little") + own[band * ROWS_PER_BAND : (band + 1) * ROWS_PER_BAND].tobytes()
             for band in range(len(own) // ROWS_PER_BAND)
         ]
+        # At most 50 of a band, so that one frequent phrase does not make this quadratic.
         others = {other for name in names for other in bands[name][:50]}
+        # The share of equal minimum hashes estimates the Jaccard similarity of the shingle sets.
         again[place] = any(float((own == signatures[other]).mean()) >= least for other in others)
         if not again[place]:
             for name in names:
@@ -203,6 +215,7 @@ def signature(text: str) -> Signature:
     shingles = {digest(" ".join(words[at : at + WORDS]).encode()) for at in range(max(1, len(words) - WORDS + 1))}
     hashes = np.fromiter(shingles, np.uint64, len(shingles))
     least = np.full(NUM_HASHES, np.iinfo(np.uint64).max, np.uint64)
+    # 4,096 shingles at a time: the intermediate array is 4,096 x 64.
     for start in range(0, len(hashes), 4096):
         mixed = hashes[start : start + 4096, None] * _FACTORS + _SHIFTS
         np.minimum(least, (mixed ^ (mixed >> np.uint64(29))).min(axis=0), out=least)
@@ -217,7 +230,7 @@ def _text(messages: tuple[Message, ...]) -> str:
     )
 
 
-# What only all drafts together can decide: curriculum, the cap of a task, the sample, near-duplicates, length balance,
+# What only all drafts together can decide: curriculum, the cap of a task, the sample, near-duplicates, length balance.
 
 REASONS = (Reason.CURRICULUM, Reason.TASK_CAP, Reason.SAMPLED, Reason.NEAR_DUPLICATE, Reason.LENGTH)
 
@@ -270,6 +283,7 @@ def select_drafts(
     """Decide about all drafts, given by their narrow columns; `tasks` are the rewards of candidates by task."""
     ranks = _rank_tasks(narrow, tasks, options)
     reasons = np.zeros(narrow.height, np.uint8)
+    # The numbers of the drafts that no reason has dropped so far.
     left = np.arange(narrow.height)
     for number, reason in enumerate(REASONS, 1):
         bad = _bad(reason, narrow if len(left) == narrow.height else narrow[left], ranks, left, options, tables)
@@ -280,6 +294,7 @@ def select_drafts(
     in_order = None
     if ranks is not None and options.curriculum != "none":
         in_order = np.empty(len(left), np.int64)
+        # The inverse of the sorting permutation: for each kept draft the place at which it is written.
         in_order[np.argsort(ranks.of_drafts[left], kind="stable")] = np.arange(len(left))
     differences = remaining["difference"].to_numpy()
     return Selection(
@@ -293,9 +308,13 @@ def select_drafts(
 
 
 def _bad(
-    reason: Reason, narrow: pl.DataFrame, ranks: _Ranks | None, left: Indices, options: PairOptions,
+    reason: Reason,
+    narrow: pl.DataFrame,
+    ranks: _Ranks | None,
+    left: Indices,
+    options: PairOptions,
     tables: Sequence[Table],
-) -> Flags | None:  # fmt: skip
+) -> Flags | None:
     """Which of the drafts that are left go by this reason; None where it was not asked for."""
     if not narrow.height:
         return None
@@ -318,8 +337,10 @@ def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
     """Drafts that are not among the largest gaps of their task."""
     task = narrow["tid"].cast(pl.Categorical).to_physical().to_numpy()
     keys = [narrow[name].to_numpy() for name in ("key_other", "key_one")]
+    # lexsort takes its last key first: by task, then descending gap, then key, then number.
     order = np.lexsort([np.arange(narrow.height), *keys, -narrow["gap"].to_numpy(), task])
     firsts = np.flatnonzero(np.diff(task[order].astype(np.int64), prepend=-1))
+    # The rank within the task: the place in `order` minus the place where the task begins.
     rank = np.arange(len(order)) - np.repeat(firsts, np.diff(np.append(firsts, len(order))))
     bad = np.zeros(narrow.height, np.bool_)
     bad[order] = rank >= most

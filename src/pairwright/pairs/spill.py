@@ -35,6 +35,7 @@ class Spill(Generic[Rows]):
         self._adopted: dict[int, Place] = {}
         self._name = name
         self._kind: Any = kind
+        # Without a folder: the pieces of each number. With one: its open file and stream writer.
         self._held: dict[int, list[Rows]] = {}
         self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
 
@@ -54,6 +55,7 @@ class Spill(Generic[Rows]):
         if self._folder is None:
             held = self._held.get(number, [])
             return self._joined(held) if held else None
+        # The stream writer closes before its file.
         for part in reversed(self._writers.pop(number, ())):
             part.close()
         path = self._readable(number)
@@ -143,6 +145,7 @@ def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) 
         for number, table in rows:
             if writer is None:
                 writer = pa.ipc.new_file(file, table.schema, options=_SHUFFLE_OPTIONS)
+            # One batch for each entry of `numbers`: batch k of the file belongs to numbers[k].
             for batch in table.combine_chunks().to_batches():
                 writer.write_batch(batch)
                 numbers.append(number)
@@ -211,6 +214,7 @@ class Buckets:
 def bucket_of(number: int) -> pl.Expr:
     """The bucket of a row, by the first digits of its prompt hash."""
     prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
+    # Equal ranges of the hash in ascending order: buckets one after another keep the order of prompts.
     bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
     return bucket.alias("bucket")
 
@@ -230,9 +234,11 @@ def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFram
 def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
     """The prompts at which rows have to be parted, so that no more pairs are planned at once than memory holds."""
     most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
+    # n² / 2 bounds the pairs of n rows, however they are grouped.
     if not is_parted(options) or rows.height**2 // 2 <= most:
         return []
     largest = 1 if options.strategy == "best-worst" else options.max_pairs_per_group
+    # Planning the K largest gaps builds about K·(1 + ln K) pairs of a group (pairing.py).
     per_row = None if largest is None else math.ceil(largest * (1 + math.log(largest)))
     if per_row is not None and rows.height * per_row <= most:
         return []
@@ -242,5 +248,6 @@ def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
     if per_row is not None:
         pairs = np.minimum(pairs, per_row * counts)
     totals = np.cumsum(pairs)
+    # The prompts at which the running total of pairs passes a multiple of `most`.
     starts = np.flatnonzero(np.diff(totals // most, prepend=0))
     return sizes["prompt_hash"].gather(starts[starts > 0]).to_list()

@@ -60,6 +60,7 @@ def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
 def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
     """Trajectories that are cut, and given preferences: messages are read and written again."""
     names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
+    # Each row is decoded once, however many pairs it is in; `which` leads back from sides to rows.
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
     rows = texts.select(names).take(places).to_pylist()
     columns: list[list[str | None]] = [[] for _ in _MADE]
@@ -161,6 +162,7 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
     copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
     known, uids = texts["row"].to_numpy(), pl.Series(texts["uid"])
+    # Rows of a slice come in ascending order, so a binary search finds the place of each side.
     chosen, rejected = (np.searchsorted(known, drafts[f"{side}_row"].to_numpy()) for side in SIDES)
     for side, rows_of_side in (("chosen", chosen), ("rejected", rejected)):
         expected = drafts["row_uid" if drafts["row_uid"].null_count() == 0 else f"{side}_uid"]
@@ -226,6 +228,7 @@ def _number_texts(texts: pl.Series) -> tuple[Indices, Indices]:
     """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
     if texts.null_count() == len(texts):
         return np.full(len(texts), -1), np.zeros(0, np.int64)
+    # Numbered by 64-bit hash: much faster than by text, and checked below.
     _, firsts, codes = np.unique(texts.hash().to_numpy(), return_index=True, return_inverse=True)
     again = np.flatnonzero(firsts[codes] != np.arange(len(codes)))
     if not texts.gather(again).eq_missing(texts.gather(firsts[codes[again]])).all():  # two texts with one hash
@@ -241,8 +244,11 @@ def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected
     keys, prompts = drafts["key"], drafts["prompt_hash"]
     if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
         # plain text is written as a message, whose hash is another
-        sides = (("prompt", prompts, chosen), ("completion", drafts["chosen_hash"], chosen),
-                 ("completion", drafts["rejected_hash"], rejected))  # fmt: skip
+        sides = (
+            ("prompt", prompts, chosen),
+            ("completion", drafts["chosen_hash"], chosen),
+            ("completion", drafts["rejected_hash"], rejected),
+        )
         hashes = [
             pl.select(pl.coalesce(pl.Series(texts[f"{name}_hash"].take(int64_array(rows))), hashes)).to_series()
             for name, hashes, rows in sides
@@ -284,6 +290,7 @@ class PairTexts:
             .to_numpy()
         )
         for side, whole in (("chosen", True), ("rejected", rewritten_too)):
+            # Three fields in one int64: row number, slice (10 bits), and whether the prompt is needed too (1 bit).
             self._wanted.append(distinct(drafts[f"{side}_row"].to_numpy() << WANTED_BITS | slices << 1 | whole))
         if drafts["row_uid"].null_count() < drafts.height:
             self.columns = (*_CONTENT, *SIDES)
@@ -306,6 +313,7 @@ class PairTexts:
         """Batches of the pairs table, in the order of their places."""
         wanted = self.take_wanted()
         for number, table in enumerate(tables):
+            # Table numbers are the highest bits, so the wanted rows of a table are one slice of the sorted array.
             ends = np.array([number, number + 1]) << (PLACE_BITS + WANTED_BITS)
             first, last = np.searchsorted(wanted, ends).tolist()
             for some, texts in fetch_texts_of(
@@ -387,5 +395,7 @@ def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int)
         groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
         size += sum(group.column(column).total_uncompressed_size for group in groups for column in columns)
         total += footer.num_rows
+    # Assumes rows of average size; no more than the whole tables can be needed.
     needed = _HELD * size * min(1.0, num_rows / max(1, total))
+    # 2**19: half of the memory allowed, in bytes.
     return min(MAX_SLICES, max(1, int(-(-needed // (memory_megabytes * 2**19)))))

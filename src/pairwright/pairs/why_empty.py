@@ -35,6 +35,7 @@ _ADVICE = {
 class Clues:
     """Values of a partition that decide what an option would have to be; None where it has none."""
 
+    # Candidates in the largest group; largest gap and reward; smallest gap between neighbours; smallest reward.
     most_candidates: float | None = None
     largest_gap: float | None = None
     highest: float | None = None
@@ -56,6 +57,7 @@ def clues_of(candidates: Candidates | None, largest_group: int, options: PairOpt
     if candidates is None or not candidates.frame.height:
         return Clues(most_candidates=largest_group or None)
     rewards = candidates.rewards
+    # Rows are sorted by descending reward within each group.
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     steps = reward_gaps(rewards[:-1], rewards[1:])
     inside = (np.diff(candidates.groups) == 0) & ~is_tied(rewards[:-1], rewards[1:], options.tie_tolerance)
@@ -70,6 +72,7 @@ def clues_of(candidates: Candidates | None, largest_group: int, options: PairOpt
 
 def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     """One sentence for a build without pairs."""
+    # The last stage that dropped anything has the filter that removed the last ones.
     last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
     if last is None:
         return "there was nothing to pair: the tables are empty"
@@ -82,6 +85,7 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
     first = funnel.stages[0]
     if first is not last and first.drops:
         reason, drop = max(first.drops.items(), key=lambda item: item[1].count)
+        # An early reason is worth naming only where it took most of the experiences.
         if drop.count * 2 > first.num_in:
             advice = _advice(reason, options)
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
@@ -98,6 +102,7 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
     """The option that dropped the last ones, with a value that would not have."""
     most = None if clues.most_candidates is None else int(clues.most_candidates)
+    # For each reason: the option, a value that lets some through, and the value now.
     bounds = {
         Reason.TOO_FEW: ("--min-candidates", most, options.min_candidates),
         Reason.BELOW_GAP: ("--min-gap", clues.largest_gap, options.min_gap),

@@ -117,12 +117,14 @@ def spread_rows(
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
+        # Shifted as the entries of `wanted` are, to find those of this segment.
         ends = np.array([segment.first, segment.first + segment.num_rows]) << WANTED_BITS
         first, last = np.searchsorted(wanted, ends).tolist()
         if last > first:
             tasks.append((segment, wanted[first:last] - ends[0]))
     fetch = partial(fetch_texts, columns=texts.columns, folder=folder)
     files = list(_report_progress(engine.map(fetch, tasks), len(tasks), progress))
+    # Workers read the drafts from here on.
     texts.drafts.close()
     slices = _by_number(files)
     for batches in _report_progress(engine.map(partial(make_rows, folder=folder), slices), len(slices), progress):
@@ -139,6 +141,7 @@ def part_rows(
 
 def _by_bucket(segment: Segment, number: int, where: str | None, with_runs: bool) -> Iterator[tuple[int, pa.Table]]:
     for batch in row_batches([segment.table()], where=where, with_runs=with_runs):
+        # Numbered from 0 within the segment so far; from here on within all tables.
         rows = batch.with_columns(pl.col("row") + segment.first)
         for (bucket,), own in rows.group_by(bucket_of(number), maintain_order=True):
             yield int(bucket), own.to_arrow()
@@ -157,6 +160,7 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
             plan = plan_partition(rows, options)
             plans.append(
                 BucketPlan(
+                    # Drafts and experiences are in files; only the small rest of the plan travels back.
                     plan=replace(plan, drafts=plan.drafts.clear(), experiences=plan.experiences.clear()),
                     narrow=narrow_columns(plan.drafts, options),
                     num_drafts=plan.drafts.height,
@@ -184,6 +188,7 @@ def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
         texts = read_aside(files, number)
         assert drafts is not None, "a slice has drafts"
         assert texts is not None, "drafts have texts"
+        # A Filling of its own: `write_pairs` cuts the row groups again, by the rows alone.
         return list(slice_rows(drafts, texts, Filling()))
 
 

@@ -17,6 +17,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 def chat_request(engine: Engine, asked: ChatAsked) -> Request:
     """A chat, through the model's template, with its tools unless the client says that none may be called."""
     messages = [_message(value, f"messages[{number}]") for number, value in enumerate(asked.messages)]
+    # Without tools the template does not mention them, so the model cannot call any.
     tools: Sequence[Json] = [] if asked.tool_choice == "none" else asked.tools or []
     for number, tool in enumerate(tools):
         if not isinstance(tool.get("function"), dict) or not isinstance(tool["function"].get("name"), str):
@@ -52,18 +53,24 @@ def _message(value: Json, where: str) -> Message:
                 place = f"{where}.content[{number}]"
                 raise Refused(f"{place}: {part.get('type')!r}: this model reads text only", param=place)
         return Message(
-            message.role, message.text, reasoning=message.reasoning, tool_calls=message.tool_calls,
-            tool_call_id=message.tool_call_id, name=message.name,
-        )  # fmt: skip
+            message.role,
+            message.text,
+            reasoning=message.reasoning,
+            tool_calls=message.tool_calls,
+            tool_call_id=message.tool_call_id,
+            name=message.name,
+        )
     except (BadRecord, RecordError) as error:
         raise Refused(str(error), param=where) from None
 
 
 def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int) -> Sampling:
+    # The engine takes an unsigned 64-bit seed; negative ones wrap around.
     seed = int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed % 2**64
     return Sampling(
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=asked.top_p or 1.0,
+        # 0 is no limit for the engine, -1 for clients.
         top_k=max(asked.top_k or 0, 0),
         max_tokens=limit,
         n=asked.n or 1,
@@ -79,11 +86,13 @@ def _check_request(engine: Engine, request: Request) -> Request:
     if limit is not None and len(request.prompt) + limit > engine.context:
         raise Refused(
             f"this model's context has {engine.context:,} tokens; {len(request.prompt):,} of the prompt and {limit:,} "
-            f"to be written do not fit: shorten the prompt or ask for fewer", code="context_length_exceeded",
-        )  # fmt: skip
+            f"to be written do not fit: shorten the prompt or ask for fewer",
+            code="context_length_exceeded",
+        )
     return request
 
 
 def _refusal_of(error: GenerateError) -> Refused:
+    # The engine has one exception for all refusals; clients tell a prompt that is too long by the code.
     code = "context_length_exceeded" if "the context of" in str(error) else None
     return Refused(str(error), code=code)

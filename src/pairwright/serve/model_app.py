@@ -35,6 +35,7 @@ class ModelServer:
     """An engine and what clients are told of it."""
 
     engine: Engine
+    # Clients may ask for any of them; /health shows the first.
     names: tuple[str, ...]
     token: str | None = None
     max_body_bytes: int = 16 * 2**20
@@ -45,6 +46,7 @@ class ModelServer:
     def __post_init__(self) -> None:
         self.batcher = Batcher(self.engine)
         self.texts = TokenTexts(self.engine)
+        # How this chat template writes tool calls; None where that is not known.
         self.form = format_of(self.engine.tokenizer.chat_template)
 
 
@@ -81,6 +83,7 @@ async def model(server: ModelServer, request: Request) -> Response:
 async def chat_completions(server: ModelServer, request: Request) -> Response:
     asked = await _read(server, request, ChatAsked)
     wanted = chat_request(server.engine, asked)
+    # Text that looks like a call is one only if the client offered tools.
     form = server.form if asked.tools and asked.tool_choice != "none" else None
     if asked.stream:
         head = envelope("chat.completion.chunk", "chatcmpl", asked.model)
@@ -113,8 +116,13 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
             if request.url.path != "/health":
                 _check_token(server, request)
             if server.num_open >= server.max_requests:
-                raise Refused("too many requests are open; try again", status=429, kind="rate_limit_error",
-                              code="too_many_requests", retry_after_seconds=1)  # fmt: skip
+                raise Refused(
+                    "too many requests are open; try again",
+                    status=429,
+                    kind="rate_limit_error",
+                    code="too_many_requests",
+                    retry_after_seconds=1,
+                )
             server.num_open += 1
             try:
                 return await handler(server, request)
@@ -123,6 +131,7 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         except Refused as refused:
             return refused.response()
         except ClientDisconnect:
+            # 499 is nginx's code for a client that went away; nobody reads it.
             return Response(status_code=499)
         except Exception as error:  # the boundary of the server: the client gets JSON, the log the rest
             return broken(error).response()
@@ -146,6 +155,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
+    # Before reading; a body without a length, or with a wrong one, is counted below.
     if not claimed.isdigit() or int(claimed) > limit:
         raise too_large
     if "content-encoding" in request.headers:
@@ -169,11 +179,13 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> 
         return task.result()
     finally:
         task.cancel()
+        # The cancelled work is awaited, so that it has left the batch when the request ends.
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
 async def _wait_for_disconnect(request: Request) -> None:
+    # The body was read before, so all that is left to come is the disconnect.
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -199,22 +211,34 @@ def _check_token(server: ModelServer, request: Request) -> None:
     if server.token is None:
         return
     header = request.headers.get("authorization", "")
+    # Constant time: the answer tells nothing about how much of the token is right.
     if not hmac.compare_digest(header.encode(), f"Bearer {server.token}".encode()):
-        raise Refused("a valid token is needed: Authorization: Bearer TOKEN", status=401, kind="authentication_error",
-                      code="invalid_api_key")  # fmt: skip
+        raise Refused(
+            "a valid token is needed: Authorization: Bearer TOKEN",
+            status=401,
+            kind="authentication_error",
+            code="invalid_api_key",
+        )
 
 
 def _check_name(server: ModelServer, name: str) -> None:
     if name not in server.names:
-        raise Refused(f"no model {name!r} here; this server has {', '.join(server.names)}", status=404,
-                      param="model", code="model_not_found")  # fmt: skip
+        raise Refused(
+            f"no model {name!r} here; this server has {', '.join(server.names)}",
+            status=404,
+            param="model",
+            code="model_not_found",
+        )
 
 
 def _card(server: ModelServer, name: str) -> Json:
     return {
-        "id": name, "object": "model", "created": server.started, "owned_by": "pairwright",
+        "id": name,
+        "object": "model",
+        "created": server.started,
+        "owned_by": "pairwright",
         "max_model_len": server.engine.context,
-    }  # fmt: skip
+    }
 
 
 async def _no_route(request: Request, _: Exception) -> Response:

@@ -57,6 +57,7 @@ def vllm_command(
 ) -> list[str]:
     """How vLLM is told to serve the same folder under the same name."""
     program = _vllm(command)
+    # vLLM serves an adapter as a module of its base model, under a name of its own.
     base = base_of_adapter(folder)
     name = names[0] if names else folder.name
     words = [program, "serve", str(base or folder), "--host", host, "--port", str(port)]
@@ -67,6 +68,7 @@ def vllm_command(
 
 def run_vllm(command: Sequence[str], token: str | None) -> None:
     """Become vLLM: signals and exit code are its own from here on."""
+    # In the environment, not on the command line, which other users can see.
     environment = {**os.environ, **({"VLLM_API_KEY": token} if token else {})}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -74,6 +76,7 @@ def run_vllm(command: Sequence[str], token: str | None) -> None:
 
 
 def _vllm(command: str | None) -> str:
+    # In the environment of this Python first, then on the PATH.
     beside = Path(sys.executable).with_name("vllm")
     wanted = command or (str(beside) if beside.exists() else "vllm")
     path = shutil.which(wanted)
@@ -96,5 +99,6 @@ def _use_threads(threads: int | None) -> None:
     """CPU threads of torch: as told, else the cores that are idle now; more than that is slower, not faster."""
     import torch
 
+    # Load average of the last minute: about how many cores are busy.
     idle = (os.cpu_count() or 1) - round(os.getloadavg()[0])
     torch.set_num_threads(threads or max(1, idle))

@@ -14,6 +14,7 @@ from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 
 # The text and the bytes of single tokens, for log-probabilities. A token may be a part of a character.
 
+# SentencePiece writes a byte that is in no token as <0x0A>.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _LEAST = -9999.0  # what OpenAI writes for a probability of zero; JSON has no infinity
 
@@ -23,6 +24,7 @@ class TokenTexts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        # By token id: its text, and its bytes as numbers.
         self._known: dict[int, tuple[str, list[int]]] = {}
         self._is_byte_level = _has_byte_level(engine.tokenizer)
 
@@ -39,6 +41,7 @@ class TokenTexts:
         piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
         if match := _BYTE.fullmatch(piece):
             content = bytes([int(match[1], 16)])
+        # Byte-level BPE: each letter of the token stands for one byte.
         elif self._is_byte_level and all(character in byte_letters() for character in piece):
             content = bytes(byte_letters()[character] for character in piece)
         else:
@@ -54,6 +57,7 @@ def _has_byte_level(tokenizer: Any) -> bool:
 @lru_cache(1)
 def byte_letters() -> dict[str, int]:
     """The letter that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
+    # Bytes that byte-level BPE (GPT-2) keeps as they are: printable, without space and soft hyphen.
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(number): number for number in printed}
     others = [number for number in range(256) if number not in set(printed)]
@@ -74,13 +78,16 @@ def chat_answer(
     choices = []
     for choice in result.choices:
         content, calls = split_calls(form, choice.text)
+        # OpenAI has null as content beside calls, else text.
         message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
         if calls:
             message["tool_calls"] = [call_json(call) for call in calls]
         body: Json = {
-            "index": choice.index, "message": message, "finish_reason": finish_reason(choice.finish_reason, calls),
+            "index": choice.index,
+            "message": message,
+            "finish_reason": finish_reason(choice.finish_reason, calls),
             "logprobs": chat_logprobs(choice, asked, texts),
-        }  # fmt: skip
+        }
         if asked.return_token_ids:
             body["token_ids"] = choice.tokens.tolist()
         choices.append(body)
@@ -95,9 +102,12 @@ def completion_answer(
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
             body: Json = {
-                "index": len(choices), "text": choice.text, "finish_reason": finish_reason(choice.finish_reason, []),
+                # Numbered through all prompts.
+                "index": len(choices),
+                "text": choice.text,
+                "finish_reason": finish_reason(choice.finish_reason, []),
                 "logprobs": None if asked.logprobs is None else completion_logprobs(choice, asked.logprobs, texts),
-            }  # fmt: skip
+            }
             if asked.return_token_ids:
                 body |= {"token_ids": choice.tokens.tolist(), "prompt_token_ids": [int(token) for token in prompt]}
             choices.append(body)
@@ -115,9 +125,10 @@ def finish_reason(reason: str, calls: Sequence[ToolCall]) -> str:
 
 def call_json(call: ToolCall) -> Json:
     return {
-        "id": f"call_{os.urandom(12).hex()}", "type": "function",
+        "id": f"call_{os.urandom(12).hex()}",
+        "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
-    }  # fmt: skip
+    }
 
 
 def chat_logprobs(choice: Choice, asked: ChatAsked, texts: TokenTexts) -> Json | None:
@@ -145,9 +156,13 @@ def completion_logprobs(choice: Choice, num_top: int, texts: TokenTexts) -> Json
 
 
 def completion_logprobs_of(
-    tokens: Sequence[int], logprobs: Sequence[float], tops: Sequence[Sequence[tuple[int, float]]], texts: TokenTexts,
-    *, offset: int,
-) -> Json:  # fmt: skip
+    tokens: Sequence[int],
+    logprobs: Sequence[float],
+    tops: Sequence[Sequence[tuple[int, float]]],
+    texts: TokenTexts,
+    *,
+    offset: int,
+) -> Json:
     """The older form: lists beside each other. `offset` is how much text of the choice came before."""
     columns: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):

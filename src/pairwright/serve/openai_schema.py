@@ -45,6 +45,7 @@ def invalid(error: pydantic.ValidationError) -> Refused:
     """The first thing that is wrong with a request, by its path."""
     problem: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = dot_location(problem["loc"])
+    # An unknown parameter has a code of its own, so that a client can leave it out.
     if problem["type"] == "extra_forbidden":
         return Refused(f"unknown parameter {param!r}", param=param, code="unknown_parameter")
     return Refused(f"{param}: {problem['msg']}" if param else str(problem["msg"]), param=param or None)
@@ -67,6 +68,7 @@ def dot_location(location: Sequence[int | str]) -> str:
     for part in location:
         if isinstance(part, int):
             text += f"[{part}]"
+        # Names of union members such as `list[str]` are no identifiers.
         elif part.isidentifier() and part != "str":
             text += f".{part}" if text else part
     return text
@@ -75,6 +77,7 @@ def dot_location(location: Sequence[int | str]) -> str:
 # What may be asked of the endpoints. A parameter that we do not know, or cannot honour, is refused, never ignored.
 
 MAX_CHOICES = 128
+# strict: true and 1.0 are no token ids.
 Ids = list[Annotated[int, Field(ge=0, strict=True)]]
 
 
@@ -86,6 +89,7 @@ class _Asked(BaseModel):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    # Signed or unsigned, as clients draw them.
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     stop: list[Annotated[str, Field(min_length=1)]] = []
     stream: bool | None = None
@@ -100,12 +104,14 @@ class _Asked(BaseModel):
     prompt_cache_key: str | None = None
     metadata: Json | None = None
 
+    # One text is a list of one.
     @field_validator("stop", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else [] if value is None else value
 
     def refuse_what_we_cannot(self) -> None:
+        # Zero and empty change nothing, so they are accepted.
         for name in ("frequency_penalty", "presence_penalty", "logit_bias"):
             if getattr(self, name):
                 raise refuse_unsupported(name, "is not supported here; leave it out")
@@ -138,6 +144,7 @@ class ChatAsked(_Asked):
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatAsked":
+        # The old and the new name of one limit.
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise ValueError("max_tokens and max_completion_tokens differ: give one of them")
         if self.top_logprobs is not None and not self.logprobs:
@@ -162,6 +169,7 @@ class CompletionAsked(_Asked):
     """POST /v1/completions."""
 
     prompt: str | Ids | list[str] | list[Ids]
+    # OpenAI's default for this endpoint.
     max_tokens: int | None = Field(default=16, ge=1)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None

@@ -27,6 +27,7 @@ _DONE = b"data: [DONE]\n\n"
 
 async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Piece] | list[Result]]:
     """(number of the request, piece) as they come, and at the end all results."""
+    # None marks the end.
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
     async def one(number: int, request: Request) -> Result:
@@ -52,6 +53,7 @@ async def chat_events(
     batcher: Batcher, request: Request, asked: ChatAsked, head: Json, texts: TokenTexts, form: CallFormat | None
 ) -> AsyncIterator[bytes]:
     """The chunks of a chat completion."""
+    # For each choice: holds back text that may be the beginning of a tool call.
     streams = [CallStream(form) for _ in range(request.sampling.n)]
     with_ids = bool(asked.return_token_ids)
     for number in range(request.sampling.n):
@@ -67,6 +69,7 @@ async def chat_events(
             logprobs = None
             if asked.logprobs:
                 logprobs = {"content": [chat_logprob(piece.token, piece.logprob, piece.top_logprobs, texts)]}
+            # A token may add no text: half a character, or text that is held back.
             if text or logprobs or with_ids:
                 choice = _chat_choice(piece.choice, {"content": text}, logprobs=logprobs)
                 yield _event(head, [{**choice, "token_ids": [piece.token]} if with_ids else choice])
@@ -96,6 +99,7 @@ async def completion_events(
     batcher: Batcher, requests: Sequence[Request], asked: CompletionAsked, head: Json, texts: TokenTexts
 ) -> AsyncIterator[bytes]:
     """The chunks of a completion; choices of several prompts are numbered through."""
+    # By choice: how many characters were sent.
     offsets: dict[int, int] = {}
     begun: set[int] = set()  # choices of which a client knows the prompt's ids
     try:
@@ -104,6 +108,7 @@ async def completion_events(
                 results = item
                 break
             number, piece = item
+            # All prompts have the same n.
             index = number * requests[0].sampling.n + piece.choice
             choice: Json = {"index": index, "text": piece.text, "finish_reason": piece.finish_reason, "logprobs": None}
             if asked.logprobs is not None:

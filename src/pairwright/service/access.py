@@ -29,6 +29,7 @@ def check_binding(host: str, num_tokens: int) -> None:
 def caller(request: Request, context: Annotated[Context, Depends(context_of)]) -> Caller:
     """The caller of a request, or a refusal."""
     header = request.headers.get("authorization")
+    # Looked up each time: the first token that is created locks the service at once.
     if not context.needs_token and not count_tokens(context.database):
         _check_addressed_to_loopback(request)
         return EVERYBODY
@@ -50,11 +51,13 @@ def _refuse_unauthorized(message: str) -> Refusal:
 def _check_addressed_to_loopback(request: Request) -> None:
     host = _host(request.headers.get("host", ""))
     origin = request.headers.get("origin")
+    # The Host header stops DNS rebinding, the Origin header cross-site requests from a browser.
     if host not in LOOPBACK or (origin is not None and _host(urlsplit(origin).netloc) not in LOOPBACK):
         raise Refusal(403, "foreign_host", "without tokens the service answers only to 127.0.0.1, localhost and [::1]")
 
 
 def _host(netloc: str) -> str:
+    # An IPv6 address stands in brackets, as in [::1]:8000.
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0]
     return netloc.partition(":")[0].lower()

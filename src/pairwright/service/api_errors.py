@@ -39,7 +39,9 @@ class Refusal(PairwrightError):
         body: dict[str, Any] = {"error": self.message, "code": self.code, **self.extra}
         if self.details is not None:
             body["details"] = self.details
+        # Hub clients show these headers rather than the body.
         headers = {"x-error-message": header_text(self.message), "x-error-code": self.code, **self.headers}
+        # Read by SDKs that Stainless generates, which otherwise repeat a 409 themselves.
         if self.status == 409 or self.status == 507:
             headers["x-should-retry"] = "false"
         return JSONResponse(body, self.status, headers)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """JSON that comes back from storage as it went in."""
     try:
+        # A round trip finds what JSON cannot hold: NaN, lone surrogates, keys that are no text.
         same = bool(msgspec.json.decode(msgspec.json.encode(value)) == value)
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         same = False
@@ -29,6 +30,7 @@ def _finite(value: float) -> float:
     return value
 
 
+# Lengths are bounded, since all of this is stored and shown.
 Text = Annotated[str, Field(max_length=10_000)]
 Name = Annotated[str, Field(max_length=300)]
 Json = Annotated[dict[str, Any], AfterValidator(_plain)]
@@ -36,6 +38,7 @@ Number = Annotated[float, AfterValidator(_finite)]
 
 
 class Body(BaseModel):
+    # protected_namespaces: fields may begin with `model_`.
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
@@ -56,6 +59,7 @@ class DatasetBody(Body):
     description: Text | None = None
     format: Name | None = None
     hf_endpoint: Name | None = None
+    # 2**53: the largest whole number that every JSON client reads exactly.
     limit: int | None = Field(default=None, ge=1, le=2**53)
     split: Name | None = None
     project: Name | None = None
@@ -77,6 +81,7 @@ class Lora(Body):
 
 
 class Dpo(Body):
+    # NeMo Customizer's name for beta; `train.dpo` accepts it as an alias.
     ref_policy_kl_penalty: Number = Field(default=0.1, gt=0)
     preference_loss_weight: Number = Field(default=1.0, ge=0)
     preference_average_log_probs: bool = False
@@ -99,6 +104,7 @@ class Hyperparameters(Body):
     batch_size: int = Field(default=16, ge=1, le=100_000)
     learning_rate: Number = Field(default=9e-6, gt=0)
     seed: int = Field(default=0, ge=0, lt=2**53)
+    # -1 means no limit, as in the protocol.
     max_steps: int | None = Field(default=None, ge=-1, lt=2**53)
     warmup_steps: int = Field(default=0, ge=0, lt=2**53)
     weight_decay: Number = Field(default=0.0, ge=0)
@@ -114,6 +120,7 @@ class Hyperparameters(Body):
     lora: Lora | None = None
     dpo: Dpo | None = None
     sft: Sft | None = None
+    # Parsed, so that the refusal can name the kind of training instead of an unknown key.
     grpo: Json | None = None
     distillation: Json | None = None
 

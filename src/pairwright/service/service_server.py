@@ -18,6 +18,7 @@ from pairwright.service.settings import Context, Settings
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve until a signal ends it."""
+    # Held for the life of the process; the kernel frees it in any case.
     lock = lock_data(settings.data)
     try:
         _serve(settings, host, port, say)
@@ -30,6 +31,7 @@ def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None])
 
     database = Database(settings.url)
     try:
+        # Counted on the database itself, since tokens are created by another command.
         check_binding(host, count_tokens(database))
         context = Context(settings, database, Blobs(settings.data), needs_token=count_tokens(database) > 0)
         tidy(context)
@@ -69,9 +71,11 @@ def tidy(context: Context) -> None:
                     "description": "where things without a namespace go",
                 }
                 entities.insert(connection, kind, "", "default", document)
+        # Files of all commits, and of jobs that have not ended: their repository may be deleted by now.
         used = repositories.blobs_in_use(connection)
         for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
             used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
+    # Two hex digits, then the whole hash.
     for path in context.blobs.folder.glob("??/*"):
         if path.name not in used:
             path.unlink(missing_ok=True)

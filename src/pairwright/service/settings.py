@@ -27,10 +27,12 @@ class Settings:
     database_url: str | None = None
     max_running: int = 1
     max_deployments: int = 8
+    # Of requests; uploads of files have a limit of their own.
     max_body_bytes: int = 2 * MEGABYTE
     max_upload_bytes: int = 2048 * MEGABYTE
     max_files: int = 10_000
     read_timeout_seconds: float = 30.0
+    # How long a worker may give no sign; how long it may take to save and stop; how long a model may take to load.
     stall_seconds: float = 3600.0
     stop_seconds: float = 30.0
     start_seconds: float = 600.0

@@ -21,6 +21,7 @@ from pairwright.sources.files import expand_paths
 
 # How large a model is, told from the headers of its files, and what training it takes.
 
+# Bytes. The format allows no larger header; a file that claims one is not safetensors.
 _MAX_HEADER = 100 * 2**20
 _LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
 
@@ -47,15 +48,19 @@ def needs(size: Size, train: TrainConfig) -> Needs:
     """Weights are trained in float32, whatever they are computed in. Activations come on top, by batch and length."""
     weights = 4 * size.num_parameters
     if train.finetuning_type == "all_weights":
+        # Optimizer state as a multiple of the float32 weights: AdamW has two moments for each of them.
         moments = {"adamw": 2.0, "adamw_8bit": 0.5, "adafactor": 0.1}[train.optimizer]
         has_reference = train.reference != "none" and train.channels.dpo > 0
+        # Weights and gradients, optimizer state, and the frozen reference model.
         memory = weights * (2 + moments + has_reference)
         checkpoint = weights * (1 + moments)
     else:
+        # 4-bit weights and their scales, with some room, as a share of the float32 size.
         share = 0.25 if train.quantization == "nf4" else 1.0
         memory = weights * (share + _LORA_BYTES_SHARE)
         checkpoint = weights * _LORA_BYTES_SHARE
     result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
+    # The best `keep_top_k` checkpoints, and the last one.
     return Needs(int(memory), int(checkpoint * (train.keep_top_k + 1) + result))
 
 
@@ -77,6 +82,7 @@ def _gpu_memory() -> list[int]:
         return []
     if not torch.cuda.is_available():
         return []
+    # `mem_get_info` returns (free, total) in bytes.
     return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
 
 
@@ -96,6 +102,7 @@ def _machine_memory() -> int:
 def _num_parameters(path: Path) -> int:
     try:
         with open(path, "rb") as file:
+            # safetensors: 8 bytes with the length of the header, then the header as JSON: name to dtype and shape.
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= _MAX_HEADER:
                 return 0
@@ -108,6 +115,7 @@ def _num_parameters(path: Path) -> int:
 
 # What a run needs, looked at before it starts: each thing is fine, or wrong with the way out, or could not be told.
 
+# By backend: the packages it imports, and the extra of pairwright that brings each.
 _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
     "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
@@ -180,18 +188,26 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
 
     backend = patient.config.backend
-    targets = {"nemo-customizer": ("customizer", backend.nemo_customizer.validation),
-               "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
-               "trl": ("trl", backend.trl.validation)}  # fmt: skip
+    targets = {
+        "nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+        "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
+        "trl": ("trl", backend.trl.validation),
+    }
     if patient.pairs is None or backend.name not in targets:
         return
     target, share = targets[backend.name]
+    # Exported into a temporary folder: the same code as the job's, so the same refusals.
     with tempfile.TemporaryDirectory(prefix="pairwright-doctor-") as folder:
         try:
             dataset = write_dataset(
-                patient.pairs, Path(folder), target=target, names=("a.jsonl", "b.jsonl"), validation=share,
-                seed=patient.config.seed, history=backend.nemo_customizer.use_full_message_history,
-            )  # fmt: skip
+                patient.pairs,
+                Path(folder),
+                target=target,
+                names=("a.jsonl", "b.jsonl"),
+                validation=share,
+                seed=patient.config.seed,
+                history=backend.nemo_customizer.use_full_message_history,
+            )
         except PairwrightError as error:
             yield wrong("dataset", str(error), "docs/exports.md says what each trainer can hold")
             return
@@ -265,9 +281,11 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
+    # The output need not exist yet: the nearest folder above it that does.
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
     size = _size_if_local(patient)
+    # 1 GiB for jobs whose model is elsewhere: exports and logs.
     needed = needs(size, patient.config.train).disk_bytes if size is not None else 2**30
     message = f"about {_gigabytes(needed)} for checkpoints and the result; {_gigabytes(free)} free at {place}"
     if needed > free:

@@ -9,6 +9,7 @@ from pairwright.config import Config
 
 class Verdict(StrEnum):
     OK = "ok"
+    # A warning does not stop a run; `unknown` could not be checked from here.
     WARNING = "warning"
     FAILED = "failed"
     UNKNOWN = "unknown"

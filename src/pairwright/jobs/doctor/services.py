@@ -8,6 +8,7 @@ from pairwright.config.collect_config import PolicyConfig
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable
 
+# Of each request: the doctor answers fast rather than waits.
 _SECONDS = 10
 
 
@@ -20,6 +21,7 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
+    # Without an address, the policy is a model folder that is loaded here.
     if policy.base_url is None:
         folder = Path(policy.model or "")
         if folder.is_dir():
@@ -39,6 +41,7 @@ def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
         yield wrong(name, f"the environment has no {policy.api_key_env}", f"export {policy.api_key_env}=...")
         return
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    # OpenAI-compatible endpoints list their models here.
     url = policy.base_url.rstrip("/") + "/models"
     try:
         answer = httpx.get(url, headers=headers, timeout=_SECONDS)
@@ -51,6 +54,7 @@ def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
             f"{url}: {answer.status_code}: the token was refused",
             f"set {name}.api_key_env to the variable that has it",
         )
+    # Not every endpoint has this route.
     elif not answer.is_success:
         yield untold(name, f"{url}: answers {answer.status_code}; it may not list its models")
     else:
@@ -66,8 +70,11 @@ def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Fin
     if policy.model in listed:
         yield fine(name, f"{policy.base_url}: answers and has {policy.model}")
     else:
-        yield wrong(name, f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
-                    f"set {name}.model to one of these")  # fmt: skip
+        yield wrong(
+            name,
+            f"{policy.base_url}: has no {policy.model!r}, but {', '.join(map(str, listed[:5]))}",
+            f"set {name}.model to one of these",
+        )
 
 
 def check_service(patient: Patient) -> Iterator[Finding]:
@@ -94,9 +101,13 @@ def check_service(patient: Patient) -> Iterator[Finding]:
             )
             return
         yield fine("service", f"{api.entity_host}: answers and accepts us")
+        # A service that lists nothing says nothing about what it can tune.
         if wanted and listed and wanted not in listed:
-            yield wrong("service", f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
-                        "set backend.nemo_customizer.customization_config to one of these")  # fmt: skip
+            yield wrong(
+                "service",
+                f"{wanted}: not among what it tunes: {', '.join(listed[:10])}",
+                "set backend.nemo_customizer.customization_config to one of these",
+            )
         elif wanted and listed:
             yield fine("service", f"it tunes {wanted}")
         yield from _check_store(api.datastore_host, f"{settings.namespace}/{settings.dataset_name}", api.hf_token)

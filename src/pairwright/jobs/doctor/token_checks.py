@@ -26,9 +26,11 @@ from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.stage.items import Item, Source
 from pairwright.tokens.stage.stage import encode_items
 
+# Records of each table that are encoded: enough to see what a template does.
 _SAMPLE = 256
 _WAY_OUT = "train a model whose chat template has tool calls, or accept it: tokens.allow_dropped: true"
 _TOKENS_ALONE = "tokens.allow_images: true trains on the tokens alone"
+# Refusals with a way out of their own; each of them is an error, not a warning.
 _REASONS = {"dropped": _WAY_OUT, "multimodal": _TOKENS_ALONE, "multi_modal_inputs": _TOKENS_ALONE}
 
 
@@ -48,6 +50,7 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
         if finding is not None:
             yield finding
         else:
+            # The first records stand for all: encoding everything would take as long as the tokens stage itself.
             yield from _check_items(str(folder), islice(_items(folder, options), _SAMPLE), options)
     if not tables:
         yield from _check_items("sources.paths", islice(_source_items(patient), _SAMPLE), options)
@@ -59,6 +62,7 @@ def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
     num_calls, num_rows = _count_calls(folder)
     if not num_calls:
         return None
+    # Only rows with calls can be refused for calls, so the sample is taken among them.
     with_calls = islice((item for item in _items(folder, options) if _has_calls(item)), _SAMPLE)
     if not any(row.get("refusal") == "dropped" for row in encode_items(list(with_calls), options)):
         return None
@@ -87,6 +91,7 @@ def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> It
     for reason, count in Counter(row["refusal"] for row in refused).items():
         example = next(row["detail"] for row in refused if row["refusal"] == reason)
         message = f"{size}, {count:,} refused as {reason}, the first one because {example}"
+        # Single refusals for other reasons are normal; a sample that is refused whole is not.
         if reason in _REASONS or count == len(sample):
             yield wrong("tokens", message, _REASONS.get(reason, "docs/tokens.md has the reasons for a refusal"))
         else:
@@ -94,6 +99,7 @@ def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> It
     lacking: Counter[str] = Counter()
     for row in rows:
         report = msgspec.json.decode(row.get("report") or "{}")
+        # Pairs of (message, field) that the template left out of the prompt.
         lacking.update({field for _, field in report.get("prompt_dropped", ())})
     if lacking:
         fields = ", ".join(f"{name} in {count:,}" for name, count in sorted(lacking.items()))
@@ -116,6 +122,7 @@ def _source_items(patient: Patient) -> Iterator[Item]:
     """The first records of the files that are imported."""
     sources = patient.config.sources
     for pattern in sources.paths:
+        # Relative paths count from the folder of the configuration.
         is_relative = patient.base is not None and not is_address(pattern) and not Path(pattern).is_absolute()
         try:
             files = expand_paths([str(patient.base / pattern) if patient.base and is_relative else pattern])

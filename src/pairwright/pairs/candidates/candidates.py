@@ -29,6 +29,7 @@ Indices = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 GROUP_KEYS = ("prompt_hash", "tid", "step")
 _RUN_KEYS = (*GROUP_KEYS, "run", "source")  # runs of several files are several, whatever their numbers
+# 2**64 over the golden ratio, the multiplier of Fibonacci hashing: spreads small scope numbers over all bits.
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -70,6 +71,7 @@ class Candidates:
     def recurring(self) -> Indices:
         """Rows whose completion may stand in another row of their scope too; certainly those for which it does."""
         scopes = self.groups if self.scopes is None else self.scopes[self.groups]
+        # One uint64 for each row, from half of the completion hash. A collision only adds a row that need not be here.
         marks = self.completions[:, 0] ^ (scopes.astype(np.uint64) * _SPREAD)
         in_order = np.sort(marks)
         again = in_order[1:][in_order[1:] == in_order[:-1]]
@@ -83,6 +85,7 @@ class Candidates:
 def distinct(values: Indices) -> Indices:
     """The values in order, each once. Sorting is many times as fast here as `np.unique`, which hashes."""
     in_order = np.sort(values)
+    # The first value, and each that differs from the one before it.
     return np.compress(np.append(np.ones(min(1, len(values)), np.bool_), in_order[1:] != in_order[:-1]), in_order)
 
 
@@ -90,6 +93,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
     """Rows with a column `reason`: null for those that may be candidates."""
     wants_pairs = options.strategy == "imported"
     is_pair = pl.col("kind") == "preference"
+    # In order of precedence: of several conditions that hold, `coalesce` takes the first.
     checks: list[tuple[Reason, pl.Expr]] = [
         (Reason.REPEATED_RECORD, _is_repeated(rows)),
         (Reason.IS_NO_PAIR, is_pair.not_()) if wants_pairs else (Reason.IS_A_PAIR, is_pair),
@@ -99,6 +103,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
         checks.insert(0, (Reason.FILTERED, pl.col("is_filtered")))
     if not wants_pairs:
         checks.insert(2, (Reason.UNSCORED, pl.col("reward").is_null()))
+        # A message without text that calls a tool is an action, not an empty completion.
         empty = pl.col("completion_hash").is_null() | ((pl.col("num_characters") == 0) & pl.col("has_calls").not_())
         checks.append((Reason.EMPTY, empty))
     if not options.keep_masked:
@@ -128,9 +133,12 @@ def assign_groups(
     keys = group_keys(options) if keys is None else keys
     free = pl.col("reason").is_null()
     order = list(dict.fromkeys([*keys, "reward", "completion_hash", "prompt_hash", "uid"]))
+    # Rewards in descending order, all other columns ascending.
     free_rows = rows.filter(free).sort(order, descending=[name == "reward" for name in order])
     starts = _starts(free_rows, keys)
+    # For each row the size of its group.
     sizes = np.repeat(np.diff(starts), np.diff(starts))
+    # Equal candidates are neighbours after sorting; the first of them stays.
     repeated = ~_is_new(free_rows, [*keys, "reward", "completion_hash", "prompt_hash"]) & options.dedupe
     names = [(Reason.SINGLE, sizes == 1), (Reason.TOO_FEW, sizes < options.min_candidates)]
     names += [(Reason.REPEATED_CANDIDATE, repeated)]
@@ -150,6 +158,7 @@ def candidates_of(rows: pl.DataFrame) -> Candidates:
 def _candidates(frame: pl.DataFrame, keys: Sequence[str]) -> Candidates:
     """Sorted rows as groups; what has one and the same first key is a scope."""
     starts = _starts(frame, keys)
+    # For each group the number of its first key, which is the prompt hash in most strategies.
     return Candidates(frame, starts, np.cumsum(_is_new(frame, keys[:1]), dtype=np.int64)[starts[:-1]])
 
 
@@ -159,6 +168,7 @@ def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:
 
 def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
     """Which rows differ from the one before them."""
+    # `ne_missing`: null equals null, so rows without a run or source form one group.
     differs = pl.any_horizontal([pl.col(key).ne_missing(pl.col(key).shift()) for key in keys])
     new: Flags = sorted_rows.select(differs.alias("new")).to_series().to_numpy().copy()
     new[:1] = True
@@ -174,6 +184,7 @@ def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
 
 # Experiences as narrow rows: what planning needs of them, and where their text is.
 
+# A row number is (table << 40) + place in the table, so that it is unique among all tables of a build.
 PLACE_BITS = 40
 _NARROW = ("uid", "tid", "task", "step", "kind", "reward", "prompt_hash", "completion_hash", "source_format")
 _OF_RUN = ("run", "source")  # read only where the candidates of a run are a group
@@ -206,6 +217,7 @@ def row_batches(
     tables: Sequence[Table], *, where: str | None = None, with_runs: bool = False
 ) -> Iterator[pl.DataFrame]:
     """The same, about so many at a time as are read with 32 MB."""
+    # The condition may read columns that planning does not.
     conditions = () if where is None else parse_where(where).meta.root_names()
     columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
     for number, table in enumerate(tables):
@@ -238,6 +250,7 @@ def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFram
 def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
     """The narrow rows of a table; `first` is the number of its first row."""
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
+    # A cheap substring test on the JSON text: only what passes it is decoded, in `_fix_rare_rows`.
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
     return experiences.with_row_index("row").select(
         *_NARROW,
@@ -271,6 +284,7 @@ def _fix_rare_rows(rows: pl.DataFrame) -> pl.DataFrame:
     failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)
     places = rows["failure"].is_not_null().arg_true()
     rows = rows.with_columns(failed=pl.repeat(False, rows.height, eager=True).scatter(places, failed))
+    # A plain-text prompt has no messages in its hash, so its text is hashed in.
     if rows["prompt_text"].null_count() < rows.height:
         hashes = [
             content_hash(digest, text) if text else digest

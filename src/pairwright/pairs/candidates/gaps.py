@@ -20,6 +20,7 @@ import polars as pl
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+# Rewards in units of 1e-9: nine decimals.
 _UNITS = 1e9
 TIE_TOLERANCE = 1e-9
 TIE_FLOOR = 1e-6
@@ -39,6 +40,7 @@ def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) ->
     on_grid = on_grid_high & on_grid_low
     with np.errstate(over="ignore"):  # rewards of 1e308 and -1e308: the gap is infinite, and is one all the same
         plain = np.minimum(higher - lower, np.finfo(np.float64).max)
+    # Units are 0 for rewards off the grid; `where` takes the plain difference there.
     gaps: Floats = np.where(on_grid, (units_high - units_low) / _UNITS, plain)
     if near and not on_grid.all():
         _sharpen(gaps, higher, lower, near, ~on_grid)
@@ -76,6 +78,7 @@ def is_tied_expression(tolerance: float, one: str = "chosen_reward", other: str 
 def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
     with np.errstate(over="ignore", invalid="ignore"):
         units = np.rint(rewards * _UNITS)
+        # On the grid where the whole number of units gives back the very same float.
         on_grid = (np.abs(units) < _LIMIT) & (units / _UNITS == rewards)
     return np.where(on_grid, units, 0.0), on_grid
 
@@ -83,6 +86,7 @@ def _units(rewards: Floats) -> tuple[Floats, npt.NDArray[np.bool_]]:
 def _sharpen(gaps: Floats, higher: Floats, lower: Floats, near: Sequence[float], off_grid: Any) -> None:
     size = np.maximum(np.abs(higher), np.abs(lower))
     for threshold in near:
+        # 1e-12 is far above the relative rounding error of one subtraction (about 1e-16), so no doubtful gap is missed.
         doubtful = off_grid & (np.abs(gaps - threshold) <= 1e-12 * np.maximum(size, abs(threshold)))
         for place in zip(*np.nonzero(doubtful), strict=True):
             gaps[place] = decimal_gap(higher[place], lower[place])
@@ -90,6 +94,7 @@ def _sharpen(gaps: Floats, higher: Floats, lower: Floats, near: Sequence[float],
 
 # The scale of rewards by source: range and mean. Sums are exact, so that the order of adding does not matter.
 
+# Mantissas have 53 bits; summed as high part and low 26 bits, int64 does not overflow below 2**36 values.
 _BITS, _LOW = 53, 26
 
 
@@ -132,6 +137,7 @@ def exact_sum(values: Floats) -> Fraction:
     >>> exact_sum(np.array([0.1] * 10 + [-1.0])) == 10 * Fraction(0.1) - 1
     True
     """
+    # value = mantissa * 2**exponent with a mantissa below 1 in magnitude, so mantissa * 2**53 is whole.
     mantissas, exponents = np.frexp(values)
     wholes = np.ldexp(mantissas, _BITS).astype(np.int64)
     total = Fraction(0)

@@ -40,6 +40,7 @@ def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
 
 def seeded_draws(seed: int, *hashes: Words) -> Words:
     """64 bits for each row of these columns of hashes: a shuffle that the seed decides, and nothing else."""
+    # The seed goes first, in the shape of a hash (both words); the second word of the digest is the draw.
     return _hash_rows([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
 
 
@@ -47,11 +48,13 @@ def words_of(hashes: pl.Series) -> Words:
     """Hashes as rows of two 64-bit words; they sort as their text does."""
     if not len(hashes):
         return np.zeros((0, 2), np.uint64)
+    # Arrow string arrays: buffer 1 has the int64 offsets (large_string), buffer 2 the characters.
     text = hashes.to_arrow().cast(pa.large_string())
     offsets = np.frombuffer(text.buffers()[1], np.int64)[text.offset : text.offset + len(text) + 1]
     assert not text.null_count, "every hash is there"
     assert (np.diff(offsets) == HEX_DIGITS).all(), "every hash has 32 hex digits"
     digits = np.frombuffer(text.buffers()[2], np.uint16, len(text) * HEX_DIGITS // 2, int(offsets[0]))
+    # Big-endian words compare as their hex digits do.
     return _BYTES[digits].view(">u8").astype(np.uint64).reshape(-1, 2)
 
 
@@ -82,6 +85,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
     sets = _sets(drafts)
     names = sets.unique().sort()
     hashes = seeded_draws(seed, words_of(names))
+    # Draws are uniform in [0, 2**64), so this share of the sets is held out.
     held = hashes.astype(np.float64) < validation * 2.0**64
     if len(names) > 1 and validation < 1:  # neither side is empty where both can have something
         held[np.argmin(hashes)] = True
@@ -95,10 +99,12 @@ def _sets(drafts: pl.DataFrame) -> pl.Series:
     """The set of each draft, named by its smallest prompt hash: labels spread until they no longer change."""
     links = drafts.select("tid", "prompt_hash")
     across = drafts.filter(pl.col("across_groups"))
+    # A pair across groups ties the task of its rejected side to its prompt as well.
     if across.height:
         others = pl.Series("tid", [EID.parse(uid).tid for uid in across["rejected_uid"]], pl.String)
         links = pl.concat([links, across.select("prompt_hash").with_columns(others).select("tid", "prompt_hash")])
     links = links.with_columns(label=pl.col("prompt_hash"))
+    # Connected components of the graph that links tasks and prompts, by propagating the smallest label.
     while True:
         spread = links.with_columns(label=pl.col("label").min().over("tid"))
         spread = spread.with_columns(label=pl.col("label").min().over("prompt_hash"))

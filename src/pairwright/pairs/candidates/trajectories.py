@@ -24,6 +24,7 @@ messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 class Chain:
     """The messages of a run as hashes; `made` says which of them the model wrote in this run."""
 
+    # One entry a message in each of the three tuples.
     hashes: tuple[bytes, ...]
     made: tuple[bool, ...]
     characters: tuple[int, ...]
@@ -45,6 +46,7 @@ class Chain:
 def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
     """The chains of the experiences with these ids."""
     chains: dict[str, Chain] = {}
+    # By the JSON text of the tools: few differ, so each is hashed once.
     tools_seen: dict[str | None, str] = {}
     for uid, prompt, tools, completion in conversations(tables, uids):
         if tools not in tools_seen:
@@ -62,6 +64,7 @@ def conversations(
         for batch in table.scan(columns=_CONTENT):
             wanted = pl.DataFrame(batch).filter(pl.col("uid").is_in(uids.implode()))
             for uid, prompt, tools, completion, prompt_text, response_text in wanted.iter_rows():
+                # An id may be recorded more than once; the first record counts.
                 if uid in left:
                     left.discard(uid)
                     answer = completion_messages(completion, response_text, prompt_is_text=not prompt)
@@ -84,6 +87,7 @@ def _chain(prompt: Sequence[Message], completion: Sequence[Message], root: bytes
     messages = [*prompt, *completion]
     digest, encode = xxhash.xxh3_128_digest, msgspec.json.Encoder(order="sorted").encode
     return Chain(
+        # The hash of the tools is part of every message hash, so runs with different tools share no prefix.
         hashes=tuple(digest(root + encode(form)) for form in canonical_messages(messages)),
         made=tuple(place >= len(prompt) and message.is_generated for place, message in enumerate(messages)),
         characters=tuple(num_characters([message]) for message in messages),

@@ -22,6 +22,7 @@ from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.pairing import add_keys, count_group_pairs, count_groups, group_pairs, no_drafts
 from pairwright.records.json_text import to_json
 
+# Runs of one task and step form a group, whatever their prompts.
 _KEYS = ("tid", "step")
 
 
@@ -55,6 +56,7 @@ def plan_divergence(work: Work) -> pl.DataFrame:
 
 
 def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+    # All of them: the cap of a group comes after the incomparable ones are gone.
     pairs = group_pairs(candidates, work.options, largest=None)
     gave = count_groups(candidates, pairs, work.options, work.funnel)
     count_group_pairs(candidates, gave, len(pairs.chosen), work.options, work.funnel)
@@ -91,11 +93,13 @@ def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting
 
 def _nodes(rows: list[int], runs: list[Chain]) -> Iterator[tuple[int, list[list[int]]]]:
     """Every place where runs part: how many messages they share there, and the runs of each branch."""
+    # A stack of (number of messages shared, rows that share them).
     waiting = [(0, rows)]
     while waiting:
         depth, here = waiting.pop()
         branches: dict[bytes, list[int]] = {}
         for row in here:
+            # A run that ends here is in no branch.
             if depth < len(runs[row].hashes):
                 branches.setdefault(runs[row].hashes[depth], []).append(row)
         if len(branches) > 1:
@@ -110,15 +114,14 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
     chosen, rejected = (frame[[getattr(parting, side) for parting in partings]] for side in ("chosen", "rejected"))
     high, low = (np.array([parting.rewards[side] for parting in partings]) for side in (0, 1))
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
-    sides = {
-        side: [runs[getattr(parting, side)] for parting in partings] for side in ("chosen", "rejected")
-    }  # fmt: skip
+    sides = {side: [runs[getattr(parting, side)] for parting in partings] for side in ("chosen", "rejected")}
     cuts = [parting.cut for parting in partings]
     columns = {
         "tid": chosen["tid"],
         "task": chosen["task"],
         "step": chosen["step"],
         "group": [parting.group for parting in partings],
+        # Both sides share these messages, so the chosen one stands for both.
         "prompt_hash": [run.prefix_hash(cut) for run, cut in zip(sides["chosen"], cuts, strict=True)],
         "chosen_uid": chosen["uid"],
         "rejected_uid": rejected["uid"],
@@ -131,6 +134,7 @@ def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], 
         "info": [_info(parting, runs, options) for parting in partings],
     }
     for side, chains in sides.items():
+        # Characters and hashes of what follows the cut alone.
         columns[f"{side}_hash"] = [run.rest_hash(cut) for run, cut in zip(chains, cuts, strict=True)]
         columns[f"num_{side}_characters"] = [sum(run.characters[cut:]) for run, cut in zip(chains, cuts, strict=True)]
     return add_keys(pl.DataFrame(columns))
@@ -155,11 +159,10 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     if not drafts.height:
         return drafts
     options = work.options
-    lengths = [
-        min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings
-    ]  # fmt: skip
+    lengths = [min(len(runs[parting.chosen].hashes), len(runs[parting.rejected].hashes)) for parting in partings]
     high, low = drafts["chosen_reward"].to_numpy(), drafts["rejected_reward"].to_numpy()
     scale = np.array([parting.scale for parting in partings])
+    # In order of precedence: of several reasons that hold, a draft has the first.
     checks = [
         (Reason.DIFFERENT_PROMPTS, pl.Series([parting.cut == 0 for parting in partings])),
         (Reason.PREFIX, pl.Series([parting.cut >= length for parting, length in zip(partings, lengths, strict=True)])),
@@ -173,6 +176,7 @@ def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list
     reason = pl.Series([None] * drafts.height, dtype=pl.String)
     for name, bad in checks:
         reason = pl.select(pl.when(reason.is_null() & bad).then(pl.lit(name.value)).otherwise(reason)).to_series()
+    # Counted also where nothing is dropped: the funnel keeps the order of the checks.
     for name, _ in checks:
         here = drafts.with_columns(reason=reason)
         work.drop(here, name, (reason == name.value).fill_null(False))

@@ -34,16 +34,25 @@ def plan_given(work: Work) -> pl.DataFrame:
         for batch in table.scan(where=pl.col("kind") == "preference", columns=columns):
             for uid, chosen, rejected, num_messages in pl.DataFrame(batch).iter_rows():
                 is_text = num_messages == 0
+                # The first record of an id counts.
                 sides.setdefault(uid, _sides(uid, chosen, rejected, prompt_is_text=is_text, keep_empty=keep_empty))
     if not rows.height:
         return no_drafts()
+    # One dict for each draft: gap, and of both sides hash, uid, reward and characters.
     facts = pl.DataFrame([sides[uid] for uid in rows["uid"]], infer_schema_length=None)
     drafts = add_keys(
         rows.select(
-            "tid", "task", "step", "prompt_hash", group=pl.int_range(pl.len()), row_uid="uid", chosen_row="row",
+            "tid",
+            "task",
+            "step",
+            "prompt_hash",
+            group=pl.int_range(pl.len()),
+            row_uid="uid",
+            # Both sides stand in one row of the table.
+            chosen_row="row",
             rejected_row="row",
         ).hstack(facts)
-    )  # fmt: skip
+    )
     return _drop_incomparable(drafts, work)
 
 
@@ -58,6 +67,7 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
     assert chosen is not None
     assert rejected is not None
     rewards = chosen.reward, rejected.reward
+    # A reward of one side alone, or one that is not finite, compares nothing.
     if (
         rewards[0] is None
         or rewards[1] is None
@@ -73,6 +83,7 @@ def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bo
         facts[f"{name}_uid"] = side.eid.uid if side.eid is not None else uid
         facts[f"{name}_reward"] = float(reward or 0.0)
         is_empty = not any(message.text.strip() or message.tool_calls for message in messages)
+        # -1 marks an empty side, which `_drop_incomparable` drops; with `verbatim` it stays.
         facts[f"num_{name}_characters"] = -1 if is_empty and not keep_empty else num_characters(messages)
     return facts
 

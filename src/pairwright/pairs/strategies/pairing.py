@@ -25,6 +25,7 @@ from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions
 
 MAX_PLANNED = 100_000_000
+# Up to this size, all pairs of a group are enumerated at once.
 _SMALL = 32
 _COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits in the cache
 
@@ -42,9 +43,13 @@ class RowPairs:
 
 
 def group_pairs(
-    candidates: Candidates, options: PairOptions, *, largest: int | None,
-    num_high: Indices | None = None, num_low: Indices | None = None,
-) -> RowPairs:  # fmt: skip
+    candidates: Candidates,
+    options: PairOptions,
+    *,
+    largest: int | None,
+    num_high: Indices | None = None,
+    num_low: Indices | None = None,
+) -> RowPairs:
     """Pairs of each group with a gap within bounds and different completions; the `largest` K gaps, or all.
 
     With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
@@ -54,10 +59,12 @@ def group_pairs(
     sizes = candidates.sizes
     num_high = sizes if num_high is None else num_high
     num_low = sizes if num_low is None else num_low
+    # The largest i·j of each group: -1 for no bound, 0 for no pair.
     budget = np.full(len(sizes), -1)
     walked: list[tuple[int, int]] = []
     if largest is not None and options.max_gap is None:
         budget = largest + _num_identical(candidates) + _num_noise_ties(candidates, options.tie_tolerance)
+    # With a maximum gap, large groups are walked one by one, small ones enumerated.
     elif largest is not None:
         large = sizes > _SMALL
         budget[large] = 0
@@ -89,12 +96,15 @@ def _walk_down(
     rewards, size = candidates.rewards[start:end], end - start
     assert options.max_gap is not None
     near = [options.min_gap, options.max_gap]
+    # firsts[i - 1] is the smallest j whose pair with the i-th best is within the maximum gap.
     firsts = _num_beyond(rewards[::-1], options.max_gap, inclusive=False)[::-1] + 1
 
     def entries(i: npt.NDArray[np.int64], j: npt.NDArray[np.int64]) -> list[tuple[float, int, int, int]]:
+        # i + j <= size: the i-th best stands before the j-th worst.
         there = (j <= most[1]) & (i + j <= size)
         i, j = i[there], j[there]
         gaps = reward_gaps(rewards[i - 1], rewards[size - j], near=near)
+        # Sorts by descending gap, then i + j, then i: the order of equal gaps that the module's docstring names.
         return list(zip((-gaps).tolist(), (i + j).tolist(), i.tolist(), j.tolist(), strict=True))
 
     best = np.arange(1, min(most[0], size - 1) + 1)
@@ -121,8 +131,10 @@ def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[
     for size in distinct(sizes[sizes > 1]).tolist():
         firsts = starts[:-1][sizes == size]
         if size <= _SMALL:
+            # All index pairs with high < low of a group of this size.
             high, low = np.triu_indices(size, 1)
             for piece in np.array_split(firsts, max(1, len(firsts) * len(high) // _COUNTED_AT_ONCE)):
+                # Shape (groups, pairs of a group): row numbers by broadcasting.
                 counts = _count_pairs(rewards[piece[:, None] + high], rewards[piece[:, None] + low], options)
                 tied, below, above = (a + b for a, b in zip((tied, below, above), counts, strict=True))
             continue
@@ -144,9 +156,11 @@ def _count_pairs(higher: Floats, lower: Floats, options: PairOptions) -> tuple[i
 def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
     """The same for one large group, sorted from the highest reward down, in n·log n by distinct rewards."""
     values, counts = np.unique(rewards, return_counts=True)
+    # totals[k] is the number of rows that have one of the k lowest values.
     totals = np.concatenate([[0], np.cumsum(counts)])
     own = np.arange(len(values))
     apart = _num_apart(values, options.tie_tolerance)  # the first so many values do not tie with the own one
+    # Equal rewards, and different values that tie.
     tied = int((counts * (counts - 1) // 2 + counts * (totals[own] - totals[apart])).sum())
     below = above = 0
     if options.min_gap > 0:
@@ -178,6 +192,7 @@ def _num_apart(values: Floats, tolerance: float) -> Indices:
 
 def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]]) -> Indices:
     """For each of the ascending values, how many lower ones it holds for: all up to one of them, found by bisection."""
+    # Bisection for all values at once: `holds` is true up to some lower value, and false from there on.
     low, high = np.zeros(len(values), np.int64), np.arange(len(values))
     while (open_ := low < high).any():
         middle = (low + high) // 2
@@ -191,8 +206,10 @@ def _num_identical(candidates: Candidates) -> Indices:
     """For each group, how many of its pairs have one and the same completion."""
     rows = candidates.recurring
     groups, hashes = candidates.groups[rows], candidates.completions[rows]
+    # By group, then hash (two words): equal completions of a group become neighbours.
     order = np.lexsort([hashes[:, 1], hashes[:, 0], groups])
     same = (groups[order][1:] == groups[order][:-1]) & (hashes[order][1:] == hashes[order][:-1]).all(axis=1)
+    # Where a run of equal completions starts; the slice is for no rows at all.
     starts = np.flatnonzero(np.concatenate([[True], ~same]))[: len(groups)]
     counts = np.diff(np.append(starts, len(groups)))
     result = np.zeros(len(candidates.sizes), np.int64)
@@ -207,6 +224,7 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
     """
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
+    # Only groups in which neighbours tie are looked at: those that tie with a reward are next to it.
     result = np.zeros(len(candidates.sizes), np.int64)
     for group in distinct(groups[:-1][near]).tolist():
         values, counts = np.unique(rewards[candidates.starts[group] : candidates.starts[group + 1]], return_counts=True)
@@ -219,12 +237,14 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
     """Rows (i-th best, j-th worst) of each group with i·j within its budget; -1 is no bound."""
     sizes = np.diff(starts)
     columns = np.stack([sizes, budget, num_high, num_low])
+    # Groups alike in all four columns have the same positions, which are computed once.
     firsts_of_shapes, shape_of = _shapes(columns)
     chosen, rejected, total = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 0
     for number, (size, bound, high, low) in enumerate(columns[:, firsts_of_shapes].T.tolist()):
         best = np.arange(1, min(high, size - 1) + 1)
         if bound >= 0:
             best = best[best <= bound]
+        # For each i how many j there are: i + j <= size, and i·j within the bound.
         most = np.minimum(low, size - best)
         if bound >= 0:
             most = np.minimum(most, bound // best)
@@ -237,6 +257,7 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
                 "--max-pairs-per-group"
             )
         i = np.repeat(best, most)
+        # Counts from 1 within each run of equal i.
         j = np.arange(len(i)) - np.repeat(np.cumsum(most) - most, most) + 1
         chosen.append((firsts[:, None] + (i - 1)).ravel())
         rejected.append((firsts[:, None] + (size - j)).ravel())
@@ -248,6 +269,7 @@ def _shapes(columns: Indices) -> tuple[Indices, Indices]:
     numbers = np.zeros(columns.shape[1], np.int64)
     firsts = np.zeros(min(1, columns.shape[1]), np.int64)
     for column in columns:
+        # One integer from the number so far and the column (a mixed radix); + 1 since a budget may be -1.
         together = numbers * (int(column.max(initial=0)) + 2) + column + 1
         _, firsts, numbers = np.unique(together, return_index=True, return_inverse=True)
     return firsts, numbers
@@ -258,9 +280,11 @@ def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
     groups = candidates.groups[pairs.chosen]
     i = pairs.chosen - candidates.starts[groups]
     j = candidates.starts[groups + 1] - pairs.rejected
+    # lexsort takes its last key first: by group, then descending gap, then i + j, then i.
     order = np.lexsort([i, i + j, -pairs.gaps, groups])
     pairs, groups = pairs.select(order), groups[order]
     firsts = np.flatnonzero(np.diff(groups, prepend=-1))
+    # The rank of each pair within its group.
     rank = np.arange(len(groups)) - np.repeat(firsts, np.diff(np.append(firsts, len(groups))))
     return pairs.select(rank < largest)
 
@@ -277,6 +301,7 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
     best, worst = rewards[candidates.starts[:-1]], rewards[candidates.starts[1:] - 1]
     largest = reward_gaps(best, worst, near=[options.min_gap])
     hashes = candidates.completions
+    # The completion hash of the first row of each row's group.
     first = hashes[np.repeat(candidates.starts[:-1], sizes)]
     differs = np.bincount(candidates.groups, (hashes != first).any(axis=1), len(sizes))
     same = differs == 0
@@ -286,6 +311,7 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
         checks += [(Reason.NOT_HIGH, best < options.high.value), (Reason.NOT_LOW, worst > options.low.value)]
     if options.max_gap is not None:
         checks.append((Reason.ABOVE_GAP, np.ones(len(sizes), np.bool_)))
+    # Groups without a pair, each counted under the first reason that holds.
     left = ~gave
     for reason, holds in checks:
         matching = left & holds
@@ -309,6 +335,7 @@ def count_group_pairs(
     stage.drop(Reason.BELOW_GAP, below)
     stage.drop(Reason.ABOVE_GAP, above)
     stage.drop(Reason.IDENTICAL, identical)
+    # What is left is what the cap of a group, or the strategy, did not take.
     rest = stage.num_in - tied - below - above - identical - num_pairs
     capped = options.strategy == "all"
     stage.drop(Reason.GROUP_CAP if capped else Reason.NOT_PICKED, rest)
@@ -324,6 +351,7 @@ def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOpt
     if not again.height:
         return 0
     again = again.sort("group", "completion_hash", "reward", descending=[False, False, True])
+    # Rows with one completion in one group as groups of their own, so that `count_gaps` applies.
     runs = again.select(pl.struct("group", "completion_hash").rle_id()).to_series().to_numpy()
     starts = np.append(np.flatnonzero(np.diff(runs, prepend=-1)), again.height)
     sizes = np.diff(starts)
@@ -357,6 +385,7 @@ DRAFT_SCHEMA: dict[str, Any] = {
     "row_uid": pl.String,
     "info": pl.String,
 }
+# The order of drafts, with gaps descending.
 ORDER = ("prompt_hash", "tid", "step", "gap", "key", "chosen_uid", "rejected_uid")
 _DESCENDING = [name == "gap" for name in ORDER]
 _OF_PAIR = ("tid", "task", "step", "prompt_hash")
@@ -403,6 +432,7 @@ def no_drafts() -> pl.DataFrame:
 
 def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
     """The order of drafts. Rows of equal reward and completion stand by id, so that their numbers order equal keys."""
+    # Sorted by two columns first: the others matter only where group and gap tie.
     order = np.lexsort([-pairs.gaps, groups])
     tied = (np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)
     places = np.flatnonzero(np.append(tied, False) | np.insert(tied, 0, False))

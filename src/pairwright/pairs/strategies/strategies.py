@@ -28,9 +28,12 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
     """Pairs of a high and a low candidate of one group."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     return group_pairs(
-        candidates, options, largest=options.max_pairs_per_group,
-        num_high=_count(candidates, rewards >= high), num_low=_count(candidates, rewards <= low),
-    )  # fmt: skip
+        candidates,
+        options,
+        largest=options.max_pairs_per_group,
+        num_high=_count(candidates, rewards >= high),
+        num_low=_count(candidates, rewards <= low),
+    )
 
 
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
@@ -39,9 +42,11 @@ def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPair
     order = seeded_draws(
         options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
     )
+    # Row numbers in the order of their seeded draws.
     highs, lows = (_by(order, np.flatnonzero(rows)) for rows in (rewards >= high, rewards <= low))
     num_each = min(options.max_per_chosen, len(lows))
     chosen = np.repeat(highs, num_each)
+    # Low rows are dealt round robin, so that each is used about equally often.
     rejected = lows[np.arange(len(chosen)) % len(lows)] if len(lows) else chosen[:0]
     near = [bound for bound in (options.min_gap, options.max_gap) if bound is not None]
     gaps = reward_gaps(rewards[chosen], rewards[rejected], near=near)
@@ -59,10 +64,12 @@ def with_thresholds(options: PairOptions, rewards: Floats) -> PairOptions:
 def _value(rewards: Floats, threshold: Threshold) -> float:
     if not threshold.is_quantile or not len(rewards):
         return threshold.value
+    # `inverted_cdf` gives a reward that occurs, without interpolation.
     return float(np.quantile(rewards, threshold.value, method="inverted_cdf"))
 
 
 def _count(candidates: Candidates, rows: npt.NDArray[np.bool_]) -> Indices:
+    # totals[k] is the number of flagged rows before row k.
     totals = np.concatenate([[0], np.cumsum(rows)])
     return np.asarray(totals[candidates.starts[1:]] - totals[candidates.starts[:-1]], np.int64)
 
@@ -111,6 +118,7 @@ def plan_stratified(work: Work) -> pl.DataFrame:
     dealt = across_groups_pairs(candidates, work.options)
     work.funnel.stage("pairs", len(dealt.chosen))
     drafts = drafts_of(candidates, dealt)
+    # Across groups nothing was checked before, so all reasons are counted on drafts.
     gap, options = pl.col("gap"), work.options
     for reason, bad in (
         (Reason.TIED, is_tied_expression(options.tie_tolerance) | (gap <= 0)),
@@ -130,4 +138,5 @@ STRATEGIES: dict[str, Planner] = {
     "teachers": plan_teachers,
     "imported": plan_given,
 }
+# These may be split by prompt hash, as long as `across_groups` is off.
 IN_GROUPS = ("all", "best-worst", "stratified")

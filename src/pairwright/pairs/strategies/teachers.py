@@ -48,6 +48,7 @@ def split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int =
     messages of which the model wrote none is no row.
     """
     several = _rows_of_several(tables, first)
+    # These rows need their text; all others are one decision as they are.
     is_several = pl.Series(np.isin(rows["row"].to_numpy(), several, assume_unique=True))
     single = rows.filter(~is_several).with_columns(
         pl.lit(None, pl.Int64).alias("at"), pl.lit(None, pl.Int64).alias("decision"), pl.lit(False).alias("is_empty")
@@ -57,6 +58,7 @@ def split_decisions(rows: pl.DataFrame, tables: Sequence[Table], *, first: int =
         return single
     wanted = np.sort(runs["row"].to_numpy())
     decisions = pl.concat([pl.DataFrame(schema=_SCHEMA), *_read_decisions(tables, wanted, first)])
+    # One row for each decision, in the order of runs and then of messages.
     split = runs.drop(*_PER_DECISION).join(decisions, on="row", how="inner", maintain_order="left_right")
     return pl.concat([single, split.select(single.columns)])
 
@@ -75,11 +77,15 @@ def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Ite
     for number, table in enumerate(tables, first):
         start = number << PLACE_BITS
         for batch in table.scan(columns=_CONTENT):
+            # `wanted` is ascending: the slice that lies in this batch.
             own = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + batch.num_rows)]
             if len(own):
                 texts = batch.take(pa.array(own - start))
-                decisions = [row for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
-                         for row in _decisions(place, text)]  # fmt: skip
+                decisions = [
+                    row
+                    for place, text in zip(own.tolist(), texts.to_pylist(), strict=True)
+                    for row in _decisions(place, text)
+                ]
                 yield pl.DataFrame(decisions, schema=_SCHEMA, orient="row")
             start += batch.num_rows
 
@@ -111,6 +117,7 @@ def plan_teachers(work: Work) -> pl.DataFrame:
     unscored = pl.col("reason") == Reason.UNSCORED.value  # no reward is needed: the teachers judge
     work.rows = work.rows.with_columns(reason=pl.when(unscored).then(None).otherwise("reason"))
     students = work.rows.filter(pl.col("reason").is_null())
+    # The tables of teachers stand last.
     decisions = split_decisions(students, work.tables[: len(work.tables) - len(options.teachers)])
     without = pl.col("reason").is_null() & pl.col("row").is_in(decisions["row"].unique().implode()).not_()
     work.rows = work.rows.with_columns(
@@ -169,6 +176,7 @@ def _answers(tables: Sequence[Table], options: PairOptions) -> pl.DataFrame:
 
 
 def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
+    # Answers are sorted within each state, so place 0 is the favourite.
     favourites = answers.filter(pl.col("place") == 0)
     own = answers.select("prompt_hash", "completion_hash", num_own="num_votes")
     joined = students.join(
@@ -180,7 +188,11 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
     )
     return add_keys(
         joined.select(
-            "tid", "task", "step", "prompt_hash",
+            "tid",
+            "task",
+            "step",
+            "prompt_hash",
+            # Rows are sorted by these columns, so each run of equal ones is a group.
             group=pl.struct("tid", "step", "prompt_hash").rle_id(),
             chosen_hash="teacher_hash",
             rejected_hash="completion_hash",
@@ -197,7 +209,7 @@ def _drafts(students: pl.DataFrame, answers: pl.DataFrame) -> pl.DataFrame:
             num_chosen_characters="num_teacher_characters",
             num_rejected_characters="num_characters",
         )
-    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])  # fmt: skip
+    ).with_columns(num_votes=joined["num_votes"], num_teachers=joined["num_teachers"])
 
 
 def _drop_incomparable(drafts: pl.DataFrame, options: PairOptions, work: Work) -> pl.DataFrame:

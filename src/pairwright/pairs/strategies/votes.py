@@ -22,6 +22,7 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts
 
+# In place of the hash of a completion that is missing; such a draft is dropped as unusable.
 NO_HASH = "0" * 32
 
 
@@ -37,6 +38,7 @@ def read_votes(path: Path, known: pl.Series) -> Votes:
     """A file of votes on experiences with known ids."""
     ids = set(known)
     try:
+        # utf-8-sig skips the byte order mark that spreadsheets write.
         with open(path, newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             names = set(reader.fieldnames or ())
@@ -62,9 +64,11 @@ def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
 def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
     """Drafts of all two experiences that were voted on against each other."""
     voted = pl.Series(sorted({uid for sides in votes.wins for uid in sides}), dtype=pl.String)
+    # No reward is needed: the votes judge.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
     no_vote = pl.when(pl.col("uid").is_in(voted.implode()).not_()).then(pl.lit(Reason.NO_VOTE.value))
     work.rows = work.rows.with_columns(reason=pl.when(free).then(no_vote).otherwise("reason"))
+    # Each two experiences once, whichever was chosen.
     matches = sorted({(min(sides), max(sides)) for sides in votes.wins})
     work.funnel.stage("pairs", len(matches))
     if not matches:
@@ -77,10 +81,12 @@ def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.Data
     for one, other in matches:
         own, theirs = votes.wins[one, other], votes.wins[other, one]
         sides.append((one, other) if own >= theirs else (other, one))
+        # Shares of the votes for the chosen and the rejected side, and their difference, which is the gap.
         shares.append(
             (max(own, theirs) / (own + theirs), min(own, theirs) / (own + theirs), abs(own - theirs) / (own + theirs))
         )
     columns = ("uid", "row", "tid", "task", "step", "prompt_hash", "completion_hash", "num_characters", "reason")
+    # Of several records with one id, one that can be used (null reason) comes first.
     rows = work.rows.select(columns).sort("uid", "reason", nulls_last=False).unique("uid", keep="first")
     frame = pl.DataFrame(sides, schema=["chosen_uid", "rejected_uid"], orient="row").hstack(
         pl.DataFrame(shares, schema=["chosen_reward", "rejected_reward", "gap"], orient="row")
@@ -128,6 +134,7 @@ def _ratings(path: Path, reader: "csv.DictReader[str]", ids: set[str]) -> dict[s
         if not math.isfinite(rating):
             raise SourceError(f"{path}:{reader.line_num}: rating: got {row['rating']!r}, expected a number")
         by_uid[uid].append(rating)
+    # fsum: the mean does not depend on the order of lines.
     return {uid: math.fsum(ratings) / len(ratings) for uid, ratings in by_uid.items()}
 
 

@@ -31,6 +31,7 @@ from pairwright.service.settings import Context, Settings
 
 # Limits on what a request may send, before any route sees it.
 
+# Bytes of path and query.
 MAX_TARGET = 8_000
 
 
@@ -56,6 +57,7 @@ class Limits:
 
         async def watched(message: Message) -> None:
             nonlocal answered
+            # Once the body is refused, the answer that the route makes of it is dropped.
             if body.refusal is None or answered:
                 answered = answered or message["type"] == "http.response.start"
                 await send(message)
@@ -70,6 +72,7 @@ class Limits:
             await body.refusal.response()(scope, receive, send)
 
     def _limit(self, scope: Scope) -> int:
+        # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
         if scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]:
             return self._settings.max_upload_bytes
         if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
@@ -118,6 +121,7 @@ def _check_head(scope: Scope, limit: int) -> None:
     if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > MAX_TARGET:
         raise Refusal(414, "long_url", f"the URL is longer than {MAX_TARGET} bytes")
     claimed = headers.get("content-length", b"0")
+    # A claimed length is refused before a byte of the body is read; one that is a lie is caught while reading.
     if not claimed.isdigit() or int(claimed) > limit:
         raise _too_large(limit)
     encoding = headers.get("content-encoding", b"identity").decode("latin-1").lower()
@@ -146,6 +150,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
         supervisor = Supervisor(context) if supervise else None
         app.state.supervisor = supervisor
         limits = httpx.Limits(max_connections=200)
+        # trust_env=False: model servers are on loopback, never behind a proxy of the environment.
         async with httpx.AsyncClient(timeout=httpx.Timeout(600, connect=5), limits=limits, trust_env=False) as client:
             app.state.client = client
             if supervisor is not None:
@@ -157,9 +162,13 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
                     supervisor.stop()
 
     app = FastAPI(
-        title="pairwright", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        title="pairwright",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         description="Fine-tuning jobs over HTTP, in the protocol of NeMo Customizer.",
-    )  # fmt: skip
+    )
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
@@ -172,6 +181,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_exception_handler(sa.exc.OperationalError, _database_error)
     app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _own_fault)
+    # The middleware added last is the outermost: it also counts what `Limits` refuses.
     app.add_middleware(Limits, settings=context.settings)
     app.add_middleware(_Counted, counts=app.state.requests)
     return app
@@ -231,6 +241,7 @@ class _Counted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
+                # Unknown methods as one, so that a client cannot grow the counter without bound.
                 method = scope["method"] if scope["method"] in _METHODS else "OTHER"
                 self._counts[method, message["status"]] += 1
             await send(message)
@@ -246,6 +257,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     details: list[dict[str, Any]] = []
     for problem in error.errors():
+        # loc[0] is `body` or `query`; branches of a union are no part of the field's name.
         field = ".".join(str(part) for part in problem["loc"][1:] if part not in ("str", "DatasetReference"))
         is_unknown = problem["type"] == "extra_forbidden"
         message = "unknown key" if is_unknown else str(problem["msg"])
@@ -272,6 +284,7 @@ async def _conflict(request: Request, error: Exception) -> Response:
 
 async def _database_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, sa.exc.OperationalError)
+    # SQLite reports a full disk in words only.
     if "full" in str(error.orig).lower():
         refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
         assert refusal is not None

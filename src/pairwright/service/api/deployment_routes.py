@@ -26,6 +26,7 @@ from pairwright.service.settings import Context, context_of
 router = APIRouter(tags=["deployments"])
 ContextIs = Annotated[Context, Depends(context_of)]
 Document = dict[str, Any]
+# Headers passed on to the model server and back; tokens of the service never reach it.
 _PASSED_ON = ("content-type", "accept", "x-request-id")
 _PASSED_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
 
@@ -76,6 +77,7 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
     caller.check(body.namespace, write=True)
     config_namespace, config_name = split_reference(body.config, "config")
     caller.check(config_namespace, write=False)
+    # Serialized, so that two requests cannot both see the last free place.
     with context.database.writing_one_at_a_time("deployments") as connection:
         config = entities.get(connection, entities.DEPLOYMENT_CONFIG, config_namespace, config_name)
         taken = sa.select(rows.c.id).where(rows.c.namespace == body.namespace, rows.c.name == body.name)
@@ -94,13 +96,21 @@ def create_deployment(body: DeploymentBody, request: Request, caller: CallerIs, 
             "work": {"folder": str(folder), "arguments": ["--name", config["model"]]},
         }
         row = {
-            "id": new_id("deployment"), "namespace": body.namespace, "name": body.name, "model": config["model"],
-            "state": DeploymentState.CREATED.value, "description": "waiting for its model server", "starts": 0,
-            "created_at": moment, "updated_at": moment, "state_at": moment,
+            "id": new_id("deployment"),
+            "namespace": body.namespace,
+            "name": body.name,
+            "model": config["model"],
+            "state": DeploymentState.CREATED.value,
+            "description": "waiting for its model server",
+            "starts": 0,
+            "created_at": moment,
+            "updated_at": moment,
+            "state_at": moment,
             "document": msgspec.json.encode(document).decode(),
-        }  # fmt: skip
+        }
         connection.execute(sa.insert(rows).values(row))
         deployment = deployments.get(connection, body.namespace, body.name)
+    # Wakes the supervisor, which starts the server.
     context.wake.set()
     return deployments.deployment_document(deployment, str(request.base_url))
 
@@ -178,6 +188,7 @@ async def ask_deployment(
 ) -> Response:
     """The model server of a deployment: `/v1/chat/completions`, `/v1/models` and so on."""
     port = await run_in_threadpool(_port, context, caller, namespace, name)
+    # No other route of the model server can be reached from outside.
     if path != "health" and not path.startswith("v1/"):
         raise Refusal(404, "unknown_route", f"{path[:100]!r}: expected health or a path below v1/")
     return await _forward(request, port, path, await request.body())
@@ -196,19 +207,23 @@ def _port(context: Context, caller: Caller, namespace: str, name: str) -> int:
 
 def _port_of_model(context: Context, caller: Caller, model: str) -> int:
     with context.database.reading() as connection:
+        # PostgreSQL refuses text with a null character.
         chosen = sa.select(rows).where(rows.c.model == model.replace("\0", "")).order_by(rows.c.created_at.desc())
         matches = [row for row in connection.execute(chosen).mappings() if caller.may(row["namespace"], write=False)]
     if not matches:
         raise Refusal(404, "model_not_deployed", f"model: {model[:300]!r} is not deployed")
+    # One that is ready, else the newest, whose state tells why it cannot answer.
     return _ready_port(next((row for row in matches if row["state"] == DeploymentState.READY), matches[0]))
 
 
 def _ready_port(row: Any) -> int:
     if row["state"] != DeploymentState.READY or row["port"] is None:
         raise Refusal(
-            503, "deployment_not_ready", f"the deployment is {row['state']}: {row['description']}",
+            503,
+            "deployment_not_ready",
+            f"the deployment is {row['state']}: {row['description']}",
             headers={"retry-after": "2"},
-        )  # fmt: skip
+        )
     return int(row["port"])
 
 
@@ -216,13 +231,16 @@ async def _forward(request: Request, port: int, path: str, body: bytes) -> Respo
     """Pass a request on to a model server, and its answer back as it comes."""
     client: httpx.AsyncClient = request.app.state.client
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    # Built from parts, so that the path cannot change host or port.
     url = httpx.URL(f"http://127.0.0.1:{port}/", path="/" + path, query=request.url.query.encode())
     asked = client.build_request(request.method, url, headers=headers, content=body)
     try:
+        # Streamed, so that tokens reach the client as they are generated.
         answer = await client.send(asked, stream=True)
     except httpx.HTTPError as error:
         raise Refusal(502, "model_server_failed", f"the model server did not answer: {error!r}") from None
     back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    # The connection is released after the last byte was sent.
     return StreamingResponse(answer.aiter_raw(), answer.status_code, back, background=BackgroundTask(answer.aclose))
 
 

@@ -27,6 +27,7 @@ def create_namespace(body: NamespaceBody, caller: CallerIs, context: ContextIs) 
     check_name(body.id, "id")
     caller.check(body.id, write=True)
     with context.database.writing() as connection:
+        # Namespaces lie in no namespace: "" takes its place in the key.
         return entities.insert(connection, entities.NAMESPACE, "", body.id, body.model_dump())
 
 
@@ -63,6 +64,7 @@ def delete_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Do
 @router.post("/datastore/namespaces", status_code=201)
 async def create_store_namespace(request: Request, caller: CallerIs, context: ContextIs) -> Document:
     """Create a namespace for files; form-encoded `namespace=NAME`."""
+    # Parsed by hand: FastAPI's forms would need python-multipart.
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=100)
     names = fields.get("namespace", [])
     if len(names) != 1:
@@ -84,6 +86,7 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
     check_name(body.name, "name")
     check_name(body.namespace, "namespace")
     caller.check(body.namespace, write=True)
+    # The files may lie in another namespace, which the caller must be allowed to read.
     source, _, _ = check_files_url(body.files_url, "files_url")
     caller.check(source, write=False)
     with context.database.writing() as connection:

@@ -28,6 +28,7 @@ ContextIs = Annotated[Context, Depends(context_of)]
 Document = dict[str, Any]
 
 
+# Hyperparameters by name, for the filters below.
 def _knob(name: str) -> Getter:
     return lambda document: document["hyperparameters"].get(name)
 
@@ -41,6 +42,7 @@ JOB_FILTERS: dict[str, Getter] = {
     "dataset": lambda document: document["dataset"]["name"],
     **{name: _knob(name) for name in ("batch_size", "epochs", "finetuning_type", "log_every_n_steps", "training_type")},
 }
+# Filters that the database applies; the others need the document.
 _COLUMNS = {"namespace": rows.c.namespace, "status": rows.c.state, "name": rows.c.name}
 
 
@@ -56,9 +58,13 @@ def create_job(
 ) -> Document:
     """Submit a job. The same request sent again is answered with the job that it made."""
     identity = jobs.request_of(
-        caller.name, body.model_dump_json().encode(), key=idempotency_key, attempt=x_stainless_retry_count,
+        caller.name,
+        body.model_dump_json().encode(),
+        key=idempotency_key,
+        attempt=x_stainless_retry_count,
         timeout=x_stainless_read_timeout,
-    )  # fmt: skip
+    )
+    # Serialized, so that a request sent twice at once still makes one job.
     with context.database.writing_one_at_a_time("jobs") as connection:
         row = submit(connection, body, caller, identity)
     context.wake.set()
@@ -69,9 +75,11 @@ def create_job(
 def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
     """Jobs that the caller may read, newest first."""
     where, rest = _conditions(asked, caller)
+    # `number` grows with each job, so it sorts by creation without ties.
     order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
     chosen = sa.select(rows).where(*where).order_by(order.desc() if asked.is_descending else order)
     with context.database.reading() as connection:
+        # Some filter is on the document: all rows are decoded, and the page is cut here.
         if rest:
             documents = [jobs.job_document(row) for row in connection.execute(chosen).mappings()]
             matching = [document for document in documents if matches(document, rest, JOB_FILTERS)]
@@ -95,6 +103,7 @@ def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """How far a job is, with its curves."""
     row = _job(job_id, caller, context)
     curves = read_metrics(context.settings.run_folder(row["id"]))
+    # The two curves that clients always expect.
     for name in ("train_loss", "val_loss"):
         curves.setdefault(name, [])
     details = jobs.status_details(row, _progress(row, context))
@@ -106,6 +115,7 @@ def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Cancel a job: at once if it waits, else as soon as its worker has ended."""
     _job(job_id, caller, context, write=True)
     with context.database.writing() as connection:
+        # Read again inside the transaction: the job may have moved on since the check.
         row = jobs.get(connection, job_id)
         if row["state"] in jobs.WAITING:
             jobs.move(connection, job_id, JobState.CANCELLED, f"cancelled by {caller.name}")
@@ -127,8 +137,12 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     if row["state"] == JobState.FAILED:
         last = jobs.status_details(row)["status_logs"][-1]
         error = {"message": last["message"], "explanation": last["detail"], "timestamp": last["updated_at"]}
-    entry = {"object": "worker", "status": {"state": row["state"], "starts": row["starts"]}, "events": [],
-             "logs": {"lines": lines}}  # fmt: skip
+    entry = {
+        "object": "worker",
+        "status": {"state": row["state"], "starts": row["starts"]},
+        "events": [],
+        "logs": {"lines": lines},
+    }
     return {"entries": {"worker": entry}, "error": error}
 
 
@@ -203,6 +217,7 @@ def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bo
         if name in rest:
             where.append(column.in_(rest.pop(name).replace("\0", "").split(",")))
     if not caller.is_everywhere:
+        # A scope is NAMESPACE or NAMESPACE:RIGHT; either may read.
         where.append(rows.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
     return where, rest
 

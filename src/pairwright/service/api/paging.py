@@ -12,6 +12,7 @@ from fastapi import Depends, Query, Request
 
 from pairwright.service.api_errors import Refusal
 
+# filter[NAME] or filter[NAME][gte], where NAME has no brackets.
 _FILTER = re.compile(r"filter\[([^\[\]]{1,64})\](?:\[(gte|lte)\])?")
 SORTS = ("created_at", "-created_at", "updated_at", "-updated_at", "name", "-name")
 
@@ -74,6 +75,7 @@ Getter = Callable[[Document], Any]
 def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
     """One page of documents that are all at hand, filtered and sorted here."""
     matching = [document for document in documents if matches(document, asked.filters, filters)]
+    # Every sort key is text: names, or ISO 8601 times, which sort as text.
     matching.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
     start = (asked.page - 1) * asked.page_size
     return envelope(matching[start : start + asked.page_size], len(matching), asked)
@@ -84,6 +86,7 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
     for name, wanted in asked.items():
         key, _, bound = name.partition(".")
         if bound and key in ("created_at", "updated_at"):
+            # ISO 8601 times compare as text.
             value = str(document.get(key) or "")
             if (value < wanted) if bound == "gte" else (value > wanted):
                 return False
@@ -104,6 +107,7 @@ def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Docum
             "page": asked.page,
             "page_size": asked.page_size,
             "current_page_size": len(data),
+            # Rounded up.
             "total_pages": -(-num_results // asked.page_size),
             "total_results": num_results,
         },

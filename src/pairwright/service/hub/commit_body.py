@@ -28,6 +28,7 @@ MAX_SMALL_LINE = 2**20
 
 class _Line(msgspec.Struct):
     key: str
+    # Raw: the value stays a slice of the line until its type is known.
     value: msgspec.Raw
 
 
@@ -58,6 +59,7 @@ class Change:
     deleted_folders: list[str] = field(default_factory=list)
 
     def apply(self, tree: Tree) -> Tree:
+        # Deletions come first: a path that is deleted and added in one commit is there afterwards.
         gone = set(self.deleted)
         folders = tuple(f"{folder}/" for folder in self.deleted_folders)
         remaining = {
@@ -101,6 +103,7 @@ def _lines(body: Path) -> Iterator[tuple[int, memoryview]]:
     if not body.stat().st_size:
         return
     with open(body, "rb") as file:
+        # The mapping outlives the file object.
         text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     start, number = 0, 1
     while start < len(text):
@@ -120,16 +123,19 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 
 def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
     raw = memoryview(file.content)
+    # Raw JSON of a string: its quotes are part of it.
     is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
     if not is_text:
         raise Refusal(422, "bad_commit_line", f"line {number}: content: expected text")
     if file.encoding not in ("base64", "utf-8"):
         raise Refusal(422, "bad_commit_line", f"line {number}: encoding: expected 'base64' or 'utf-8'")
+    # Escaped text has to be decoded as a whole, so it must be small.
     if file.encoding == "utf-8" or _has_escapes(raw):
         text = _small_text(file, raw, number)
         data = text.encode() if file.encoding == "utf-8" else _base64(text.encode(), number)
         return blobs.add([data], len(data))
     content = raw[1:-1]
+    # Each = stands for one byte less in the last group of three.
     padding = bytes(content[-2:]).count(b"=")
     if len(content) % 4:
         raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are no whole base64")
@@ -173,6 +179,7 @@ async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
     try:
         with open(path, "xb") as file:
             async for piece in request.stream():
+                # Large writes go to a thread, so that they do not block the event loop.
                 if len(piece) > 2**18:
                     await run_in_threadpool(file.write, piece)
                 else:

@@ -88,6 +88,7 @@ def preupload(
     files = []
     for file in body.files:
         there = tree.get(check_path(file.path))
+        # The id that git gives the content: clients compare it with that of their local file.
         oid = None if there is None else there.git
         files.append({"path": file.path, "uploadMode": "regular", "shouldIgnore": False, "oid": oid})
     return {"files": files}
@@ -100,6 +101,7 @@ async def commit(
     """Commit files: `application/x-ndjson`, a header line, then one line a file."""
     if revision != repositories.MAIN or request.query_params.get("create_pr"):
         raise Refusal(422, "no_branches", "commits go to 'main'; there are no branches or pull requests")
+    # Repository and rights are checked before the body, which may be gigabytes, is read.
     await run_in_threadpool(_commit, context, caller, namespace, name, revision, write=True)
     async with spool_body(request, context.blobs) as body:
         oid = await run_in_threadpool(_commit_body, context, namespace, name, body)
@@ -135,6 +137,7 @@ def commit_list(namespace: str, name: str, revision: str, caller: CallerIs, cont
     start = _commit(context, caller, namespace, name, revision)
     with context.database.reading() as connection:
         commits = repositories.history(connection, namespace, name)
+    # The history from this revision back.
     position = next(number for number, item in enumerate(commits) if item.oid == start.oid)
     return [
         {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []}
@@ -169,6 +172,7 @@ async def paths_information(
 ) -> list[dict[str, Any]]:
     """What some paths are; those that are not there are left out, as on the hub."""
     commit = await run_in_threadpool(_commit, context, caller, namespace, name, revision)
+    # A form, as hub clients send it, with `paths` once for each path.
     fields = parse_qs((await request.body()).decode("utf-8", "replace"), max_num_fields=10_000)
     everything = {entry["path"]: entry for entry in _entries(commit, "", recursive=True)}
     return [everything[path] for path in fields.get("paths", []) if path in everything]
@@ -184,6 +188,7 @@ def resolve(
     blob = commit.tree.get(check_path(path))
     if blob is None:
         raise _no_entry(namespace, name, path)
+    # Clients cache by etag. An uploaded HTML file must not run in a browser as a page of this service.
     headers = {
         "etag": f'"{blob.git}"',
         "x-repo-commit": commit.oid,
@@ -199,6 +204,7 @@ def _repository(body: RepositoryBody) -> tuple[str, str]:
         raise Refusal(422, "only_datasets", f"type: got {body.type[:40]!r}, expected 'dataset'")
     organization, name = body.organization, body.name
     if organization is None and "/" in name:
+        # The organization comes in a field of its own, or as part of the name.
         organization, _, name = name.partition("/")
     return check_name(organization or "default", "organization"), check_name(name, "name")
 
@@ -220,11 +226,13 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str
         after = change.apply(tree)
         if len(after) > context.settings.max_files:
             raise Refusal(413, "too_many_files", f"a dataset has at most {context.settings.max_files:,} files")
+        # Every folder on the way to some file.
         folders = {str(folder) for path in after for folder in PurePosixPath(path).parents}
         if clash := sorted(folders & after.keys()):
             raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")
         return after
 
+    # Serialized for each repository: the new tree is made from the head, which must not move meanwhile.
     with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
         return repositories.add_commit(
             connection, namespace, name, title=change.title, parent=change.parent, change=changed
@@ -237,6 +245,7 @@ def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
         "id": f"{namespace}/{name}",
         "author": namespace,
         "sha": found.oid,
+        # Milliseconds, as the hub writes times.
         "lastModified": found.created_at[:23] + "Z",
         "createdAt": found.created_at[:23] + "Z",
         "private": False,
@@ -255,6 +264,7 @@ def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, A
         if not path.startswith(folder):
             continue
         parts = path[len(folder) :].split("/")
+        # Folders on the way to the file; without `recursive` only the first level.
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
             name = folder + "/".join(parts[:depth])
             entries.setdefault(name, {"type": "directory", "oid": found.oid, "size": 0, "path": name})
@@ -265,10 +275,15 @@ def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, A
 
 def _no_entry(namespace: str, name: str, path: str) -> Refusal:
     return Refusal(
-        404, "file_not_found", f"{namespace}/{name} has no {path[:200]!r}", headers={"x-error-code": "EntryNotFound"}
+        # Clients turn this header into the exception of that name.
+        404,
+        "file_not_found",
+        f"{namespace}/{name} has no {path[:200]!r}",
+        headers={"x-error-code": "EntryNotFound"},
     )
 
 
+# Has to stay last: routes match in the order in which they were added.
 @router.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"], include_in_schema=False)
 def nothing_else(rest: str, caller: CallerIs) -> JSONResponse:
     """Calls of the hub's API that this endpoint does not have."""

@@ -21,8 +21,10 @@ from pairwright.service.settings import Context, context_of
 router = APIRouter(tags=["operation"])
 ContextIs = Annotated[Context, Depends(context_of)]
 FOLDER = Path(__file__).parent
+# The only files that are served, with their media types.
 _TYPES = {"page.js": "text/javascript", "page.css": "text/css", "docs.js": "text/javascript"}
 _STATES = [state for state in JobState if state is not JobState.PREPARED]  # the service starts what it writes
+# The page loads nothing from elsewhere, and no other page may embed it.
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -55,6 +57,7 @@ def page_file(name: str) -> Response:
 def health(request: Request) -> JSONResponse:
     """200 while requests are answered and jobs are looked after."""
     supervisor: Any = request.app.state.supervisor
+    # Seconds. Many times a tick, so that a slow pass is not taken for a dead thread.
     is_well = supervisor is None or (supervisor.is_running and time.time() - supervisor.last_pass_at < 120)
     body = {"status": "ok" if is_well else "failing", "version": __version__}
     return JSONResponse(body, 200 if is_well else 503)
@@ -66,6 +69,7 @@ def metrics(request: Request, caller: CallerIs, context: ContextIs) -> Response:
     supervisor: Any = request.app.state.supervisor
     failed = 0 if supervisor is None else supervisor.failed_passes
     text = metrics_text(context, request.app.state.requests, failed_passes=failed)
+    # The version of Prometheus' text format.
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

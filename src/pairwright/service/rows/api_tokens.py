@@ -21,6 +21,7 @@ from pairwright.service.rows.database import Database
 from pairwright.service.rows.entities import check_name, new_id, now
 from pairwright.service.rows.schema import tokens
 
+# Makes a token that was leaked recognizable to people and to secret scanners.
 PREFIX = "pw_"
 
 
@@ -32,6 +33,7 @@ class Caller:
     scopes: frozenset[str]
 
     def may(self, namespace: str, *, write: bool) -> bool:
+        # Writing includes reading.
         allowed = {"*", namespace}
         if not write:
             allowed |= {"*:read", f"{namespace}:read"}
@@ -52,6 +54,7 @@ class Caller:
         return not {"*", "*:read"}.isdisjoint(self.scopes)
 
 
+# The caller where the service has no tokens, on loopback only.
 EVERYBODY = Caller("anonymous", frozenset({"*"}))
 
 
@@ -71,9 +74,12 @@ def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
         if connection.scalar(sa.select(tokens.c.id).where(tokens.c.name == name)) is not None:
             raise ConfigError(f"--name: there is already a token {name!r}: revoke it, or choose another name")
         row = {
-            "id": new_id("token"), "name": name, "hash": _hash(token),
-            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(), "created_at": now(),
-        }  # fmt: skip
+            "id": new_id("token"),
+            "name": name,
+            "hash": _hash(token),
+            "scopes": msgspec.json.encode(sorted(set(scopes))).decode(),
+            "created_at": now(),
+        }
         connection.execute(sa.insert(tokens).values(row))
     return token
 
@@ -102,6 +108,7 @@ def count_tokens(database: Database) -> int:
 def caller_of(database: Database, token: str) -> Caller | None:
     """Whose token this is; None if nobody's."""
     with database.reading() as connection:
+        # Looked up by hash: the index is on it, and no timing tells anything about a token.
         row = connection.execute(sa.select(tokens).where(tokens.c.hash == _hash(token))).mappings().first()
     return None if row is None else Caller(row["name"], frozenset(msgspec.json.decode(row["scopes"])))
 

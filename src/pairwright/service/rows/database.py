@@ -25,11 +25,13 @@ class Database:
             parsed = sa.make_url(url)
         except sa.exc.ArgumentError:
             raise ConfigError("--database: expected a URL such as postgresql://user@host/name") from None
+        # Bare PostgreSQL URLs get the driver that we install.
         if parsed.drivername in ("postgres", "postgresql"):
             parsed = parsed.set(drivername="postgresql+psycopg")
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         if not self.is_sqlite and parsed.get_backend_name() != "postgresql":
             raise ConfigError(f"--database: got {parsed.drivername!r}, expected a postgresql:// URL (or none: SQLite)")
+        # SQLite: seconds to wait for a lock. PostgreSQL: connections that died in the pool are replaced.
         options: dict[str, Any] = {"connect_args": {"timeout": 60}} if self.is_sqlite else {"pool_pre_ping": True}
         try:
             self._engine = sa.create_engine(parsed, pool_size=20, max_overflow=60, **options)
@@ -38,6 +40,7 @@ class Database:
         if self.is_sqlite:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
+        # The same pool; `_begin_sqlite` reads the option.
         self._writer = self._engine.execution_options(writes=True)
         self._create()
 
@@ -56,6 +59,7 @@ class Database:
         """A write that reads first and must not overlap another of the same kind. SQLite has one writer anyway."""
         with self.writing() as connection:
             if not self.is_sqlite:
+                # Advisory locks are keyed by a signed 64-bit integer, and end with the transaction.
                 key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:8], "big", signed=True)
                 connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
             yield connection
@@ -88,4 +92,5 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     writes = connection.get_execution_options().get("writes", False)
+    # IMMEDIATE takes the write lock now; a read that turned into a write later could fail as busy.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

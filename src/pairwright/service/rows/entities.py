@@ -16,9 +16,12 @@ from pairwright.service.rows.schema import entities
 
 # Names that come from outside: checked once, here, before they touch a row or a path.
 
+# Letters, digits, dots, underscores and dashes, with a letter or digit at both ends.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+# The same with slashes, and with @ and + for version and hardware.
 _MODEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@+/-]{0,254}[A-Za-z0-9])?")
 _REVISION = re.compile(r"[0-9a-f]{7,40}")
+# Base58: without 0, O, I and l, which look alike.
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 MAX_PATH = 500
 
@@ -80,6 +83,7 @@ def new_id(prefix: str) -> str:
 
 def now() -> str:
     """The time as every row and reply has it; texts sort as the times do."""
+    # Always microseconds and Z, so that all times have one length and sort as text.
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -120,9 +124,14 @@ def insert(connection: Connection, kind: str, namespace: str, name: str, documen
         raise already_there(kind, f"{namespace}/{name}" if namespace else name)
     moment = now()
     row = {
-        "kind": kind, "namespace": namespace, "name": name, "id": new_id(PREFIXES[kind]), "created_at": moment,
-        "updated_at": moment, "document": msgspec.json.encode(document).decode(),
-    }  # fmt: skip
+        "kind": kind,
+        "namespace": namespace,
+        "name": name,
+        "id": new_id(PREFIXES[kind]),
+        "created_at": moment,
+        "updated_at": moment,
+        "document": msgspec.json.encode(document).decode(),
+    }
     connection.execute(sa.insert(entities).values(row))
     return _document(row)
 
@@ -132,6 +141,7 @@ def update(connection: Connection, kind: str, namespace: str, name: str, changes
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
+    # Times have columns of their own.
     body = {key: value for key, value in document.items() if key not in ("created_at", "updated_at")}
     connection.execute(
         sa.update(entities)

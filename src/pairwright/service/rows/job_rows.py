@@ -24,6 +24,7 @@ from pairwright.service.rows.schema import jobs
 
 # How far a job is, read from the files of its run: `train.json` (state and steps) and `metrics.jsonl` (curves).
 
+# Of a curve, so that a status answer stays small.
 MAX_POINTS = 1000
 _NAMES = {"loss": "train_loss", "eval_loss": "val_loss", "rewards/accuracies": "train_accuracy",
           "eval_rewards/accuracies": "val_accuracy"}  # fmt: skip
@@ -53,6 +54,7 @@ def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, lis
                 if not math.isfinite(value):
                     continue
                 point = {"step": row["step"], "timestamp": _time(row.get("time")), "value": float(value)}
+                # After a resume, a step may be logged again: the later row counts.
                 curves.setdefault(str(_NAMES.get(key, key)), {})[row["step"]] = point
     return {
         name: _thin_points([points[step] for step in sorted(points)], max_points) for name, points in curves.items()
@@ -89,6 +91,7 @@ def _best_epoch(run: Status) -> int | None:
 def _thin_points(points: list[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     if len(points) <= limit:
         return points
+    # Rounded up, so that with the last point there are at most `limit`.
     stride = -(-len(points) // (limit - 1))
     points_left = points[::stride]
     return points_left if points_left[-1] is points[-1] else [*points_left, points[-1]]
@@ -104,6 +107,7 @@ Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)
 WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
 MAX_LOG_ENTRIES = 100
+# Of a client between two attempts, at most.
 RETRY_BACKOFF_SECONDS = 20.0
 
 
@@ -128,6 +132,7 @@ def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None
         body_hash=_hash(caller, body),
         key=None if key is None else _hash(caller, key.encode("utf-8", "replace")),
         attempt=number,
+        # The n-th repeat comes after at most n timeouts and n pauses.
         window_seconds=number * (waited + RETRY_BACKOFF_SECONDS),
     )
 
@@ -143,6 +148,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
         return None
     chosen = (
         sa.select(jobs)
+        # A smaller attempt: not claimed by this repeat or a later one.
         .where(jobs.c.request_hash == request.body_hash, jobs.c.attempt < request.attempt)
         .order_by(jobs.c.number.desc())
         .limit(1)
@@ -150,6 +156,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
     row = connection.execute(chosen).mappings().first()
     if row is None or age_seconds(row["created_at"]) > request.window_seconds:
         return None
+    # Claimed, so that a second job with the same body is not taken for this one.
     connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(attempt=request.attempt))
     return row
 
@@ -170,12 +177,24 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
         message = f"output_model: {document['output_model']!r} is made by job {other}: choose another"
         raise Refusal(409, "output_model_exists", message)
     row = {
-        "id": identity, "namespace": namespace, "name": name, "output_model": document["output_model"],
-        "state": JobState.CREATED.value, "created_at": moment, "updated_at": moment, "starts": 0, "idle_starts": 0,
-        "step": 0, "seconds": 0.0, "request_key": request.key, "request_hash": request.body_hash,
-        "attempt": request.attempt, "document": msgspec.json.encode(document).decode(), "progress": "{}",
+        "id": identity,
+        "namespace": namespace,
+        "name": name,
+        "output_model": document["output_model"],
+        "state": JobState.CREATED.value,
+        "created_at": moment,
+        "updated_at": moment,
+        "starts": 0,
+        "idle_starts": 0,
+        "step": 0,
+        "seconds": 0.0,
+        "request_key": request.key,
+        "request_hash": request.body_hash,
+        "attempt": request.attempt,
+        "document": msgspec.json.encode(document).decode(),
+        "progress": "{}",
         "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
-    }  # fmt: skip
+    }
     connection.execute(sa.insert(jobs).values(row))
     return get(connection, identity)
 
@@ -204,6 +223,7 @@ def move(
     log = [*msgspec.json.decode(row["log"]), _entry(moment, message, detail)][-MAX_LOG_ENTRIES:]
     changed = connection.execute(
         sa.update(jobs)
+        # Compare-and-set: nothing happens where another transaction moved the job meanwhile.
         .where(jobs.c.id == identity, jobs.c.state == row["state"])
         .values(state=new.value, updated_at=moment, log=msgspec.json.encode(log).decode(), **values)
     )
@@ -213,6 +233,7 @@ def move(
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
     """A job as clients see it."""
     document: Document = msgspec.json.decode(row["document"])
+    # `work` has paths on this machine: for the worker alone.
     fields_of_job = {key: value for key, value in document.items() if key != "work"}
     fields_of_job["status"] = row["state"]
     fields_of_job["status_details"] = status_details(row, progress)
@@ -224,6 +245,7 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
     known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
+    # Of earlier starts; the current one is added.
     seconds = row["seconds"]
     if row["state"] in (JobState.RUNNING, JobState.CANCELLING) and row["started_at"]:
         seconds += max(0.0, age_seconds(row["started_at"]))
@@ -250,4 +272,5 @@ def _entry(moment: str, message: str, detail: str | None) -> Document:
 
 
 def _hash(caller: str, data: bytes) -> str:
+    # The null byte separates: no name of a caller contains one.
     return hashlib.sha256(caller.encode() + b"\0" + data).hexdigest()

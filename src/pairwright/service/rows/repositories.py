@@ -57,6 +57,7 @@ class Blobs:
     def add(self, pieces: Iterable[bytes], size: int) -> Blob:
         """Keep a file of `size` bytes; returns what it is. The size must be known before, as git's id contains it."""
         hidden = self.new_upload()
+        # The id of a git blob is the SHA-1 of "blob SIZE\0" and the content.
         sha256, git, num_read = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
         try:
             with open(hidden, "xb") as file:
@@ -74,10 +75,12 @@ class Blobs:
         return blob
 
     def _name(self, hidden: Path, path: Path) -> None:
+        # Named by content: what is there is the same file.
         if path.exists():
             return
         if not path.parent.is_dir():
             path.parent.mkdir(exist_ok=True)
+            # The new folder is on disk before a file in it is.
             sync(self.folder)
         publish(hidden, path)
 
@@ -128,6 +131,7 @@ def commit_at(connection: Connection, namespace: str, name: str, revision: str) 
         return head(connection, namespace, name)
     _check_there(connection, namespace, name)
     if is_commit(revision):
+        # Two are enough to see that a short id is ambiguous.
         chosen = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
         matches = connection.execute(chosen).mappings().all()
         if len(matches) == 1:
@@ -159,6 +163,7 @@ def add_commit(
     """Commit a change of the head's tree. A commit that changes nothing is the head itself: a repeat adds nothing."""
     newest = head(connection, namespace, name)
     tree = change(newest.tree)
+    # Before the check of the parent: a commit that is sent again finds its own result.
     if tree == newest.tree:
         return newest.oid
     if parent is not None and not newest.oid.startswith(parent):
@@ -170,12 +175,18 @@ def add_commit(
 
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
     body, moment = msgspec.json.encode(tree), now()
+    # Random bytes too: two commits with the same tree in the same microsecond have different ids.
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
     oid = hashlib.sha1(b"\0".join(parts), usedforsecurity=False).hexdigest()
     row = {
-        "namespace": namespace, "name": name, "oid": oid, "parent": parent, "title": title[:500],
-        "created_at": moment, "tree": body.decode(),
-    }  # fmt: skip
+        "namespace": namespace,
+        "name": name,
+        "oid": oid,
+        "parent": parent,
+        "title": title[:500],
+        "created_at": moment,
+        "tree": body.decode(),
+    }
     connection.execute(sa.insert(commits).values(row))
     return oid
 

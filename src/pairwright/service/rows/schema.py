@@ -10,15 +10,18 @@ from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Tab
 SCHEMA_VERSION = 1
 metadata = MetaData()
 
+# Key and value: the schema version.
 service = Table("service", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
 
 entities = Table(
     "entities",
     metadata,
     Column("kind", String(32), primary_key=True),
+    # "" for kinds that lie in no namespace.
     Column("namespace", String(128), primary_key=True),
     Column("name", String(256), primary_key=True),
     Column("id", String(64), nullable=False, index=True),
+    # Times are ISO 8601 text in all tables, and sort as text.
     Column("created_at", String(32), nullable=False),
     Column("updated_at", String(32), nullable=False),
     Column("document", Text, nullable=False),
@@ -37,6 +40,7 @@ tokens = Table(
 commits = Table(
     "commits",
     metadata,
+    # SQLite increments INTEGER keys only.
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("namespace", String(128), nullable=False),
     Column("name", String(256), nullable=False),
@@ -62,13 +66,16 @@ jobs = Table(
     Column("started_at", String(32)),
     Column("heartbeat_at", String(32)),
     Column("starts", Integer, nullable=False, default=0),
+    # Starts in a row without a step forward: a job that never gets anywhere is given up.
     Column("idle_starts", Integer, nullable=False, default=0),
     Column("step", Integer, nullable=False, default=0),
     Column("seconds", Float, nullable=False, default=0.0),
     Column("owner", String(64)),
+    # Hash of the idempotency key, hash of the body, and the last repeat that this job answered.
     Column("request_key", String(300), index=True),
     Column("request_hash", String(64), nullable=False, index=True),
     Column("attempt", Integer, nullable=False, default=0),
+    # JSON: what clients see with the worker's orders; the newest progress; the log of states.
     Column("document", Text, nullable=False),
     Column("progress", Text, nullable=False),
     Column("log", Text, nullable=False),

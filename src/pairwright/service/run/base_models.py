@@ -32,11 +32,13 @@ def train_section(given: Hyperparameters) -> dict[str, Any]:
     _check(given)
     dpo = given.dpo or Dpo()
     section: dict[str, Any] = {
+        # Weights of the trainer's channels: exactly one is 1.
         "channels": {"dpo": float(given.training_type == "dpo"), "sft": float(given.training_type == "sft")},
         "finetuning_type": given.finetuning_type,
         "epochs": given.epochs,
         "batch_size": given.batch_size,
         "learning_rate": given.learning_rate,
+        # None, 0 and -1 mean no limit.
         "max_steps": given.max_steps if given.max_steps is not None and given.max_steps > 0 else None,
         "warmup_steps": given.warmup_steps,
         "weight_decay": given.weight_decay,
@@ -54,6 +56,7 @@ def train_section(given: Hyperparameters) -> dict[str, Any]:
     if given.lora is not None:
         section["lora"] = given.lora.model_dump()
     try:
+        # Bounds of the trainer are checked now, not when the job starts.
         TrainConfig.model_validate(section)
     except pydantic.ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
@@ -112,6 +115,7 @@ def add_target(connection: Connection, name: str, folder: Path) -> Document:
     folder = folder.resolve()
     settings = _settings(folder)
     num_parameters, precision = _weights(folder)
+    # NAME is BASE_MODEL[@VERSION][+HARDWARE].
     target, _, hardware = name.partition("+")
     base, _, version = target.partition("@")
     document = {
@@ -201,10 +205,12 @@ def _weights(folder: Path) -> tuple[int, str]:
     if not files:
         raise ConfigError(f"{folder}: no *.safetensors: save the model with save_pretrained(safe_serialization=True)")
     num_parameters = 0
+    # Number of parameters by dtype.
     sizes: dict[str, int] = {}
     for file in files:
         try:
             with open(file, "rb") as opened:
+                # safetensors: a little-endian uint64 with the length of the JSON header, then the header.
                 (length,) = struct.unpack("<Q", opened.read(8))
                 header = json.loads(opened.read(min(length, 100 * 2**20)))
         except (OSError, ValueError, struct.error) as error:
@@ -214,6 +220,7 @@ def _weights(folder: Path) -> tuple[int, str]:
                 count = math.prod(tensor["shape"])
                 num_parameters += count
                 sizes[tensor["dtype"]] = sizes.get(tensor["dtype"], 0) + count
+    # The dtype that most parameters have.
     kind = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
     return num_parameters, _PRECISION.get(kind, kind.lower())
 
@@ -223,4 +230,5 @@ def _context(settings: Document) -> int:
         value = settings.get(key)
         if isinstance(value, int) and value > 0:
             return value
+    # No key tells: a cautious default.
     return 2048

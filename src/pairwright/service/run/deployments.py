@@ -32,6 +32,7 @@ from pairwright.service.rows.schema import jobs
 from pairwright.service.run.queue import OFFLINE
 from pairwright.service.settings import Context, Settings
 
+# Starts in a row that did not lead to an answer.
 MAX_STARTS = 4
 CHECK_SECONDS = 5.0
 Document = dict[str, Any]
@@ -58,6 +59,7 @@ class Deployments:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
+        # Monotonic times by id: of the last health check, and of the first request to end.
         self._checked: dict[str, float] = {}
         self._ending: dict[str, float] = {}
 
@@ -73,6 +75,7 @@ class Deployments:
         folders = [self._settings.deployment_folder(row["id"]) for row in rows_now]
         for folder in folders:
             process.send(folder, signal.SIGTERM)
+        # One deadline for all: they end at the same time.
         deadline = time.monotonic() + min(10.0, self._settings.stop_seconds)
         for folder in folders:
             process.stop(folder, grace_seconds=deadline - time.monotonic())
@@ -93,6 +96,7 @@ class Deployments:
             self._start(row)
         elif state is DeploymentState.PENDING:
             if answers(row["port"]):
+                # `starts` counts failures in a row, so an answer resets it.
                 self._move(row, DeploymentState.READY, "answers", starts=0)
             elif age_seconds(row["state_at"]) > self._settings.start_seconds:
                 process.send(folder, signal.SIGKILL)
@@ -110,6 +114,7 @@ class Deployments:
         port = free_port()
         state = DeploymentState(row["state"])
         description = "the model server is starting" if not row["starts"] else "the model server is started again"
+        # PENDING to PENDING is no transition: only the start is noted.
         if state is DeploymentState.PENDING:
             self._update(row, port=port, starts=row["starts"] + 1, description=description, state_at=now())
         elif not self._move(row, DeploymentState.PENDING, description, port=port, starts=row["starts"] + 1):
@@ -130,6 +135,7 @@ class Deployments:
         with self._context.database.writing() as connection:
             changed = connection.execute(
                 sa.update(rows)
+                # Compare-and-set: a row that was deleted or moved meanwhile is left alone.
                 .where(rows.c.id == row["id"], rows.c.state.in_(before))
                 .values(state=new.value, description=description, state_at=now(), updated_at=now(), **values)
             )
@@ -143,6 +149,7 @@ class Deployments:
         if not self._settings.deployments.is_dir():
             return
         for folder in self._settings.deployments.iterdir():
+            # A folder without a row is that of a deleted deployment.
             if folder.name in known:
                 continue
             if not process.is_alive(folder):
@@ -151,6 +158,7 @@ class Deployments:
             elif folder.name not in self._ending:
                 self._ending[folder.name] = time.monotonic()
                 process.send(folder, signal.SIGTERM)
+            # Five seconds after SIGTERM.
             elif time.monotonic() - self._ending[folder.name] > 5.0:
                 process.send(folder, signal.SIGKILL)
 
@@ -166,6 +174,7 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 def deployment_document(row: RowMapping, base_url: str) -> Document:
     """A deployment as clients see it; `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
     document: Document = msgspec.json.decode(row["document"])
+    # `work` has paths on this machine.
     fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
     return {
         **fields_of_deployment,
@@ -242,13 +251,20 @@ def every_model(connection: Connection, caller: Caller) -> list[ModelDocument]:
 
 
 def _document(model: str, namespace: str, created_at: str) -> ModelDocument:
-    return {"id": model, "object": "model", "name": model.partition("/")[2] or model, "namespace": namespace,
-            "owned_by": namespace, "created_at": created_at}  # fmt: skip
+    return {
+        "id": model,
+        "object": "model",
+        "name": model.partition("/")[2] or model,
+        "namespace": namespace,
+        "owned_by": namespace,
+        "created_at": created_at,
+    }
 
 
 def _job(connection: Connection, model: str) -> Any:
     chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
     matches = list(connection.execute(chosen).mappings())
+    # A completed job before newer ones that failed or still run.
     return next((row for row in matches if row["state"] == JobState.COMPLETED), matches[0] if matches else None)
 
 

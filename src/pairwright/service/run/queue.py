@@ -32,6 +32,7 @@ from pairwright.service.settings import WORK_FILE, Context
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
 LOG_LINES = 20
+# Starts in a row without a training step.
 MAX_IDLE_STARTS = 3
 HEARTBEAT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
@@ -43,6 +44,7 @@ class JobQueue:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._settings = context.settings
+        # Monotonic time of the first SIGTERM, by job id. Lost in a restart, which only sends it again.
         self._asked_to_stop: dict[str, float] = {}
 
     def recover(self) -> None:
@@ -60,6 +62,7 @@ class JobQueue:
                 self._watch(row)
             else:
                 self._close(row, is_recovery=False)
+        # Bounded: a long queue is not read whole in each pass.
         waiting = self._rows(WAITING, limit=1000)
         free = max(0, self._settings.max_running - alive)
         for row in waiting[:free]:
@@ -76,6 +79,7 @@ class JobQueue:
         deadline = time.monotonic() + self._settings.stop_seconds
         for row in running:
             process.stop(self._process(row), grace_seconds=deadline - time.monotonic())
+            # After SIGKILL the lock is freed when the kernel has torn the process down.
             while process.is_alive(self._process(row)) and time.monotonic() < deadline + 5:
                 time.sleep(0.02)
             self._close(row, is_recovery=True)
@@ -95,14 +99,19 @@ class JobQueue:
 
     def _start(self, row: RowMapping) -> None:
         moved = self._move(
-            row, JobState.RUNNING, "started" if not row["starts"] else "resumed from the last checkpoint",
-            starts=row["starts"] + 1, started_at=now(), heartbeat_at=now(),
-        )  # fmt: skip
+            row,
+            JobState.RUNNING,
+            "started" if not row["starts"] else "resumed from the last checkpoint",
+            starts=row["starts"] + 1,
+            started_at=now(),
+            heartbeat_at=now(),
+        )
         if not moved:
             return  # cancelled a moment ago
         folder = self._folder(row)
         try:
             work = jobs.work_of(row)
+            # The worker gets paths: it knows nothing of the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
             write_json(folder / "config.yaml", {"name": folder.name, "seed": work["seed"], "train": work["train"]})
             write_json(folder / WORK_FILE, {**work, "files": files})
@@ -118,6 +127,7 @@ class JobQueue:
         if row["state"] == JobState.CANCELLING:
             self._end(row["id"], worker)
             return
+        # Files whose modification time is a sign of life.
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
         newest = max((_modification_time(path) for path in signs), default=0.0)
         quiet = time.time() - newest if newest else age_seconds(row["started_at"])
@@ -141,6 +151,7 @@ class JobQueue:
         progress = self._progress(row, is_completed=False)
         with self._context.database.writing() as connection:
             values: dict[str, Any] = {"heartbeat_at": now(), "progress": msgspec.json.encode(progress).decode()}
+            # A step forward: the starts before were not in vain.
             if progress["steps_completed"] > row["step"]:
                 values |= {"step": progress["steps_completed"], "idle_starts": 0}
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
@@ -152,6 +163,7 @@ class JobQueue:
         values: dict[str, Any] = {
             "progress": msgspec.json.encode(progress).decode(),
             "heartbeat_at": now(),
+            # After a crash, files may tell an older step than the row.
             "step": max(row["step"], progress["steps_completed"]),
             "seconds": row["seconds"] + (max(0.0, age_seconds(row["started_at"])) if row["started_at"] else 0.0),
         }
@@ -172,6 +184,7 @@ class JobQueue:
             return JobState.CANCELLED, "cancelled", None
         is_stopped = run is not None and run.state == "stopped" and local.is_current(folder)
         has_failed = run is not None and run.state == "failed" and local.is_current(folder)
+        # Interrupted, not failed: by a restart of the service, or by a worker that saved and stopped.
         if (is_recovery and not has_failed) or is_stopped:
             if row["idle_starts"] >= MAX_IDLE_STARTS:
                 message = (

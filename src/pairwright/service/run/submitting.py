@@ -14,7 +14,9 @@ from pairwright.service.rows.entities import check_model_name, check_name, new_i
 from pairwright.service.rows.repositories import Commit
 from pairwright.service.run.base_models import find_target, train_section, warnings_of
 
+# hf://datasets/NAMESPACE/NAME, with @COMMIT for one revision.
 _FILES_URL = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([A-Za-z0-9]+))?")
+# Folders of a dataset, and the split that their files belong to.
 SPLITS = {"training": "train", "validation": "validation"}
 Document = dict[str, Any]
 
@@ -31,6 +33,7 @@ def check_files_url(url: str, field: str) -> tuple[str, str, str]:
 
 def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:
     """Make the job of a request, or find the one that it made before."""
+    # Before any check: what the first request was answered with must not depend on what changed since.
     repeated = jobs.find_repeat(connection, request)
     if repeated is not None:
         caller.check(repeated["namespace"], write=True)
@@ -53,6 +56,7 @@ def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.
         "config": body.config,
         "dataset": dataset,
         "hyperparameters": body.hyperparameters.model_dump(exclude_none=True),
+        # Copied, so that the job still tells it when the target has changed.
         "config_snapshot": {
             "base_model": target["base_model"],
             "max_seq_length": target["max_seq_length"],
@@ -72,6 +76,7 @@ def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.
         "ownership": body.ownership,
         "custom_fields": body.custom_fields,
         "dataset_parameters": body.dataset_parameters,
+        # For the worker; clients do not see it.
         "work": {
             "model": target["model_path"],
             "training_type": body.hyperparameters.training_type,
@@ -104,6 +109,7 @@ def _dataset(
         check_name(reference.name, "dataset.name")
         caller.check(reference.namespace, write=False)
         known = entities.find(connection, entities.DATASET, reference.namespace, reference.name)
+        # A dataset that is not registered may still be a repository of that name.
         url = f"hf://datasets/{reference.namespace}/{reference.name}" if known is None else str(known["files_url"])
     namespace, name, revision = check_files_url(url, "dataset.files_url")
     caller.check(namespace, write=False)
@@ -111,6 +117,7 @@ def _dataset(
         commit = repositories.commit_at(connection, namespace, name, revision)
     except Refusal as refusal:
         raise Refusal(422, "dataset_not_found", f"dataset: {refusal.message}; upload it before the job") from None
+    # The commit, whatever was asked for: an upload that comes later does not change the job.
     source = f"hf://datasets/{namespace}/{name}@{commit.oid}"
     reference_fields = {
         "name": reference.name or name,
@@ -124,14 +131,16 @@ def _files(found: Commit, source: str) -> list[Document]:
     files = [
         {"path": path, "split": SPLITS[folder], "sha256": blob.sha256, "size": blob.size}
         for path, blob in found.tree.items()
+        # A list of one binds the name inside the comprehension.
         for folder in [path.partition("/")[0]]
         if folder in SPLITS and path.endswith(".jsonl")
     ]
     if not any(file["split"] == "train" and file["size"] for file in files):
         raise Refusal(
-            422, "no_training_file", f"dataset: {source} has no training/*.jsonl with rows: upload "
-            "training/training_file.jsonl",
-        )  # fmt: skip
+            422,
+            "no_training_file",
+            f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl",
+        )
     return files
 
 

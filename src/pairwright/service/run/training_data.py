@@ -37,6 +37,7 @@ from pairwright.store.importing import QUARANTINE, import_files
 from pairwright.store.table import Table
 
 SFT_TABLES = {"train": "experience", "validation": "validation"}
+# Every row becomes a pair, in its order: no deduplication, no tolerance, no filter.
 _PAIRS = PairOptions(strategy="imported", verbatim=True, tie_tolerance=0.0, keep_masked=True)
 
 
@@ -55,6 +56,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as temporary:
         scratch = Path(temporary)
+        # For DPO the tables are temporary: only the pairs made of them stay.
         tables = {split: Table((scratch if is_dpo else output) / name) for split, name in SFT_TABLES.items()}
         paths: dict[str, str] = {}  # of the files in the dataset, by the path that they are imported from
         for split, table in tables.items():
@@ -66,6 +68,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
         if is_dpo:
             built = scratch / "pairs"
             summary = build_pairs(list(tables.values()), built, _PAIRS)
+            # Some preference was dropped: the job ends with the reason.
             if summary["pairs"] < sum(counts.values()):
                 raise _refuse_pair(list(tables.values()), built, paths)
             write_pairs(output / "pairs", _assign_splits(pair_batches(built), counts["train"]))
@@ -128,6 +131,7 @@ def _assign_splits(batches: Iterator[pa.RecordBatch], num_train: int) -> Iterato
             counts[identity] += 1
             if counts[identity] > 1:
                 ids[place] = content_hash(identity, counts[identity])
+        # Pairs stand in the order of the tables: training first.
         splits = ["train" if num_before + place < num_train else "validation" for place in range(len(ids))]
         num_before += len(ids)
         columns = {**dict(zip(batch.schema.names, batch.columns, strict=True)), "id": ids, "split": splits}

@@ -41,6 +41,7 @@ def prepare(folder: Path) -> dict[str, Any]:
         sources["experience"] = data / SFT_TABLES["train"]
         if any(file["split"] == "validation" and file["size"] for file in work["files"]):
             sources["validation"] = data / SFT_TABLES["validation"]
+    # train.json is there as soon as training has begun: then it is a resume.
     is_begun = (run / FILE_NAME).exists()
     config = load_config(folder / "config.yaml")
     return {"config": config, "model": Path(work["model"]), "output": run, "resume": is_begun, **sources}
