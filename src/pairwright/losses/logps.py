@@ -118,6 +118,9 @@ def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor
     return torch.where(place_N < shared_S[sequence_N], 1.0, alpha)
 
 
+# Chunked forward and backward passes: (C, V) blocks of logits, one after the other.
+
+
 def _apply(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head
 ) -> tuple[Tensor, Tensor]:

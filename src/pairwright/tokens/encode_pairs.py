@@ -188,6 +188,9 @@ def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
     return side.take(np.concatenate([positions, np.arange(prompt_length, len(side))]))
 
 
+# Drafts: pairs that are rendered, to be encoded together.
+
+
 class _Rendered(NamedTuple):
     """A side that is rendered and located, but not encoded: its prompt, and what follows."""
 

@@ -227,6 +227,9 @@ def _build_item(
     return _align(student, teacher, [turn for turn in turns if turn in hinted])
 
 
+# Truncation: student and teacher are cut at the same place, never through a trained turn.
+
+
 def truncate_distillation(
     item: Distillation, max_length: int, truncation: Truncation = "keep_end", *, keep_first: int = 0
 ) -> Distillation:

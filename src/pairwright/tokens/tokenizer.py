@@ -309,6 +309,9 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
     return known[1]
 
 
+# The files of a model folder: templates, special tokens, stop tokens.
+
+
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
     """Named templates; a file beats the configuration."""
     templates: dict[str, str] = {}

@@ -161,6 +161,9 @@ def _way_out(place: Path) -> str:
     return f"Remove {place.name} and resume from the one before it, or start anew with another -o"
 
 
+# The best steps, by the metric of the validations: their checkpoints are kept.
+
+
 def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
     """Record a validation; returns whether it is the best so far. Smaller is better where the metric is a loss."""
     if settings.metric not in values:

@@ -62,7 +62,7 @@ def check_template(tokenizer: Any) -> TemplateCheck:
         *_check_dropped(ready, call),
         *_check_regular(ready, renderer),
     ]
-    # Plain words here: this conversation is shown to the user.
+    # The example: its rendered text is shown to the user, with what is trained.
     with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
     supports_tools = not _check_refusal(ready, "", with_call, [_TOOL]) and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks

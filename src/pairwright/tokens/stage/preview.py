@@ -284,7 +284,6 @@ def _article(tokenizer: ChatTokenizer, name: str, sequence: Sequence) -> str:
     spans = []
     texts = token_texts(tokenizer, sequence.ids)
     columns = (sequence.ids, sequence.paint, sequence.mask, sequence.message_index)
-    # `zip` over tokens: text, id, paint, mask, message.
     for text, number, paint, trained, message in zip(texts, *columns, strict=True):
         visible = html.escape(text).replace("\n", "⏎\n")
         tooltip = f"id {number}" + (f", message {message}" if message >= 0 else "")

@@ -113,7 +113,7 @@ def folder_hash(folder: Path) -> str:
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
     for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
-            # A zero byte separates name and content: no other split of the same bytes has this hash.
+            # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

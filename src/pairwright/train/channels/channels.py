@@ -120,6 +120,9 @@ class TokenFolders:
         return [f"tokens: {names} encoded: {self._tokens} has only {self._ready}"] if self._tokens and names else []
 
 
+# Loading: the channels of a configuration, with their data encoded and the values of the reference.
+
+
 def use_tokens(
     config: Config, tokens: Path, pairs: Path | None, experience: Path | None
 ) -> tuple[Config, Path | None, Path | None]:
@@ -282,6 +285,9 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                     f"token id {highest} but {model} has {policy.num_embeddings} embeddings: "
                     "the tokenizer beside the model is another model's"
                 )
+
+
+# What the channels are fed with: sequences of the sft channel, and the order of items.
 
 
 def _likely_of_pairs(data: PairData) -> Likely:

@@ -38,7 +38,7 @@ def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_tr
         _disable_dropout(model)
     if is_trained and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-        # Inputs have to require gradients: where the embeddings are frozen (LoRA), no gradient would reach the blocks.
+        # For LoRA: its embeddings are frozen, and checkpointed blocks may expect inputs that require a gradient.
         model.enable_input_require_grads()
     return model.to(device)
 
