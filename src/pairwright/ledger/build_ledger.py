@@ -58,8 +58,10 @@ def read_answers(tables: Iterable[Table], *, use_recorded: bool = True) -> tuple
     for table in tables:
         for experience in table.records():
             for key, answer in _answers_of(experience):
+                # The first record with a key counts; the others are only reported.
                 num_repeated += key in answers
                 if not use_recorded:
+                    # The same turns, with their tokens unknown.
                     answer.turns, answer.digests = dict.fromkeys(answer.turns), {}
                 answers.setdefault(key, answer)
     return answers, num_repeated
@@ -107,6 +109,7 @@ def _answers_of(experience: Experience) -> Iterator[tuple[Key, Answer]]:
 def _answer(
     row: str, num_prompt: int, messages: tuple[Message, ...], ids: Array | None, mask: Array | None, *, is_scored: bool
 ) -> Answer:
+    # Message indices of what was generated; -1 stands for an answer in which no message is marked.
     turns = [num_prompt + number for number, message in enumerate(messages) if message.is_generated] or [-1]
     if ids is None or mask is None:
         return Answer(row, is_scored, dict.fromkeys(turns))
@@ -190,6 +193,7 @@ def account(
     refused: dict[Key, str] = {}
     drawn = num_recorded = num_as_sampled = 0
     for row in rows:
+        # Every draw computes a loss on all trained tokens of the turn.
         drawn += row.tokens * row.times
         if row.turn is None:
             refused.setdefault(row.key, row.fate)
@@ -197,6 +201,7 @@ def account(
         place = (row.key, row.turn)
         if place not in best or _RANK.get(row.fate, 2) < _RANK.get(best[place].fate, 2):
             best[place] = row
+        # Hash of the ids that were sampled, where they were recorded.
         sampled = answers[row.key].digests.get(row.turn) if row.key in answers else None
         if row.fate == TRAINED and sampled is not None:
             num_recorded += 1
@@ -263,6 +268,7 @@ class Ledger(msgspec.Struct):
 
 def train_folders(folder: Path) -> list[tuple[str, Path]]:
     """The training runs in the folder of a run, by name: of each round, or the folder itself."""
+    # By length first, so that round-10 comes after round-9.
     rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))
     places = [(path.name, path / "train") for path in rounds] + [("train", folder / "train"), (folder.name, folder)]
     training = [(name, path) for name, path in places if (path / STATUS).is_file()]
@@ -286,6 +292,7 @@ def build_ledger(
     rows = pl.read_parquet(folder / FILE_NAME)
     ledger = Ledger(name, [])
     for (channel,), own in rows.group_by("channel", maintain_order=True):
+        # Rows of pairs have a side; dpo may have refusals alone, which have none.
         is_paired = own.filter(pl.col("side") != "").height > 0 or (channel == "dpo")
         tables = source_tables(inputs["pairs"]) if is_paired else [Table(inputs["experience"], create=False)]
         if not tables:
@@ -318,6 +325,7 @@ def _account_for_pairs(channel: str, rows: pl.DataFrame, answers: dict[Key, Answ
         for name, side, turn, tokens, times, fate, digest in _iterate_rows(rows):
             both = sides.get(name, ())
             for number, (key, shift) in enumerate(both):
+                # A refusal has no side: it holds for both answers of the pair.
                 if side == ("chosen", "rejected")[number] or (not side and turn is None):
                     place = turn if turn is None or turn < 0 else turn + shift
                     yield TurnRow(key, place, tokens, times, fate, digest)

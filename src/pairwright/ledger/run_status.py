@@ -36,10 +36,10 @@ class Status(msgspec.Struct, kw_only=True):
     model: str | None = None
     error: str | None = None
     notes: list[str] = []
-    counts: dict[str, dict[str, int]] = {}
-    inputs: dict[str, str] = {}
-    tokens: dict[str, Any] = {}
-    trained_tokens: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}  # channel -> what was counted -> number
+    inputs: dict[str, str] = {}  # name -> path, relative to the folder of the run
+    tokens: dict[str, Any] = {}  # the `tokens` section of the configuration
+    trained_tokens: dict[str, int] = {}  # channel -> tokens that its losses were computed on
     where: str | None = None
     fingerprint: str = ""
     pid: int = 0
@@ -84,6 +84,7 @@ def last_lines(path: Path, count: int) -> list[str]:
     """The last lines of a text file; only its last megabyte is read. A file that is missing has none."""
     try:
         with open(path, "rb") as file:
+            # The first line that is read may lack its beginning: callers skip lines that do not parse.
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:

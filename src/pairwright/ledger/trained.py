@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         ("tokens", pa.int32()), ("times", pa.int32()), ("fate", pa.string()), ("digest", pa.uint64()),
     ]
 )  # fmt: skip
-_ROWS_AT_ONCE = 65_536
+_ROWS_AT_ONCE = 65_536  # rows in memory before they are written
 
 
 class Held(NamedTuple):
@@ -69,6 +69,7 @@ def split_turns(ids: Array, mask: Array, message_index: Array) -> Iterator[Turn]
 
 
 def digest_of(ids: Array) -> int:
+    # Always int32: the hash is of the bytes.
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids, dtype=np.int32).tobytes())
 
 
@@ -89,10 +90,12 @@ def write_trained(folder: Path, channels: Iterable[Any], num_steps: int) -> None
 
 
 def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
+    # A refusal has no sequence: one row, whose turn and digest are null.
     for name, reason in channel.refusals.items():
         yield {"channel": channel.name, "id": name, "side": "", "tokens": 0, "times": 0, "fate": f"refused: {reason}"}
     times = np.zeros(channel.num_items, np.int64)  # how often each item was drawn
     for step in range(num_steps):
+        # The items of a batch are distinct, so `+=` with an index array counts each of them.
         times[channel.order.batch(step)] += 1
     held_out = set(channel.validation.tolist())
     for item in range(channel.num_items):

@@ -42,11 +42,13 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
                 f"reference: {loss} compares with the model from before training: pass copy.deepcopy(model) of that "
                 "time as `reference`, use a PEFT adapter, or take loss='simpo', which needs none"
             )
+        # A PEFT model without its adapter is the model from before training: no second copy is needed.
         with torch.no_grad(), model.disable_adapter() if reference is None else nullcontext():
             for side in ("chosen", "rejected"):
                 known[f"ref_{side}_B"], _ = _logps(reference or model, tensors, side)
     pairs = PairLogps(chosen_B, rejected_B, num_chosen_B, num_rejected_B, **known)
     losses = preference_loss(loss, pairs, settings)
+    # A pair that is empty on one side has weight 0; `clamp` is for a batch that has only such pairs.
     return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK_SIZE = 512
+CHUNK_SIZE = 512  # positions of a chunk; with a vocabulary of 128k, a float32 block (C, V) is 256 MiB
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,9 @@ def length_weights(sequence_N: Tensor, shared_S: Tensor, alpha: float) -> Tensor
     return torch.where(place_N < shared_S[sequence_N], 1.0, alpha)
 
 
+# Chunked forward and backward passes: (C, V) blocks of logits, one after the other.
+
+
 def _apply(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, targets_N: Tensor, head: _Head
 ) -> tuple[Tensor, Tensor]:
@@ -168,6 +171,7 @@ def _stats_chunk(logits_CV: Tensor, logps_CV: Tensor, target_logps_C: Tensor) ->
 
 def _logit_grads(logps_CV: Tensor, slope_CV: Tensor | None, targets_C: Tensor, head: _Head) -> Tensor:
     """d log p(target) / d raw logits = (1[v = target] − p(v)) · slope · scale / T. Overwrites `logps_CV`."""
+    # −p everywhere, then + 1 at the target of each row; in place, so that no more (C, V) blocks are held.
     grads_CV = logps_CV.exp_().neg_()
     rows_C = torch.arange(len(targets_C), device=targets_C.device)
     grads_CV[rows_C, targets_C] += 1
@@ -211,11 +215,13 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx, grad_N: Tensor, _stats: Tensor) -> tuple[Any, ...]:  # type: ignore[no-untyped-def]
         hidden_NH, weight_VH, bias_V, targets_N, grads_NH = ctx.saved_tensors
+        # Made in the forward pass: only the gradient of each output is missing.
         if grads_NH is not None:
             return (grad_N[:, None] * grads_NH).to(hidden_NH.dtype), None, None, None, None, None
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         wide = _wide(weight_VH.dtype)
         hidden_grad = torch.empty_like(hidden_NH) if needs_hidden else None
+        # Sums over all chunks, in the wider dtype: added up in bfloat16 they would lose digits.
         weight_grad = torch.zeros_like(weight_VH, dtype=wide) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=wide) if needs_bias else None
         for chunk in reversed(_chunks(len(hidden_NH), ctx.head.chunk_size)):

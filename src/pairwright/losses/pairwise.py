@@ -51,6 +51,7 @@ def sigmoid(scores: Scores, strength: Strength) -> Tensor:
 def robust(scores: Scores, strength: Strength) -> Tensor:
     """(−(1−ε) log σ(z) + ε log σ(−z)) / (1 − 2ε), unbiased if ε of the labels are wrong (Chowdhury et al. 2024)."""
     z_B, smoothing = _z(scores, strength), strength.label_smoothing
+    # 1 / (1 − 2ε) undoes what flipped labels take from the expected loss; needs ε < ½.
     return (-(1 - smoothing) * logsigmoid(z_B) + smoothing * logsigmoid(-z_B)) / (1 - 2 * smoothing)
 
 
@@ -61,6 +62,7 @@ def hinge(scores: Scores, strength: Strength) -> Tensor:
 
 def ipo(scores: Scores, strength: Strength) -> Tensor:
     """(s_chosen − s_rejected − 1/(2β))², averaged scores. IPO (Azar et al. 2023, eq. 17, where β is τ)."""
+    # The target is finite: beyond 1/(2β) the loss grows again, so the two scores do not drift apart.
     return (scores.chosen_B - scores.rejected_B - 1 / (2 * strength.beta)).square()
 
 
@@ -71,6 +73,7 @@ def apo_zero(scores: Scores, strength: Strength) -> Tensor:
 
 def apo_down(scores: Scores, strength: Strength) -> Tensor:
     """σ(β s_chosen) + σ(−β (s_chosen − s_rejected)): both down, rejected more. APO (eq. 8)."""
+    # z without its margin.
     apart_B = strength.beta * (scores.chosen_B - scores.rejected_B)
     return torch.sigmoid(strength.beta * scores.chosen_B) + torch.sigmoid(-apart_B)
 
@@ -92,7 +95,7 @@ def exo_pair(scores: Scores, strength: Strength) -> Tensor:
     z_B, smoothing = _z(scores, strength), strength.label_smoothing
     # Both terms of the KL: the label as it is, and flipped.
     kept_B = torch.sigmoid(z_B) * (logsigmoid(z_B) - math.log1p(-smoothing))
-    flipped_B = torch.sigmoid(-z_B) * (logsigmoid(-z_B) - math.log(smoothing))
+    flipped_B = torch.sigmoid(-z_B) * (logsigmoid(-z_B) - math.log(smoothing))  # ε > 0: see check_preference
     return kept_B + flipped_B
 
 
@@ -102,6 +105,7 @@ def rpo(scores: Scores, strength: Strength) -> Tensor:
     Reward-aware preference optimization with the backward KL (Adler et al. 2024, Nemotron-4 340B).
     """
     z_B, gap_B = _z(scores, strength), scores.gap_B
+    # The two terms of the KL: chosen is better, and rejected is better.
     kept_B = torch.sigmoid(gap_B) * (logsigmoid(gap_B) - logsigmoid(z_B))
     return kept_B + torch.sigmoid(-gap_B) * (logsigmoid(-gap_B) - logsigmoid(-z_B))
 
@@ -120,6 +124,7 @@ def kto(scores: Scores, strength: Strength) -> Tensor:
 
     A pair counts as two examples, so the mean over pairs is the mean over examples.
     """
+    # z₀ is a constant here: the policy's mean distance from the reference, estimated on mismatched examples.
     z0, beta = scores.reference_point, strength.beta
     chosen_B = strength.desirable_weight * torch.sigmoid(beta * (z0 - scores.chosen_B))
     rejected_B = strength.undesirable_weight * torch.sigmoid(beta * (scores.rejected_B - z0))

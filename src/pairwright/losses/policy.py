@@ -85,6 +85,7 @@ def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
     k1 = d (unbiased, any sign); k2 = d²/2 (biased, its gradient is the KL's); k3 = e^−d − 1 + d (unbiased, never below
     0; GRPO, eq. 4). As a term of a loss the gradient of k1 is 0 in expectation: prefer k2 or k3.
     """
+    # Bounded from below only: e^−d overflows where d is far below 0.
     apart_N = (logps_N - ref_logps_N).clamp(min=-MAX_LOG_RATIO)
     if estimator == "k1":
         return apart_N
@@ -100,6 +101,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
     logps_N, advantages_N = tokens.logps_N, tokens.advantages_N
     log_ratio_N, num_unrecorded = _log_ratio(tokens)
     if options.loss == "gspo":
+        # All tokens of a sequence get one ratio, the geometric mean of theirs.
         log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if options.loss == "cispo":
@@ -143,6 +145,7 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     elif options.aggregation == "sequence":
         total, normaliser = (sums_S / counts_S.clamp(min=1)).sum(), num_sequences
     else:
+        # A token counts the same whatever the length of its sequence.
         total, normaliser = loss_N.sum(), num_sequences * options.constant_length
     return total, normaliser, int(num_sequences)
 

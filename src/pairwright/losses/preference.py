@@ -76,10 +76,12 @@ class PreferenceLoss:
     options: frozenset[str] = frozenset()
 
 
+# Options that only some losses understand: `check_preference` refuses them for the others.
 _MARGIN = frozenset({"use_margin", "margin_scale"})
 _LENGTH = frozenset({"ld_alpha"})
 _SPECIAL = sorted(_MARGIN | _LENGTH | {"label_smoothing", "gamma", "desirable_weight", "undesirable_weight"})
 
+# By the name in the configuration. Fields that are not given are the usual case: a reference, sums, no margin.
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     "sigmoid": PreferenceLoss(pairwise.sigmoid, options=_MARGIN | _LENGTH | {"label_smoothing"}),
     "robust": PreferenceLoss(pairwise.robust, options=_MARGIN | _LENGTH | {"label_smoothing"}),
@@ -174,6 +176,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
     if loss.needs_margin or options.use_margin:
         reward_gap_B = _require(name, "margin_B", logps.margin_B)
         gap_B = torch.where(full_B, options.margin_scale * reward_gap_B.to(zeros_B.dtype), zeros_B)
+    # simpo's γ is a constant margin; the reward gap is added to it where margins are used.
     margin_B = zeros_B + options.gamma if "gamma" in loss.options else zeros_B
     point = logps.reference_point
     return Scores(
@@ -187,6 +190,7 @@ def _scores(name: str, loss: PreferenceLoss, logps: PairLogps, options: Preferen
 
 
 def _per_token(values_B: Tensor, num_B: Tensor, average: bool) -> Tensor:
+    # An empty side has a sum of 0: divided by 1, not by 0, its gradient stays finite.
     return values_B / num_B.clamp(min=1) if average else values_B
 
 
@@ -218,6 +222,7 @@ def mismatch_sums(logps_M: Tensor, ref_logps_M: Tensor) -> tuple[Tensor, Tensor]
 
 def reference_point(total: Tensor, count: Tensor) -> Tensor:
     """z₀ = max(0, mean); 0 where there was no mismatched example."""
+    # A KL divergence is never below 0, though an estimate of it may be.
     return (total / count.clamp(min=1)).clamp(min=0).detach()
 
 

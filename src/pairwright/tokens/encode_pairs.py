@@ -27,7 +27,7 @@ from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_co
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
-Encodings = dict[Part, tuple[Array, Array]]
+Encodings = dict[Part, tuple[Array, Array]]  # part -> its ids (N,) and their character offsets (N, 2)
 _AT_ONCE = 64  # pairs that are rendered, then encoded, then masked together
 Name = Literal["chosen", "rejected"]
 SIDES: tuple[Name, Name] = ("chosen", "rejected")
@@ -166,9 +166,11 @@ def truncate_pair(
     if longest <= max_length:
         return pair
     room = max_length - (longest - pair.prompt_length)  # tokens of the prompt that fit before the longer completion
+    # At least one token of the prompt has to stay: something must predict the first trained token.
     if truncation == "drop" or room < max(1, keep_first):
         completion = longest - pair.prompt_length
         raise Refusal("too_long", f"{longest} tokens, {completion} of them completion, of at most {max_length}")
+    # Positions (room,) of the tokens of the prompt that stay.
     if truncation == "keep_start":
         positions = np.arange(room)
     else:
@@ -182,7 +184,11 @@ def truncate_pair(
 
 
 def _keep(side: Sequence, positions: Any, prompt_length: int) -> Sequence:
+    # What stays of the prompt, then the whole completion.
     return side.take(np.concatenate([positions, np.arange(prompt_length, len(side))]))
+
+
+# Drafts: pairs that are rendered, to be encoded together.
 
 
 class _Rendered(NamedTuple):
@@ -229,6 +235,7 @@ def _draft_pair(
             sequence = _text_side(
                 tokenizer, pair.prompt, completion, control_tokens=control_tokens, require_stop=require_stop
             )
+            # The first trained token is where the prompt ends.
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
@@ -246,6 +253,7 @@ def _draft_pair(
         refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
         prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
         draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)
+    # A template may look ahead and write one prompt in two ways.
     if len({side.prompt.text for side in draft.rendered.values()}) > 1:
         raise Refusal("prompts_differ", "the template renders the prompt differently before the two completions")
     return draft

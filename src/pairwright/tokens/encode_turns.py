@@ -19,6 +19,7 @@ from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, loc
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
+# Reasons against one sequence for all turns that go away where groups of turns have sequences of their own.
 _PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
 
 
@@ -70,6 +71,7 @@ def locate_groups(
     groups: list[tuple[Chat, Located]] = []
     left = list(turns)
     while left:
+        # What follows the group's last turn goes: inference had not seen it.
         part = chat[: left[-1] + 1]
         located = last_group(tokenizer, part, tools, left, require_stop=require_stop, verify=verify)
         left = left[: len(left) - len(located.regions)]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Judge = Callable[[Sequence[Message], ErrorSite], str | None]  # a hint for a site of a conversation, or None
 HintSource = Literal["function", "kind", "environment", "judge"]
 HINT_SOURCES: tuple[HintSource, ...] = ("function", "kind", "environment", "judge")
+# A sentence with {tools} in it, up to and with its full stop.
 _TOOLS_SENTENCE = re.compile(r"[^.]*\{tools\}[^.]*\.?")
 
 # Error kind (messages.ERROR_KINDS) -> hint. Fields: tool, tools (the available ones; a sentence with them is left out
@@ -128,6 +129,7 @@ def _find_recovery(messages: Sequence[Message], index: int) -> int | None:
     for position in range(index + 1, len(messages)):
         message = messages[position]
         if message.is_generated:
+            # Only the first generated turn can be the recovery: what comes later answers other messages.
             says = message.text.strip() or message.tool_calls or (message.reasoning or "").strip()
             carries = messages[position - 1].role in ("user", "tool") and not messages[position - 1].is_generated
             return position if says and carries else None
@@ -199,6 +201,7 @@ def _ask_judge(messages: Sequence[Message], site: ErrorSite, judge: Judge, cache
 
 HINT_FUNCTIONS = "pairwright.hints"
 _MAX_CHARACTERS = 4000  # of one message, in the judge's question
+# One or two sentences at the start of a text, in groups 1 and 2.
 _SENTENCES = re.compile(r"(.+?[.!?])(?:\s+(.+?[.!?]))?(?:\s|$)", re.S)
 
 
@@ -232,6 +235,7 @@ class HintJudge:
         self._config = config
         self._runner = asyncio.Runner()
         self._policy: Any = None  # opened with the first question: all may be in the cache
+        # What an answer depends on, the wording of the question included: it names the folder of the cache.
         answers = ("model", "temperature", "top_p", "max_tokens", "stop", "extra_body")
         settings = config.model_dump(mode="json")
         self.identity = content_hash({key: settings[key] for key in answers}, _question((), "", ""))[:16]

@@ -41,6 +41,7 @@ def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, 
 
 
 def _render_call(renderer: Renderer, arguments: str, content: str | None) -> Rendered | None:
+    # Words that begin with zq are in no template, so finding one in the text means that it was rendered.
     value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
     call = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": value}}
     chat: Chat = [{"role": "user", "content": "zqu"}, {"role": "assistant", "content": content, "tool_calls": [call]}]

@@ -64,6 +64,7 @@ def encode_raw_text(
         ids, _ = encode_parts(tokenizer, [part], continues=True)[part]
         spans.append(_Span(ids, np.full(len(ids), number, np.int32), np.full(len(ids), paint, np.int8)))
     if stop is not None:
+        # The stop is the last token of the last message.
         spans[-1].paint[-1:] = Paint.STOP
     message_index = np.concatenate([span.message_index for span in spans])
     report = Report(
@@ -104,6 +105,7 @@ def _encode_prompt(tokenizer: ChatTokenizer, messages: Items[Message], controls:
     before = _special_prefix(tokenizer)
     if len(before) and not escaped and part.text.startswith(tokenizer.decode(before)):
         before = before[:0]  # templated already
+    # (N,) the message of each token: the first one that ends after the token's start.
     owners = np.searchsorted(ends, offsets[:, 0], side="right").astype(np.int32)
     return _Span(
         np.concatenate([before, ids]),

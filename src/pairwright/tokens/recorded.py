@@ -247,6 +247,7 @@ def _paint_hint(encoded: Encoded, located: Located, message: int, hint: str, pai
     pieces = [piece for piece in located.rendered.pieces if piece.message == message and piece.field == CONTENT]
     if pieces:
         end = pieces[-1].end
+        # The hint is the end of the message's content, where the template may have stripped white space.
         start = max(pieces[-1].start, end - len(hint.strip()))
         paint[(encoded.starts >= start) & (encoded.ends <= end) & (encoded.ends > start)] = Paint.HINT
 
@@ -270,6 +271,7 @@ class _Parts:
             detail = f"{len(turn.logprobs)} log-probabilities for {len(turn.ids)} ids"
             raise Refusal("recorded_ids", detail, message=message)
         self.has_logprobs &= turn.logprobs is not None
+        # Zeros fill up: unless every turn has log-probabilities, the sequence has none (`has_logprobs`).
         logprobs = np.array(turn.logprobs or [0.0] * len(turn.ids), dtype=np.float32)
         # All ids of the turn get the offsets of its whole text.
         offsets = np.tile(np.array([[start, max(end, start + 1)]], dtype=np.int32), (len(turn.ids), 1))
@@ -302,6 +304,7 @@ def encode_recorded_side(
     """The recorded ids of one side. `source` is its experience, or the preference that it is a side of."""
     answer = source.chosen if side == "chosen" else source.rejected
     own = conversation_of(source, answer)
+    # A pair may be the beginning of a longer run: its messages are compared with the run's first ones.
     messages, size = (*own.prompt, *own.completion), len(prompt) + len(completion)
     if canonical_messages(messages[:size]) != canonical_messages([*prompt, *completion]):
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded ids of other messages")
@@ -338,6 +341,7 @@ def is_cut_side(source: Experience, side: Literal["chosen", "rejected"]) -> bool
 
 def _build_from_preference(tokenizer: ChatTokenizer, source: Experience, side: Side, own: Conversation) -> Sequence:
     assert side.tokens is not None
+    # The preference has the ids of the prompt, each side those of its answer.
     ids = np.concatenate([_ids(source), side.tokens]).astype(np.int32)
     arrays = (len(_ids(source)), side.action_mask, side.logprobs)
     return build_sequence(tokenizer, ids, *arrays, *own)
@@ -361,6 +365,7 @@ def _build_from_experience(
         raise Refusal("recorded_ids", f"{source.eid.uid} recorded a longer prompt: its turns have no ids of their own")
     if len(turns) != len(spans) or num_prompt not in turns:
         raise Refusal("recorded_ids", f"{source.eid.uid} has {len(spans)} sampled spans for {len(turns)} turns")
+    # From the first token sampled for message `num_prompt` to the last one sampled before message `size`.
     start = int(spans[turns.index(num_prompt)][0])
     end = int(spans[max(place for place, turn in enumerate(turns) if turn < size)][1])
     logprobs = None if whole.logprobs is None else whole.logprobs[start:end]

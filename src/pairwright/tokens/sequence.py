@@ -87,6 +87,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             value = getattr(self, name)
             if value is None and name == "logprobs":
                 continue
+            # Most arrays come as they should be: the check is cheaper than a conversion.
             if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape and value.flags.c_contiguous:
                 continue  # as it should be
             array = as_array(value, f"sequence.{name}", dtype=dtype.name)
@@ -155,6 +156,7 @@ def truncate(
             stop -= 1
         positions = np.arange(stop)
     else:
+        # Tokens that stay at the start take room from the end: the cut moves right by as many.
         start = cut_position(sequence, length - max_length + keep_first, has_context=keep_first > 0)
         positions = np.concatenate([np.arange(min(keep_first, start)), np.arange(start, length)])
     cut = sequence.take(positions)

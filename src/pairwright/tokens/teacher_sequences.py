@@ -118,10 +118,11 @@ def encode_distillations(
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
     chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    # Recorded turns are the trained ones, else every turn that was generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
         raise Refusal("recorded_ids", f"ids are recorded for {turns}, generated were {generated}")
-    hinted = {hint.target: hint for hint in hints}
+    hinted = {hint.target: hint for hint in hints}  # recovery turn -> its hint
     if not any(turn in hinted for turn in turns):
         raise Refusal("not_generated", "no hint belongs to a turn that is trained")
     # The teacher reads the same conversation with each hint at the end of the message before its turn.
@@ -141,6 +142,7 @@ def encode_distillations(
                 located,
                 recorded,
                 student if len(groups) == 1 else None,
+                # only the group with the end of the conversation can be cut short
                 is_cut=is_cut and len(part) == len(chat),
             )
             items.append(_build_item(ready, own, hinted_chat[: len(part)], schemas, located, hinted, recorded))
@@ -152,6 +154,7 @@ def _check_dropped(located: Located, hinted: Mapping[int, Hint], *, is_recorded:
     dropped = tuple(item for item in located.dropped if item[0] in hinted)
     if not is_recorded:
         refuse_dropped(dropped, allow=allow)
+    # Templates drop old reasoning on purpose: in the context only other fields count as missing.
     context = tuple(item for item in located.dropped if item[0] not in hinted and item[1] != "reasoning")
     prompt_dropped = (*located.prompt_dropped, *context)
     unseen = [message for message, name in prompt_dropped if message + 1 in hinted and name == "content"]
@@ -215,12 +218,16 @@ def _build_item(
     sampled = {turn: RecordedTurn(tuple(student.ids[_is_turn(student, turn)].tolist())) for turn in turns}
     if recorded:
         sampled = {turn: recorded[turn] for turn in turns}
+    # The same turns, located in the conversation with hints.
     hinted_located = last_group(tokenizer, hinted_chat, tools, turns, require_stop=False)
     if [region.message for region in hinted_located.regions] != turns:
         raise Refusal("context_differs", "with the hint, the template renders these turns apart", message=turns[0])
     added = {target - 1: addendum(hint.text) for target, hint in hinted.items() if target < len(hinted_chat)}
     teacher = build_from_turns(tokenizer, hinted_chat, tools, hinted_located, sampled, added=added)
     return _align(student, teacher, [turn for turn in turns if turn in hinted])
+
+
+# Truncation: student and teacher are cut at the same place, never through a trained turn.
 
 
 def truncate_distillation(
@@ -257,6 +264,7 @@ def _cut_start(sides: tuple[Sequence, Sequence], max_length: int, keep_first: in
     if keep_first > common:
         return None
     first = np.arange(keep_first)
+    # The longer side decides how much goes; a cut through a trained turn moves to the end of the turn.
     start = cut_position(sides[0], max(map(len, sides)) - max_length + keep_first, has_context=keep_first > 0)
     starts = [start, start] if start <= common else _find_turn_cut(sides, max_length - keep_first)
     if starts is None:

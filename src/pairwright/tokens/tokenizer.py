@@ -110,7 +110,7 @@ _BYTES = _byte_alphabet()
 # The tokenizer with its templates.
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_MAX_SCHEMAS = 256
+_MAX_SCHEMAS = 256  # lists of tool schemas that are kept
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
@@ -169,7 +169,7 @@ class ChatTokenizer:
         eos = self.special_tokens.get("eos_token")
         self.eos = frozenset([eos] if eos else []) | frozenset(stop_tokens or ())
         self.stops_are_known = stop_tokens is not None
-        self.learnt: dict[Any, Any] = {}
+        self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
         self._clock = clock
@@ -309,6 +309,9 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
     return known[1]
 
 
+# The files of a model folder: templates, special tokens, stop tokens.
+
+
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
     """Named templates; a file beats the configuration."""
     templates: dict[str, str] = {}
@@ -353,6 +356,7 @@ def _follow_config(backend: Tokenizer, config: Json) -> None:
     described = json.loads(backend.to_str()) if config.get("tokenizer_class") in _LLAMA_CLASSES else {}
     if "▁" not in json.dumps([described.get("normalizer"), described.get("pre_tokenizer")], ensure_ascii=False):
         return
+    # Where a space is put: before every piece of text (legacy), before the first one, or nowhere.
     scheme = "always" if config.get("legacy", False) else "first"
     if config.get("add_prefix_space") is False:
         scheme = "never"
@@ -364,6 +368,7 @@ def _add_missing(backend: Tokenizer, config: Json, special: Mapping[str, Any]) -
     """Tokens that only the configuration knows."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    # By id: tokens that are added get their ids in this order.
     for _, entry in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         if entry["content"] not in known:
             backend.add_tokens([AddedToken(entry["content"], **{flag: entry.get(flag, False) for flag in flags})])

@@ -36,6 +36,7 @@ class Order:
     shuffle: bool = True
     stages: Array | None = None
     interval: int = 1
+    # Epoch -> its items in order; only the last epoch that was asked for is kept.
     _recent: dict[int, Array] = field(default_factory=dict, compare=False)
 
     def batch(self, step: int) -> Array:
@@ -88,6 +89,7 @@ class Order:
     def _steps_of_stages(self) -> list[int]:
         """How many updates an epoch has, stage by stage; the last one lasts for ever."""
         if self.stages is None or not len(self.items):
+            # Ceiling division: the last batch of an epoch may be smaller.
             return [-(-len(self.items) // self.batch_size)]
         sizes = np.cumsum(np.bincount(self.stages))  # items that each stage has, with those before it
         return [-(-size // self.batch_size) for size in sizes.tolist()]
@@ -131,5 +133,6 @@ class Parted(Protocol):
 
 def even_parts(channel: Parted, items: Array, ranks: Ranks) -> Iterator[tuple[Array, bool]]:
     """This process's parts of a batch, and whether each counts: the smallest item of all fills up where it has to."""
+    # This process's share of the batch; with a sharded model, spare parts keep all processes in step.
     mine = channel.parts(ranks.share(items), len(items))
     return ranks.in_step(mine, lambda: channel.parts(items, len(items))[0][:1])

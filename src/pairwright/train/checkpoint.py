@@ -37,13 +37,14 @@ class State(msgspec.Struct, kw_only=True):
     best_metric: float | None = None
     best_step: int | None = None
     num_bad_validations: int = 0
-    metrics: dict[int, float] = {}
+    metrics: dict[int, float] = {}  # step -> value of the metric when it was validated
     fingerprint: str = ""
     checksums: dict[str, str] = {}
 
 
 def join_checkpoint(weights: dict[str, Any], optimizer: Any) -> None:
     """What the processes that do not write do while `save_checkpoint` runs in the first: hand over their shards."""
+    # The same gathers in the same order as in the first process: each of them is a collective.
     write_tensors(Path(), weights, is_writer=False)
     write_tensors(Path(), _flat(optimizer.state_dict())[0], is_writer=False)
 
@@ -57,6 +58,7 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
             write_tensors(temporary / "weights.safetensors", weights)
             tensors, others = _flat(optimizer.state_dict())
             tensors |= {f"random.{name}": value for name, value in _random_state().items()}
+            # safetensors holds tensors only: the rest of the optimizer's state is JSON in the file's metadata.
             metadata = {"others": msgspec.json.encode(others).decode()}
             write_tensors(temporary / "optimizer.safetensors", tensors, metadata=metadata)
             # state.json is written last, with the checksums of all other files.
@@ -74,6 +76,7 @@ def save_checkpoint(folder: Path, state: State, weights: dict[str, Any], optimiz
 
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
+    # Step numbers are padded with zeros: the order of names is the order of steps.
     return sorted(path for path in folder.glob("step-*") if (path / "state.json").is_file())
 
 
@@ -120,6 +123,7 @@ def load_optimizer(place: Path, optimizer: Any) -> None:
 
 def remove_old(folder: Path, *, keep: set[int]) -> None:
     """Remove checkpoints, but those of these steps and the newest."""
+    # The newest always stays, since a run resumes from it.
     for place in checkpoints(folder)[:-1]:
         if int(place.name.split("-")[1]) not in keep:
             shutil.rmtree(place, ignore_errors=True)
@@ -148,13 +152,16 @@ def _random_state() -> dict[str, Any]:
 def _checksum(path: Path) -> str:
     digest = xxhash.xxh3_128()
     with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
+        while piece := file.read(1 << 22):  # 4 MiB at a time
             digest.update(piece)
     return digest.hexdigest()
 
 
 def _way_out(place: Path) -> str:
     return f"Remove {place.name} and resume from the one before it, or start anew with another -o"
+
+
+# The best steps, by the metric of the validations: their checkpoints are kept.
 
 
 def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool:
@@ -174,5 +181,6 @@ def judge(state: State, values: dict[str, float], settings: TrainConfig) -> bool
 def best_steps(state: State, settings: TrainConfig) -> set[int]:
     """The steps whose checkpoints stay: the best `keep_top_k`."""
     sign = -1 if settings.metric.endswith("loss") else 1
+    # Best first; among equals the earlier step.
     ranked = sorted(state.metrics, key=lambda step: (-sign * state.metrics[step], step))
     return set(ranked[: settings.keep_top_k]) | ({state.best_step} if state.best_step is not None else set())

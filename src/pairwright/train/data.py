@@ -79,6 +79,7 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
         sequence = sequences.get(run.eid.uid)
         if recorded is None or sequence is None or run.tokens is None:
             continue
+        # Cut, or encoded anew from the messages: the recorded values do not fit these tokens.
         if not np.array_equal(sequence.ids, run.tokens):
             counts["token_rewards_unused"] += 1
             continue
@@ -98,8 +99,9 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
 # The data of the channels.
 
 Show = Callable[[int, int], None]
-NUM_RECENT = 2048
+NUM_RECENT = 2048  # pairs whose trees are kept in memory
 FILTERED = "filtered by --where"  # rows for which `train.where` does not hold
+# Field of a sequence's report -> its name in `counts`.
 LOSSES = {
     "dropped": "with_dropped_content",
     "prompt_dropped": "with_dropped_prompt_content",
@@ -127,6 +129,7 @@ class PairData:
 
     @cached_property
     def _outside(self) -> set[int]:
+        # Neither trained nor held out: `where` excluded them.
         return set(range(len(self.pairs))).difference(self.train.tolist(), self.validation.tolist())
 
     def tree(self, position: int) -> Tree:
@@ -205,6 +208,7 @@ def load_pairs(
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     pairs = read_pairs(tokens)
     path = source / FILE_NAME if source.is_dir() else source
+    # One row for each pair id, joined in the order of the cache; `row` is the place in the table.
     narrow = pl.read_parquet(path, columns=["id", "weight", "gap", "split", "curriculum_stage"]).with_row_index("row")
     narrow = narrow.unique("id", keep="first")
     rows = pl.DataFrame({"id": pairs.ids}, schema={"id": pl.String}).join(
@@ -247,13 +251,14 @@ def load_policy_data(
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
     table, columns = Table(source, create=False), ["uid", "tid", "step", "prompt_hash", "reward"]
-    rewards: dict[str, tuple[str, float | None]] = {}
+    rewards: dict[str, tuple[str, float | None]] = {}  # uid -> (hash of its group, reward)
     for batch in table.scan(columns=columns):
         for row in batch.to_pylist():
             rewards[row["uid"]] = (content_hash(row["tid"], row["step"], row["prompt_hash"]), row["reward"])
     counts: Counter[str] = Counter({f"refused: {reason}": num for reason, num in manifest["refused"].items()})
     filtered = _find_excluded(table, where)
     counts |= {FILTERED: len(filtered)} if where is not None else {}
+    # Rows with a side belong to preferences: only runs are wanted here.
     encoded = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
     signals = read_token_signals(table, dict(encoded)) if scored else TokenSignals()
     ids, sequences, values, groups = [], [], [], []
@@ -303,6 +308,7 @@ def load_distill_data(
         hints, num_hints = hinter(experience.messages, experience.errors)
         counts["without_hint"] += num_hints.without_hint
         counts["without_recovery"] += num_hints.without_recovery
+        # Turns of the prompt are context: a hint for one of them trains nothing.
         hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
         if not hints:
             continue
@@ -364,6 +370,7 @@ def _match_pairs(source: Path, where: str | None, ids: list[str]) -> Array:
         return np.ones(len(ids), np.bool_)
     condition = parse_where(where, PAIR_SCHEMA, option="train.where")
     path = source / FILE_NAME if source.is_dir() else source
+    # Only the columns that the condition names are read.
     columns = list(dict.fromkeys(["id", *condition.meta.root_names()]))
     rows = pl.read_parquet(path, columns=columns).unique("id", keep="first", maintain_order=True)
     wanted = set(rows.filter(condition)["id"])

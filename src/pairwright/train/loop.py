@@ -63,6 +63,7 @@ class Stop:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "Stop":
+        # Python accepts signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._ask)
@@ -71,6 +72,7 @@ class Stop:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         is_second, self.signal_number = self.signal_number is not None, number
         if is_second and number == signal.SIGTERM:
+            # The default action ends the process with the status that a supervisor expects of SIGTERM.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif is_second or not self.is_updating:
@@ -176,6 +178,7 @@ class Training:
             config, self.policy, base, initial, folder.path, ranks, progress=progress, **data
         )
         self.order = self.channels[0].order
+        # 1 << 62 stands for no limit.
         self.num_steps = min(settings.max_steps or 1 << 62, self.order.num_steps(settings.epochs))
         if not self.num_steps and len(self.order.items):
             raise DataError(
@@ -238,6 +241,7 @@ class Training:
             self.dump("step")
         policy.model.train()
         self.optimizer.zero_grad(set_to_none=True)
+        # Parts of the loss are divided by the total of the whole batch already: they add up, and need no count.
         sums: Sums = {"loss": (0.0, 0.0)}
         for channel in self.channels:
             items = channel.order.batch(step)
@@ -316,6 +320,7 @@ class Training:
         """Save the best weights, where validation chose some, else the last."""
         state, settings, folder = self.state, self.settings, self.folder
         best = folder.path / "checkpoints" / f"step-{state.best_step or state.step:08}"
+        # The model has the weights of the last step; load others only where an earlier step was better.
         if state.best_step not in (None, state.step) and best.exists():
             load_weights(best, self.saved)
         name = "adapter" if settings.finetuning_type == "lora" else "model"
@@ -401,6 +406,7 @@ def _fingerprint(config: Config, initial: str, channels: list[Channel]) -> str:
 
 def _set_threads(wanted: int | None) -> None:
     """Threads that find an idle core: two on one core are far slower than one."""
+    # Cores that this process may use, and how many of them were idle in the last minute.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     idle = cores - round(os.getloadavg()[0]) if hasattr(os, "getloadavg") else cores
     torch.set_num_threads(wanted or max(1, min(cores, idle)))

@@ -42,6 +42,7 @@ class Reporter:
         self.log, self.close = log, close
 
 
+# Reporters: each imports its package only when it is opened.
 def _tensorboard(folder: Path, name: str) -> Reporter:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -76,6 +77,7 @@ def _trackio(folder: Path, name: str) -> Reporter:
     return Reporter(lambda values, step: trackio.log(values, step=step), trackio.finish)
 
 
+# Names are those of the packages: `check_reporters` looks for them.
 REPORTERS = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
 
 
@@ -101,6 +103,7 @@ class Log:
     ) -> None:
         self._folder, self._reporters, self._state = folder, reporters, state
         self._order, self._progress, self._num_steps = order, progress, total
+        # Since the last line: (sum, count) of each metric, the time, and the number of tokens.
         self._sums: Sums = {}
         self._rate = 0.0
         self._since = time.perf_counter()
@@ -136,6 +139,7 @@ class Log:
         step = self._state.step
         epoch = self._order.num_epochs(step)
         self._folder.write_metrics({"step": step, "epoch": round(epoch, 4), "time": time.time(), **values})
+        # `step` counts finished updates: the newest one is step - 1.
         per_epoch = self._order.steps_in_epoch_of(max(0, step - 1))
         self._folder.write_status(step=step, epoch=round(epoch, 4), steps_per_epoch=per_epoch)
         for reporter in self._reporters:

@@ -37,6 +37,7 @@ def clip_gradients(parameters: Iterable[Any], max_norm: float) -> float:
     """Scale the gradients down to a norm, 0 for none; returns the norm they had, over all pieces of each."""
     tensors = list(parameters)
     norm = whole(torch.nn.utils.get_total_norm([tensor.grad for tensor in tensors if tensor.grad is not None]))
+    # Clipping to an infinite norm changes nothing.
     torch.nn.utils.clip_grads_with_norm_(tensors, max_norm or float("inf"), norm)
     return float(norm)
 

@@ -30,6 +30,7 @@ class RunFolder:
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RunError(f"{path}: {error.strerror or error}") from error
+            # A run that ended before its first checkpoint has left metrics only.
             if not resume and (self.checkpoints or (path / "metrics.jsonl").exists()):
                 raise RunError(f"{path}: already has a run: go on with --resume, or give another -o")
 
@@ -52,6 +53,7 @@ class RunFolder:
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         if self._is_writer:
+            # Appended in one write: only the last line can be torn.
             with open(self.path / "metrics.jsonl", "ab") as file:
                 file.write(msgspec.json.encode(row) + b"\n")
 

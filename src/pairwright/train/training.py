@@ -76,9 +76,11 @@ def train(
         if sources[kind] is not None:
             raise ConfigError(f"{kind}: given twice, as the first argument and by its name: leave one out")
         sources[kind] = data
+    # A filtered table is trained as it is filtered, unless `where` says otherwise.
     if isinstance(sources["experience"], Table) and sources["experience"].where is not None:
         options.setdefault("where", sources["experience"].where)
     if loss is not None:
+        # Short for `dpo={"loss": ...}`.
         options["dpo"] = {**options.get("dpo", {}), "loss": loss}
     settings = adjust_config(config, train=options, **({} if seed is None else {"seed": seed}))
     sources["validation"] = validation
@@ -97,6 +99,7 @@ def _kind(data: Any) -> str:
     if not isinstance(data, str | os.PathLike):
         raise ConfigError(f"data: got {type(data).__name__}, expected Pairs, a Table, Encoded, or the folder of one")
     folder = place(data)
+    # The file that only this kind of folder has.
     for name, kind in (("table.json", "experience"), (ITEMS, "tokens"), (FILE_NAME, "pairs")):
         if (folder / name).exists():
             return kind

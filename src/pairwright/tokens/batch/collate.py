@@ -23,7 +23,7 @@ from pairwright.tokens.teacher_sequences import Distillation
 
 # Building blocks of collators: padding, length buckets, packing into rows, conversion to tensors.
 
-IGNORE_INDEX = -100
+IGNORE_INDEX = -100  # the label that torch's cross_entropy ignores
 
 
 def pad_rows(rows: Items[Array], fill: float, *, dtype: str, multiple_of: int = 1, length: int | None = None) -> Array:
@@ -48,6 +48,7 @@ def make_attention_mask(lengths: Items[int], width: int) -> Array:
     array([[1, 1, 1],
            [1, 0, 0]])
     """
+    # (1, T) against (B, 1): the positions of each row against its own length.
     return (np.arange(width)[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
@@ -77,6 +78,7 @@ def buckets(
         if size > max_tokens and not allow_longer:
             raise ConfigError(f"max_tokens: {max_tokens} is less than a sequence of {size}; truncate first")
         last = result[-1] if result else []
+        # Lengths ascend, so this sequence is the longest of its batch and sets the width of all its rows.
         with_it = (len(last) + 1) * size if is_padded else total + size
         if last and with_it <= max_tokens and len(last) != max_rows:
             last.append(position)
@@ -101,6 +103,7 @@ def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
             raise ConfigError(f"row_length: {row_length} is less than a sequence of {size}; truncate first")
         fitting = [(left, number) for number, left in enumerate(room) if left >= size]
         if fitting:
+            # Best fit: tuples compare by the room that is left, so `min` takes the fullest row.
             number = min(fitting)[1]
             rows[number].append(position)
             room[number] -= size
@@ -209,6 +212,7 @@ def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
         return tree_of(item.ids, item.mask)
     start, sides = item.prompt_length, (item.chosen, item.rejected)
     branches, masks = tuple(side.ids[start:] for side in sides), tuple(side.mask[start:] for side in sides)
+    # Both sides have the same ids before `start`: those of chosen stand for both.
     return Tree(item.chosen.ids[:start], branches, masks)
 
 

@@ -34,6 +34,7 @@ from pairwright.tokens.sequence import Sequence, Truncation, truncate
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import chat_tokenizer
 
+# Messages and error sites of a conversation -> its hints, and how many sites have none.
 HintGenerator = Callable[[Items[Message], Items[ErrorSite]], tuple[list[Hint], HintCounts]]
 
 
@@ -86,9 +87,11 @@ class Collator:
 
     def __call__(self, traces: Items[Trace]) -> CombinedBatch | dict[str, Any]:
         options, pad = self.options, self.pad_id
+        # Every channel encodes the traces by itself: what one refuses may fit another.
         sequences, rewards = self._policy(traces) if options.use_policy else ([], [])
         distillations = self._distill(traces) if options.use_distill else []
         pairs = self._preference(traces) if options.use_preference else []
+        # A channel without rows is None: arrays of no rows would have no width.
         batch = CombinedBatch(
             policy=collate_policy(sequences, rewards, pad_id=pad, ignore_index=options.ignore_index)
             if sequences
@@ -110,9 +113,11 @@ class Collator:
                 self.counts["policy: unscored"] += 1
                 continue
             try:
+                # Several sequences where the template rewrites history; each has the reward of the run.
                 for sequence in encode(self.tokenizer, trace.experience):
                     self.counts["policy: dropped_prompt_content"] += bool(sequence.report.prompt_dropped)
                     cut = truncate(sequence, *self._caps(), keep_first=self.options.keep_first)
+                    # `truncate` returns the same object where nothing is cut.
                     self.counts["policy: truncated"] += cut is not sequence
                     sequences.append(cut)
                     rewards.append(reward)
@@ -127,6 +132,7 @@ class Collator:
             hints, counted = self.hints(experience.messages, experience.errors)
             self.counts["distill: without_hint"] += counted.without_hint
             self.counts["distill: without_recovery"] += counted.without_recovery
+            # Turns of the prompt are context: a hint for one of them trains nothing.
             hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
             if not hints:
                 continue
@@ -150,10 +156,12 @@ class Collator:
             self.counts[f"distill: {refusal.reason}"] += 1
             return None
         self.counts["distill: truncated"] += cut is not item
+        # Hinted turns that were cut away.
         self.counts["distill: hints_cut"] += len(item.targets) - len(cut.targets)
         return cut
 
     def _preference(self, traces: Items[Trace]) -> list[EncodedPair]:
+        # A generator: `encode_pairs` takes a few dozen pairs at a time.
         compared = (
             PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None)
             for trace in traces
@@ -186,6 +194,7 @@ def reward_of(experience: Experience, key: str | None) -> float | None:
     if key is None:
         return experience.reward if experience.is_scored else None
     value = experience.reward_components.get(key)
+    # A bool is an int to Python, but no reward.
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise RecordError(f"reward_components.{key}", value, "a number")
     return None if value is None else float(value)

@@ -17,12 +17,13 @@ from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CONTENT, REASONING
 
-Fields = tuple[tuple[int, str], ...]
+Fields = tuple[tuple[int, str], ...]  # (message, name of the field)
 
 WHOLE = -1  # stands for the message where something concerns the conversation as a whole
 _MAX_NAMED = 5  # messages that a refusal names
 _MEDIA = ("image", "audio", "video", "file", "document", "blob")  # in the type of a content part
 _MEDIA_KEYS = frozenset({"image", "image_url", "audio", "input_audio", "video", "video_url"})
+# Tags that a template may write by itself: <think>, </tool_call>, [TOOL_CALLS].
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
 _ARGUMENTS = ("arguments", "parameters", "input")
 
@@ -49,6 +50,7 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
         content = message.get("content")
         if isinstance(content, list):
             num_images += sum(1 for _ in _media_types(content))
+            # str() of a list: the template printed it as Python does.
             if content and str(content) in rendered.text:
                 detail = "the template writes the parts of its content as a Python list, not as text"
                 raise Refusal("template_error", detail, message=number)
@@ -132,6 +134,7 @@ def _find_dropped_context(rendered: Rendered, own: list[int], message: Json) -> 
     """Fields of a message that is not trained; reasoning inside the content of an earlier turn is not one of them."""
     text = _text(message.get("content"))
     if message.get("role") == "assistant":
+        # What follows the reasoning; all of it where there is none.
         text = text.rpartition("</think>")[2]
     dropped = ["content"] if _is_text_missing(rendered, own, CONTENT, text) else []
     if _are_calls_missing(rendered, own, _calls(message)):

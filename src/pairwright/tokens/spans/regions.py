@@ -221,6 +221,9 @@ def _sample_regions(regions: list[Region]) -> list[Region]:
     return [regions[number * (size - 1) // (_VERIFIED - 1)] for number in range(_VERIFIED)]
 
 
+# What a template does, tried once on small conversations, and how a conversation that it rejects is reported.
+
+
 def is_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> bool:
     """Is a template's prompt at a turn in the middle what its skeleton says? Tried once, at every turn of a long small
     conversation; a template that counts turns fails, and is then verified at every turn."""

@@ -138,6 +138,7 @@ def _encode_as_text(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int
         described = json.loads(tokenizer.backend.to_str())
         described["added_tokens"] = []
         tokenizer.learnt["plain"] = Tokenizer.from_str(json.dumps(described))
+    # After an anchor, as in `encode_continuation`: offsets of the text count from 1.
     encoding = tokenizer.learnt["plain"].encode("a" + text, add_special_tokens=False)
     pairs = [(i, o) for i, o in zip(encoding.ids, encoding.offsets, strict=True) if o[0] >= 1]
     if not pairs or pairs[0][1][0] != 1:  # the anchor merged with the text

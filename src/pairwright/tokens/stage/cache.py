@@ -52,7 +52,8 @@ SCHEMA = pa.schema(
         ("detail", pa.string()),
     ]
 )
-_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs")
+_ARRAYS = ("ids", "mask", "message_index", "paint", "logprobs")  # columns with a value for each token
+# Columns of the mapped file.
 _MAPPED = ("key", "id", "side", "number", "prompt_length", "num_tokens", *_ARRAYS, "report")
 _decode_report = msgspec.json.Decoder(Report).decode
 
@@ -70,6 +71,7 @@ def write_items(output: Place, keys: list[str]) -> None:
 
 def scan_cache(output: Place) -> pl.LazyFrame:
     """Every row there is, whatever it was encoded for."""
+    # The empty table has the schema, for a folder without parts.
     empty = pl.DataFrame(SCHEMA.empty_table()).lazy()
     return pl.concat([empty, *(scan_parquet(part, SCHEMA) for part in _list_parts(output))])
 
@@ -115,6 +117,7 @@ class CachedPairs:
     def __init__(self, output: Path) -> None:
         self._rows = _Rows(output)
         sides = [self._side(name) for name in ("chosen", "rejected")]
+        # Both sides of a pair have the place of its item in the source.
         frame = sides[0].join(sides[1], on="place", how="inner", maintain_order="left", suffix="_rejected")
         if not frame.height and self._rows.frame.height:
             raise TableError(f"{output}: {self._rows.frame.height:,} sequences but no pairs: encode a folder of pairs")
@@ -177,6 +180,7 @@ class _Rows:
             offsets, values, valid = batch[name]  # of a list column: a row is a slice of the values
             known = valid is None or valid[place]
             arrays[name] = values[offsets[place] : offsets[place + 1]] if known else None
+        # Stored as bytes (see `_write_mapped`): a view, not a copy.
         arrays["mask"] = arrays["mask"].view(np.bool_)
         offsets, text, _ = batch["report"]
         return Sequence(**arrays, report=_decode_report(text[offsets[place] : offsets[place + 1]]))
@@ -186,6 +190,7 @@ def _column(column: Any) -> tuple[Array, Any, Array | None]:
     """Offsets, values and validity of a column of lists or texts, without a copy (validity apart)."""
     valid = None if not column.null_count else column.is_valid().to_numpy(zero_copy_only=False)
     if pa.types.is_string(column.type):
+        # Buffers of a text column: validity, offsets (N + 1,), UTF-8 data.
         _, offsets, data = column.buffers()
         return np.frombuffer(offsets, np.int32), memoryview(data or b""), valid
     values = column.values.to_numpy(zero_copy_only=True)
@@ -222,6 +227,7 @@ def _write_mapped(path: Path, output: Path) -> None:
                 key in wanted and refusal is None
                 for key, refusal in zip(table["key"].to_pylist(), table["refusal"].to_pylist(), strict=True)
             ]
+            # The first part with a key has all its rows; later parts may repeat them.
             wanted.difference_update(set(table["key"].to_pylist()))
             rows = table.filter(pa.array(is_wanted, pa.bool_())).select(_MAPPED)
             for batch in rows.cast(schema).combine_chunks().to_batches():
@@ -261,6 +267,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     lengths = good["num_tokens"]
     reports = [msgspec.json.decode(text) for text in good["report"].to_list()]
     per_item = good.group_by("key", "side").len()["len"]  # more than one: the template rewrites history
+    # A refused item has exactly one row.
     num_encoded = wanted.height - int(rows.height - good.height)
     incomplete = {key for key, report in zip(good["key"].to_list(), reports, strict=True) if report.get("dropped")}
     tokens, trained = int(lengths.sum()), int(good["num_trained"].sum())

@@ -17,6 +17,7 @@ from pairwright.tokens.spans.regions import is_regular, locate
 from pairwright.tokens.template.tracked_messages import Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
 
+# Words that begin with zq are in no template: finding one in the text means that it was rendered.
 _TOOL: Json = {
     "type": "function",
     "function": {
@@ -61,6 +62,7 @@ def check_template(tokenizer: Any) -> TemplateCheck:
         *_check_dropped(ready, call),
         *_check_regular(ready, renderer),
     ]
+    # The example: its rendered text is shown to the user, with what is trained.
     with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
     supports_tools = not _check_refusal(ready, "", with_call, [_TOOL]) and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
@@ -88,8 +90,10 @@ def _assistant(text: str, reasoning: str | None = None) -> Json:
 
 
 def _call(arguments: str, empty: str | None) -> Json:
+    # An object or JSON text, as `find_call_forms` found out.
     value: object = {"word": "zebra"} if arguments == "object" else '{"word": "zebra"}'
     function = {"name": "zq_lookup", "arguments": value}
+    # Ids of nine characters: some templates accept no other length.
     call = {"id": "zq0000000", "type": "function", "function": function}
     return {"role": "assistant", "content": empty, "tool_calls": [call]}
 
@@ -121,6 +125,7 @@ def _check_history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
     # One example is enough: the first case that needs several sequences.
     for name, chat in cases:
         for quirk in _check_refusal(tokenizer, "", chat):
+            # Reasons that `encode_turns` answers with several sequences.
             if any(reason in quirk.detail for reason in ("context_differs", "history_rewritten", "not_continued")):
                 return [Quirk("rewrites_history", f"with {name}: {quirk.detail}")]
     return []
@@ -161,6 +166,7 @@ def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> li
     # Two calls of one turn: both arguments have to be in the text.
     two = {**call, "tool_calls": [*call["tool_calls"], {**call["tool_calls"][0], "id": "zq0000001"}]}
     parallel = _render_or_explain(renderer, [_user("one"), two])
+    # Only where the arguments of a single call are rendered does a missing second one say something.
     if parallel.count("zebra") < 2 and "zebra" in called:
         detail = parallel if parallel.startswith("refused") else "only one of them is rendered"
         quirks.append(Quirk("no_parallel_calls", detail))
@@ -179,6 +185,7 @@ def _check_dropped(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
             report = encode_chat(tokenizer, [_user("one"), message], require_stop=False, allow_dropped=True).report
         except Refusal:
             continue
+        # (message, field) as the report names it; message 1 is the turn.
         if (1, field) in report.dropped:
             quirks.append(Quirk(name, f"left out of the text: {what}"))
     return quirks

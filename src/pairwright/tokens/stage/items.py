@@ -24,6 +24,7 @@ from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 from pairwright.tokens.recorded import is_cut_side
 
+# Columns that identify an item: hashes and counts, so that keys are computed without reading any text.
 _EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length")
 _PAIR_KEY = ("id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")
 _SIDES = ("chosen", "rejected")
@@ -57,7 +58,7 @@ class Source:
             raise TableError(f"{path}: neither an experience table nor pairs")
         self._salt, self._use_recorded = salt, use_recorded
         self._tables: list[Table] = []
-        self._recorded: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}  # id of a side -> id of the row that holds its recorded ids
         if self.is_pairs and use_recorded:
             self._tables = source_tables(path, experience)
             self._recorded = _find_recorded_rows(self._tables, self._sides_with_ids())
@@ -93,6 +94,7 @@ class Source:
 
     def items(self, known: set[str]) -> Iterator[Item]:
         """The items that are not known yet, each key once."""
+        # A copy: keys are added below, so that a repeated item is encoded once.
         known = set(known)
         for item in self._pairs(known) if self.is_pairs else self._experiences(known):
             known.add(item.key)
@@ -102,6 +104,7 @@ class Source:
         return content_hash(self._salt, row)
 
     def _pair_key(self, row: Json) -> str:
+        # The rows with recorded ids are part of the key: once they are found, the pair is encoded again.
         sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
         return content_hash(self._salt, row["id"], sides, [bool(row[f"{side}_cut"]) for side in _SIDES])
 
@@ -172,6 +175,7 @@ def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, s
     rows: dict[str, str] = {}
     for table in tables:
         has_ids = table.lazy().filter(pl.col("num_tokens").is_not_null())
+        # implode: the column as one list value, which `is_in` expects.
         recorded = has_ids.select("uid").filter(pl.col("uid").is_in(uids.implode())).collect()["uid"].to_list()
         rows |= {uid: uid for uid in recorded if uid not in rows}
         preferences = has_ids.filter(pl.col("kind") == Kind.PREFERENCE.value).select("uid", *_SIDES).collect()

@@ -81,6 +81,7 @@ def _preview_source(
     path: Path, tokenizer: ChatTokenizer, name: str | None, options: dict[str, bool], *, hints: Hinter | None
 ) -> Iterator[Result]:
     try:
+        # No salt: keys are not looked up in a cache here.
         source = Source(path, salt="")
     except TableError:
         raise TableError(f"{path}: no cached sequences, no experience table, no pairs, no file") from None
@@ -94,6 +95,7 @@ def _preview_source(
                     yield from _preview_hinted(tokenizer, item, options, hints)
             except TokensError as error:
                 yield item.id, error
+                # A template may refuse every item of a large table: stop after some.
                 num_refused += 1
                 if num_refused == _MAX_REFUSED:
                     return
@@ -125,6 +127,7 @@ def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, boo
     if experience is None or not experience.errors:
         return
     hints, _ = hinter(experience.messages, experience.errors)
+    # Turns of the prompt are context: they have no teacher.
     hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
     if hints:
         tools = list(experience.tools) or None
@@ -145,6 +148,7 @@ def _preview_hinted(tokenizer: ChatTokenizer, item: Item, options: dict[str, boo
 
 def _preview_file(path: Path, tokenizer: ChatTokenizer, options: dict[str, bool]) -> Iterator[Result]:
     for number, value in enumerate(_values(path), start=1):
+        # A bare list of messages is a conversation without tools.
         chat = {"messages": value} if isinstance(value, list) else value
         messages = chat.get("messages") if isinstance(chat, dict) else None
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
@@ -200,6 +204,7 @@ def token_texts(tokenizer: ChatTokenizer, ids: Iterable[int]) -> list[str]:
     """
     numbers = [int(number) for number in ids]
     texts: list[str] = []
+    # numbers[before:start] spell the last text; numbers[start:] up to the position have none yet.
     before = start = 0
     for position in range(len(numbers)):
         # Decode with the token before, since some tokenizers change the start of a text.
@@ -230,6 +235,7 @@ def describe_dropped(sequence: Sequence) -> list[str]:
 def token_rows(tokenizer: Any, sequence: Sequence) -> list[dict[str, Any]]:
     """The tokens for other programs: id, text, what it is, whether it is trained, its message (-1: the template)."""
     texts = token_texts(chat_tokenizer(tokenizer), sequence.ids)
+    # One row for each token: id, text, paint, whether it is trained.
     columns = (sequence.ids.tolist(), texts, sequence.paint.tolist(), sequence.mask.tolist())
     return [
         {"id": number, "text": text, "is": Paint(paint).name.lower(), "trained": trained, "message": message}
@@ -258,6 +264,7 @@ def legend() -> Text:
 def html_page(tokenizer: Any, sequences: Iterable[tuple[str, Sequence]], *, title: str = "tokens") -> str:
     """One self-contained page: a title and a sequence each; a tooltip shows a token's id and message."""
     ready = chat_tokenizer(tokenizer)
+    # A CSS class for each paint (p0, p1, ...), and t for trained tokens.
     rules = "".join(f".p{int(paint)}{{background:{entry[2]};color:{entry[3]}}}" for paint, entry in PALETTE.items())
     names = "".join(f'<span class="p{int(paint)}">{html.escape(entry[0])}</span> ' for paint, entry in PALETTE.items())
     bodies = "".join(_article(ready, name, sequence) for name, sequence in sequences)

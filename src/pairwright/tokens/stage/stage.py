@@ -45,7 +45,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat
 if TYPE_CHECKING:
     from rich.text import Text
 
-ITEMS_PER_TASK = 256
+ITEMS_PER_TASK = 256  # items that a worker encodes at a time
 _VERSION = 4  # of what is written for an item: a new one makes old rows unknown
 
 
@@ -72,9 +72,11 @@ def encode_source(
     # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
     keys = list(read.keys())
+    # Progress starts at what is in the cache already.
     done = num_cached = len(known.intersection(keys))
     engine = engine or Pool(num_workers or options.workers or os.cpu_count() or 1)
     for rows in engine.map(partial(encode_items, options=options), _split_tasks(read.items(known))):
+        # Every task is a file of its own: an interrupted run keeps what it has encoded.
         write_part(output, rows)
         done += len({row["key"] for row in rows})
         progress(done, len(keys))
@@ -111,12 +113,14 @@ def folder_hash(folder: Path) -> str:
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
     for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
+            # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
 def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     """A few hundred items at a time."""
+    # iter(function, sentinel): tasks until an empty one.
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
@@ -240,6 +244,7 @@ class Encoded:
         return len(self._pairs)
 
     def __getitem__(self, position: int) -> EncodedPair:
+        # `range` resolves negative positions and raises IndexError beyond the end.
         return self._pairs[range(len(self))[position]]
 
     def __iter__(self) -> Iterator[EncodedPair]:
@@ -277,6 +282,7 @@ class Encoded:
             raise ConfigError(f"split: got {split!r}, expected one of {', '.join(SPLITS)}")
         positions = np.arange(len(self))  # of pairs, in the order of the table
         if split != "all":
+            # A list of booleans over all pairs selects those of the split.
             positions = positions[[self._splits.get(name) == split for name in self._pairs.ids]]
         if seed is not None:
             positions = np.random.default_rng(seed).permutation(positions)
@@ -291,6 +297,7 @@ class Encoded:
     @cached_property
     def _splits(self) -> dict[str, str]:
         source = place(self.manifest["source"])
+        # Columns of a batch to rows (id, split).
         rows = (zip(*batch.to_pydict().values(), strict=True) for batch in pair_batches(source, ["id", "split"]))
         return {name: split for batch in rows for name, split in batch}
 
@@ -359,6 +366,7 @@ def read_manifest(tokens: Path) -> Json:
         )
     try:
         manifest = msgspec.json.decode((tokens / MANIFEST).read_bytes(), type=dict[str, Any])
+        # Fields that readers rely on: a missing one is a KeyError here, not later.
         _ = manifest["source"], manifest["tokenizer"], manifest["options"]
     except (msgspec.MsgspecError, KeyError) as error:
         raise TableError(f"{tokens / MANIFEST}: cannot be read: {error}; run pairwright tokens again") from error
@@ -385,6 +393,7 @@ def holds_pairs(tokens: Path) -> bool:
     """Whether the sequences are the sides of pairs, not runs."""
     read_manifest(tokens)
     keys = pl.scan_parquet(tokens / ITEMS)
+    # Semi-join: the cache may hold rows of earlier runs, and only those of the last run count.
     sides = scan_cache(tokens).filter(pl.col("side") != "").select("key").join(keys, on="key", how="semi")
     return bool(sides.head(1).collect().height)
 

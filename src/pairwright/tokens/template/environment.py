@@ -49,6 +49,7 @@ class TextBuilder:
     ) -> str:
         formatter, parts = SandboxedFormatter(self.environment), []
         numbers = itertools.count() if numbers is None else numbers
+        # parse gives (literal, field, format spec, conversion); the field is None where only a literal is left.
         for literal, field, spec, conversion in string.Formatter().parse(pattern):
             parts.append(literal)
             if field is None:
@@ -57,6 +58,7 @@ class TextBuilder:
                 field = f"{next(numbers)}{field}"
             value, _ = formatter.get_field(field, args, kwargs)
             spec = self.format_text(spec, args, kwargs, numbers) if spec else ""
+            # A bare field is the value itself, with all its owners.
             if isinstance(value, str) and not spec and not conversion:
                 parts.append(value)
                 continue
@@ -122,9 +124,11 @@ Clock = Callable[[], datetime]
 
 # Filters that rebuild text of one owner character by character: what comes out belongs to that owner.
 _WHOLE_TEXT_FILTERS = ("title", "indent", "wordwrap", "truncate", "escape", "e", "forceescape", "striptags", "urlize")
+# Mappings whose keys are read without the sandbox's detour, but for the names of their own attributes.
 _MAPPINGS = (dict, OwnedDict, PlainDict)
 _MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
+# Methods of str whose result may be larger than the text, and those that build it anew.
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
 _FLOW = ("replace", "join", "split", "rsplit", "splitlines", "translate", "upper", "lower", "title", "encode")
 
@@ -162,6 +166,7 @@ class _Generation(jinja2.ext.Extension):
 
 class _Namespace(jinja2.utils.Namespace):
     def __init__(*args: Any, **kwargs: Any) -> None:
+        # No parameter is named: a template may pass any keyword, `self` among them.
         self, args = args[0], args[1:]
         attributes = dict(*args, **kwargs)
         for name in attributes:
@@ -190,7 +195,7 @@ def _check_name(name: object) -> None:
 
 class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     code_generator_class = _Generator
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})  # operators that go through `call_binop`
 
     def __init__(self, *, clock: Clock, limits: Limits) -> None:
         self.limits = limits
@@ -203,6 +208,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         )
         self.clock = clock
         self.tracking = True  # False while nothing is owned
+        # Joins the chunks of a render, of macros and of blocks.
         self.concat = self._concat  # type: ignore[method-assign]
         for name, function in list(self.filters.items()):
             self.filters[name] = self._counting(function, keeps_owner=name in _WHOLE_TEXT_FILTERS)
@@ -280,6 +286,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self.limits.charge(len(result))
             elif isinstance(result, str | list | tuple):
                 self.limits.charge(len(result))
+                # The texts of an appended list are charged, too, not only their number.
                 if isinstance(right, list):
                     self.limits.charge(sum(len(item) for item in right if isinstance(item, str)))
             return result
@@ -294,6 +301,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return left % right
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # As in Jinja, names that no keyword of a template can clash with.
         __self.limits.tick()
         receiver = getattr(__obj, "__self__", None)
         if isinstance(receiver, str):
@@ -365,6 +373,7 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
             for number in (*args, *kwargs.values()):
+                # A large number may be a width or a count: charged before the filter allocates.
                 if type(number) is int and number > 1000:
                     self.limits.charge(number)
             result = function(*args, **kwargs)

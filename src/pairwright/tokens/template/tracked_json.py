@@ -9,7 +9,7 @@ from typing import Any
 from pairwright.tokens.template.tracked_messages import OwnedDict, OwnedFloat, OwnedInt, OwnedList, PlainDict, PlainList
 from pairwright.tokens.template.tracked_str import Owned, join, track
 
-_PLAIN = (type(None), bool, int, float, str)
+_PLAIN = (type(None), bool, int, float, str)  # no text of a message: json.dumps writes them as they are
 
 
 def to_json(
@@ -22,6 +22,7 @@ def to_json(
     tracking: bool = True,
 ) -> str:
     """Same signature and text as the filter that transformers gives to templates."""
+    # A tuple, since `_dumps` is cached by its arguments; a template passes a list.
     separators = None if separators is None else (separators[0], separators[1])
     dumps = _dumps(ensure_ascii, indent, separators, sort_keys)
     kind = type(value)
@@ -71,6 +72,7 @@ def _string(value: Owned, ensure_ascii: bool) -> str:
     """Escapes run by run: JSON escapes each character by itself."""
     out, position, plain = ['"'], 0, str.__str__(value)
     for length, owner in value._runs:
+        # [1:-1]: the quotes are written once, around all runs.
         text = json.dumps(plain[position : position + length], ensure_ascii=ensure_ascii)[1:-1]
         out.append(track(text, owner))
         position += length
@@ -125,6 +127,7 @@ class _Writer:
         if not items:
             put(brackets)
             return
+        # With an indent every item has a line of its own; `newline` grows by one indent for each level.
         inner = newline + self.indent if self.indent is not None else ""
         put(brackets[0] + inner)
         for number, (key, item) in enumerate(items):

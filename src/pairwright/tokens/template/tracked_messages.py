@@ -13,7 +13,9 @@ from pairwright.tokens.template.tracked_str import CALL, CALL_ID, CONTENT, FIELD
 
 Chat = list[Json]
 
+# Keys that hold reasoning, in the order in which they are looked for.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+# Key of a message -> field of the owner of its text; every other key is OTHER.
 _FIELD_OF = {
     "content": CONTENT, "text": CONTENT, "tool_calls": CALL, "function_call": CALL, "tool_call_id": CALL_ID,
     "name": NAME, **dict.fromkeys(_REASONING_KEYS, REASONING),
@@ -79,6 +81,7 @@ def plain_data(value: Any) -> Any:
     """Rebuild a value out of plain JSON types; anything else becomes a text that names its type."""
     if value is None or type(value) in (str, int, float, bool):
         return value
+    # Subclasses, such as IntEnum or numpy's float64, become the plain type.
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, int):
@@ -111,7 +114,7 @@ def track_chat(chat: Chat) -> Chat:
     """The chat with every string owned by (message, field); roles and types stay template text."""
     result: Chat = []
     for number, message in enumerate(chat):
-        owner = number * FIELDS
+        owner = number * FIELDS  # plus the field: see tracked_str.py
         tracked: Json = {}
         for key, value in message.items():
             if type(value) is str:
@@ -130,6 +133,7 @@ def _track_call(call: Any, owner: int) -> Any:
         return _track_value(call, owner + CALL)
     result: Json = {}
     for key, value in call.items():
+        # Name and arguments of a call may be one level down, under `function`.
         if key == "function":
             result[key] = _track_call(value, owner)
         elif key in ("arguments", "parameters", "input"):

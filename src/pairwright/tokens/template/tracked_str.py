@@ -15,8 +15,8 @@ from typing import Any, SupportsIndex
 Run = tuple[int, int]
 Runs = tuple[Run, ...]
 
-TEMPLATE = -1
-FIELDS = 8
+TEMPLATE = -1  # the owner of text that no message wrote
+FIELDS = 8  # owners of a message: room for eight fields, six are in use
 CONTENT, REASONING, CALL, CALL_ID, NAME, OTHER = range(6)
 
 
@@ -87,6 +87,7 @@ def _cut(runs: Runs, start: int, stop: int) -> Runs:
     position, last = 0, TEMPLATE  # `last` owns the empty slice
     for length, owner in runs:
         low, high = max(start, position), min(stop, position + length)
+        # Runs of length zero stay, also at an edge: they mark where an empty message stands.
         if low < high or (length == 0 and start <= position <= stop):
             inside.append((high - low, owner))
         if position <= start:
@@ -130,6 +131,7 @@ class Owned(str):
         return _attach_runs(str.__add__(other, self), ((len(other), TEMPLATE), *self._runs))
 
     def __mul__(self, count: SupportsIndex) -> str:
+        # Repeated zero times it is empty text of the first owner.
         return _attach_runs(
             str.__mul__(self, count), self._runs * max(count.__index__(), 0) or ((0, self._runs[0][1]),)
         )
@@ -156,6 +158,7 @@ class Owned(str):
 
     def __format__(self, spec: str) -> str:
         result = str.__format__(self, spec)
+        # A format that changes nothing keeps the runs.
         return self if result == self else result
 
     def lstrip(self, chars: str | None = None, /) -> str:
@@ -209,6 +212,7 @@ class Owned(str):
 
     def splitlines(self, keepends: bool = False) -> list[str]:
         pieces, position = [], 0
+        # Lines with their ends, too: they say how far to move.
         for part, whole in zip(str.splitlines(self, keepends), str.splitlines(self, True), strict=True):
             pieces.append(self[position : position + len(part)])
             position += len(whole)

@@ -94,6 +94,7 @@ class Limits:
         self._items, self._parts = settings.micro_batch_size, settings.gradient_accumulation_steps
 
     def items(self, num_all: int) -> int | None:
+        # Items of a part: the batch divided into so many parts, rounded up, or a fixed number.
         return -(-num_all // self._parts) if self._parts else self._items
 
 
@@ -103,6 +104,7 @@ class TokenFolders:
 
     def __init__(self, tokens: Path | None, output: Path) -> None:
         self._tokens, self._output = tokens, output
+        # The folder holds the sequences of one table: of pairs or of runs.
         self._ready = None if tokens is None else "pairs" if holds_pairs(tokens) else "runs"
         self.encoded: list[str] = []
 
@@ -118,6 +120,9 @@ class TokenFolders:
         return [f"tokens: {names} encoded: {self._tokens} has only {self._ready}"] if self._tokens and names else []
 
 
+# Loading: the channels of a configuration, with their data encoded and the values of the reference.
+
+
 def use_tokens(
     config: Config, tokens: Path, pairs: Path | None, experience: Path | None
 ) -> tuple[Config, Path | None, Path | None]:
@@ -131,6 +136,7 @@ def use_tokens(
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
+    # Sequences of pairs serve dpo and sft; those of runs serve grpo, and sft where no pairs do.
     if not (uses_pairs if held == "pairs" else weights.grpo or (weights.sft and not uses_pairs)):
         raise ConfigError(
             f"tokens: {tokens} has the sequences of {held}, but no channel with a weight trains on them; "
@@ -172,6 +178,7 @@ def load_channels(
         likely = _likely_of_pairs(pair_data) if pair_data is not None else None
         if likely is None and experience is not None:
             load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
+            # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
             likely = _likely_of_runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
         likely = _require(likely, "sft", "--pairs or --experience")
@@ -192,6 +199,7 @@ def load_channels(
     channels[0].notes += folders.describe()
     if ranks.is_first:
         ranks.wait()
+    # After the wait: loading a sharded model is a collective.
     for channel in channels:
         if isinstance(channel, DistillChannel):
             channel.teacher = open_teacher(settings, policy, model, ranks)
@@ -227,6 +235,7 @@ def _compute_references(
     known = ReferenceLogps(output / "reference" / f"{name}-{settings.precision}")
     # Functions that make trees, not trees: those of a large table would not fit into memory.
     wanted = [make for channel in wanting for _, make in channel.reference_trees()]
+    # Every tree is made once for its hash, and forgotten.
     lacking = [make for make in wanted if known.lacks(make())]
     ranks.wait()  # no process may add values before all have listed what is lacking: they share one list
     show = _report_to(progress, "reference")
@@ -256,6 +265,7 @@ def _batches(makers: Items[Callable[[], Tree]], max_tokens: int) -> Any:
     size = 0
     for make in makers:
         tree = make()
+        # A tree that is too large is a batch of its own.
         if batch and size + tree.num_tokens > max_tokens:
             yield batch
             batch, size = [], 0
@@ -267,6 +277,7 @@ def _batches(makers: Items[Callable[[], Tree]], max_tokens: int) -> Any:
 
 def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None:
     for channel in channels:
+        # A sample: with another model's tokenizer, some id of the first batch is usually too high.
         for tree in channel.trees_of(channel.order.batch(0))[1]:
             highest = max(int(part.max(initial=0)) for part in (tree.prompt, *tree.branches))
             if highest >= policy.num_embeddings:
@@ -276,8 +287,12 @@ def _check_vocabulary(channels: Items[Any], policy: Policy, model: Path) -> None
                 )
 
 
+# What the channels are fed with: sequences of the sft channel, and the order of items.
+
+
 def _likely_of_pairs(data: PairData) -> Likely:
     def tree(item: int) -> Tree:
+        # The first branch is the chosen side.
         pair = data.tree(item)
         return Tree(pair.prompt, pair.branches[:1], pair.masks[:1])
 
@@ -338,6 +353,7 @@ def _curriculum_note(curriculum: Curriculum, order: Order, settings: TrainConfig
     """What a curriculum makes of a run: how many pairs its epochs have, and which are never reached."""
     if curriculum.stages is None:
         return f"curriculum {curriculum.name}: every epoch takes the pairs in the order of the table, not shuffled"
+    # Pairs that the last epoch has: stages only grow.
     total, reached = len(order.items), len(order.active(settings.epochs - 1))
     note = f"curriculum {curriculum.name}: the first epoch has {len(order.active(0)):,} of {total:,} pairs, "
     note += f"the last {reached:,}"

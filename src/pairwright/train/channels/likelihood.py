@@ -30,9 +30,9 @@ class Likely:
     num_tokens: Callable[[int], int]
     identity: Callable[[int], str]
     list_held: Callable[[int], list[Held]]
-    weights: Array
-    train: Array
-    validation: Array
+    weights: Array  # (N,) over all items
+    train: Array  # positions to train on
+    validation: Array  # positions that are held out
     counts: dict[str, int]
     refusals: dict[str, str]
     fingerprint: str
@@ -65,6 +65,7 @@ class LikelihoodChannel:
         return float(sum(self.data.weights[item] * self.data.tree(item).masks[0].sum() for item in items))
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
+        # Tokens of prompt and completion: all of them are in memory during a pass.
         sizes = [self.data.num_tokens(item) for item in items]
         return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
 
@@ -78,6 +79,7 @@ class LikelihoodChannel:
         # A sequence's weight times the sum over its tokens; `total` is the same sum of weights over the whole batch.
         weight_S = torch.from_numpy(np.asarray(self.data.weights[items])).to(policy.device)
         num_tokens = float(sum(tree.num_tokens for tree in trees))
+        # (sum, count); a count of 0 marks a total, which has no mean.
         sums: Sums = {
             "nll": (-float(sums_S.detach().sum()), float(num_S.sum())),
             "num_tokens": (num_tokens, 0.0),

@@ -37,6 +37,7 @@ class PolicyChannel:
     ) -> None:
         self.options = options
         self.data, self.weight, self._limits = data, weight, limits
+        # Over all runs of the data: the runs of a group may be in different batches.
         grouped = group_advantages(
             torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage
         )
@@ -79,12 +80,14 @@ class PolicyChannel:
         return f"{self.name} {self.data.fingerprint}"
 
     def reference_trees(self) -> list[Any]:
+        # `item=item` binds the item of this iteration.
         return [
             (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in self.order.items
         ]
 
     def total(self, items: Array) -> float:
         """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
+        # Number of trained tokens of each run.
         counts = np.array([self.data.trees[item].masks[0].sum() for item in items])
         if self.options.aggregation == "token":
             return float(counts.sum())

@@ -44,7 +44,7 @@ class PreferenceChannel:
         self.counts = data.counts
         self.notes: list[str] = []
         self.reference: ReferenceLogps | None = None
-        self._point: Tensor | None = None
+        self._point: Tensor | None = None  # z₀ of the current update, for kto
 
     @property
     def has_validation(self) -> bool:
@@ -61,6 +61,7 @@ class PreferenceChannel:
     def reference_trees(self) -> list[Any]:
         """What the reference has to score, as functions that make the trees, with their sizes."""
         items = np.concatenate([self.data.train, self.data.validation])
+        # `item=item` binds the item of this iteration; trees are made when they are scored.
         wanted = [(self.data.num_tokens(item), lambda item=item: self.data.tree(item)) for item in items]
         if self.kind.needs_reference_point:
             wanted += [(self.data.num_tokens(item), lambda item=item: self._mismatch(item)) for item in items]
@@ -98,6 +99,7 @@ class PreferenceChannel:
         scored = policy.score(trees)
         weight_N = self._length_weights(scored)
         sums_S, num_S = _sums(scored, weight_N)
+        # Plain sums are for the NLL and for metrics, weighted ones for the preference loss.
         plain_S, _ = (sums_S, num_S) if weight_N is None else _sums(scored)
         known_S = None
         if self.needs_reference:
@@ -174,9 +176,11 @@ def _sums_of(values_N: Tensor, scored: Scored, weight_N: Tensor | None = None) -
 
 def _measure(losses: PairLosses, plain_S: Tensor, policy: Policy, scored: Scored) -> Sums:
     """Sums and counts of TRL's metrics over pairs that are not empty."""
+    # Pairs with trained tokens on both sides and a weight above 0.
     full_B = losses.weight_B > 0
     num = float(full_B.sum())
     chosen_B, rejected_B = losses.chosen_rewards_B[full_B], losses.rejected_rewards_B[full_B]
+    # (N,) branches alternate: even ones are chosen sides.
     is_chosen_N = scored.branch_N % 2 == 0
     logits_N = policy.mean_logits(scored.hidden_NH)
     sums = {

@@ -70,6 +70,9 @@ class Plan:
         return self._masks[number, window]
 
 
+# The attention function that transformers calls in each layer.
+
+
 def register() -> None:
     """Make the attention known to transformers by its name."""
     from transformers import AttentionInterface

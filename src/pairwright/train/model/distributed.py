@@ -30,6 +30,7 @@ class Ranks:
         if not dist.is_available():
             return cls()
         if not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            # torchrun numbers the processes of a machine: one GPU each.
             if torch.cuda.is_available():
                 torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -80,6 +81,7 @@ class Ranks:
         """Add up named (sum, count) pairs over all processes; a name may be missing in some."""
         if self.size == 1:
             return values
+        # Names may differ between processes, so dicts are exchanged, not tensors.
         gathered: list[Any] = [None] * self.size
         dist.all_gather_object(gathered, values)
         total: dict[str, tuple[float, float]] = {}

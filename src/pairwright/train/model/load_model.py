@@ -38,6 +38,7 @@ def load_model(folder: Path, settings: TrainConfig, *, device: Any = None, is_tr
         _disable_dropout(model)
     if is_trained and settings.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+        # For LoRA: its embeddings are frozen, and checkpointed blocks may expect inputs that require a gradient.
         model.enable_input_require_grads()
     return model.to(device)
 
@@ -178,5 +179,6 @@ def _disable_dropout(model: Any) -> None:
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         for name in ("attention_dropout", "attn_dropout"):
+            # Some models keep the rate of their attention dropout as a number, not as a module.
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)

@@ -24,6 +24,7 @@ from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.policy_model import Policy
 
 ROWS_PER_PART = 8192
+# key: xxh3-128 of a branch's ids and mask; logps: a value for each of its trained tokens.
 _SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
 
 
@@ -31,6 +32,7 @@ def branch_keys(tree: Tree) -> list[bytes]:
     """16 bytes for each branch: equal for equal ids with equal masks."""
     keys = []
     for branch, mask in zip(tree.branches, tree.masks, strict=True):
+        # The length of the prompt comes first: prompt and branch are hashed end to end, and their border counts.
         digest = xxhash.xxh3_128(len(tree.prompt).to_bytes(8, "little"))
         digest.update(tree.prompt.tobytes())
         digest.update(branch.tobytes())
@@ -44,7 +46,7 @@ class ReferenceLogps:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._logps: dict[bytes, Array] = {}
+        self._logps: dict[bytes, Array] = {}  # key of a branch -> values of its trained tokens, memory-mapped
         for part in sorted(folder.glob("part-*.arrow")):
             self._read(part)
 
@@ -54,6 +56,7 @@ class ReferenceLogps:
     def of(self, trees: Iterable[Tree]) -> Array:
         """The values (N,) of all trained tokens of trees, in the order in which a policy scores them."""
         parts = [self._logps[key] for tree in trees for key in branch_keys(tree)]
+        # The empty array makes a concatenation of no parts possible.
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
     def lacks(self, tree: Tree) -> bool:
