@@ -60,6 +60,7 @@ class Step:
         self.name, self.index = name, index
         self.candidates: list[Candidate] = []
         self._tools = None if tools is None else tuple(tools)
+        # the tools and the hash of the last candidate
         self._hashed: tuple[tuple[Json, ...], str] | None = None
         self._recorder = recorder
         self._num_emitted = 0
@@ -121,7 +122,9 @@ class Step:
 
     def take_scored(self) -> list[tuple[int, Candidate]]:
         """Take the candidates that were not taken yet, if all of them have a score."""
+        # candidates before `_num_emitted` are in the table already; positions stay those in the step
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
+        # all or none: candidates of a step are compared, so they are written together
         if any(candidate.score is None for _, candidate in waiting):
             return []
         self._num_emitted = len(self.candidates)
@@ -153,7 +156,7 @@ class Recorder:
         self.final_reward: float | None = None
         self._emit, self._score_step = emit, score_step
         self._model_version = model_version
-        self._open: dict[str, Step] = {}
+        self._open: dict[str, Step] = {}  # steps by name, see `start` and `end`
         self._numbers = itertools.count()
 
     def place(self, *, task: int | str, run: int) -> None:
@@ -221,6 +224,7 @@ class Recorder:
     async def close(self) -> None:
         """End a successful run: score and emit the remaining candidates."""
         for waiting in self.steps:
+            # the final reward comes before the scorer where the workflow has set one
             if self._score_step is not None and waiting.unscored and self.final_reward is None:
                 await self._score_step(waiting)
             for candidate in waiting.unscored:

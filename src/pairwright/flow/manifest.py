@@ -18,6 +18,7 @@ from pairwright.errors import PairwrightError
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
+# Packages whose versions are recorded, since they decide results
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
 
 
@@ -49,6 +50,7 @@ class Manifest:
                 ) from error
 
     def is_done(self, name: str, key: str) -> bool:
+        # an interrupted or failed stage has the key, too, so the state counts as well
         known = self.stages.get(name)
         return known is not None and known.key == key and known.state == "done"
 
