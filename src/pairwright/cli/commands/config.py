@@ -83,6 +83,7 @@ def from_nat(
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
     try:
+        # "x" fails if the file exists, without a gap between check and write
         with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
@@ -98,6 +99,6 @@ def _as_yaml(value: Any) -> str:
 
     stream = StringIO()
     yaml = YAML()
-    yaml.default_flow_style = False
+    yaml.default_flow_style = False  # one key a line
     yaml.dump(value, stream)
     return stream.getvalue()

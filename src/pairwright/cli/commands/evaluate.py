@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 
 
+# Keys that are options of `evaluate compare`
 COMPARE_KEYS = (
     "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.min_tasks",
     "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method",
@@ -101,11 +102,13 @@ def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: b
     for comparison in evaluation.comparisons:
         for note in comparison.notes:
             say(f"{comparison.metric.name}: {note}")
+        # losses in descending order
         worse = comparison.regressions
         if worse:
             names = ", ".join(f"{row.task!r} ({row.difference:+.3g})" for row in worse[:3])
             more = ", …" if len(worse) > 3 else ""
             say(f"{comparison.metric.name}: worse on {len(worse):,} of {comparison.num_tasks:,} tasks: {names}{more}")
+    # the verdict comes last, since it decides the exit code
     place = "" if path is None else f" Written to {path}."
     if evaluation.verdict is not None and not evaluation.verdict.passed:
         say(f"the gate stays closed: {evaluation.verdict.reason}.{place}")

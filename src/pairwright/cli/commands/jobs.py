@@ -48,6 +48,7 @@ def submit(
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     name = settings.backend.name
     _refuse_other_job(output, is_forgotten=overwrite or resume)
+    # nemo-rl and trl write files for another machine, unless they are told to start
     is_launched = launch if launch is not None else name in ("local", "nemo-customizer")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
     job = BACKENDS[name].submit(output, request, settings, say)
@@ -92,6 +93,7 @@ def show(
     folder = job_folder(name, root)
     job = read_job(folder)
     status = BACKENDS[job.backend].status(folder, job, _load(config, override))
+    # read again: the backend may have changed the file while it was asked
     job = follow_status(folder, read_job(folder), status)
     _report(job, folder, as_json=as_json, status=status)
 
@@ -154,6 +156,9 @@ def deploy(
     _report_deployment(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
 
 
+# Following a job to its end.
+
+
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
     from pairwright.jobs import BACKENDS, read_job
 
@@ -204,6 +209,7 @@ class _ProgressView:
             return
         key = (status.state, status.step, status.message)
         is_new_state = self._last is None or self._last[0] is not status.state
+        # a new state is always printed, a new step at most every ten seconds
         if key != self._last and (is_new_state or time.monotonic() >= self._next):
             say(_line(status))
             self._last, self._next = key, time.monotonic() + 10
@@ -219,6 +225,9 @@ def _line(status: "Status") -> str:
         if value is not None:
             parts.append(f"{name} {value:.4g}")
     return ", ".join([*parts, *([status.message] if status.message else [])])
+
+
+# What is checked first, and what is printed.
 
 
 def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:

@@ -216,6 +216,7 @@ def serve_model(
     if engine is ServeEngine.vllm:
         command = vllm_command(checkpoint, host=host, port=port, names=name or [], command=vllm, more=context.args)
         say(f"handing over to {' '.join(command)}")
+        # does not return: this process becomes vLLM
         run_vllm(command, token)
     if context.args:
         raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
@@ -236,6 +237,7 @@ def _token(variable: str | None) -> str | None:
     if variable is None:
         return None
     token = os.environ.get(variable, "")
+    # it is sent in an HTTP header
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"--api-key-env {variable}: expected a token in that variable: printable, without spaces")
     return token

@@ -13,6 +13,7 @@ from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
 from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
+# Metrics of the live table, in this order
 _METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
 Pairs = Annotated[
     str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
@@ -79,6 +80,7 @@ def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | N
     if tables["tokens"] is not None:
         from pairwright.tokens.stage.stage import missing_table
 
+        # has_pairs and has_experience: whether the caller named the table
         known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
         tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
     return tables
@@ -169,6 +171,7 @@ class TrainingView:
         import time
 
         now = time.monotonic()
+        # the first event need not be step 1: a resumed run starts later
         if self._started is None:
             self._started, self._first = now, event["step"]
         done = event["step"] - self._first
@@ -195,6 +198,7 @@ class TrainingView:
 
 
 def _clock(seconds: float) -> str:
+    # NaN: before the second step there is no estimate
     if seconds != seconds:
         return "-"
     minutes, rest = divmod(round(seconds), 60)
