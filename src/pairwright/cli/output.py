@@ -82,6 +82,7 @@ class Progress:
             # transient: the bar disappears at the end, and only the result stays
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
+            # the total is known at the first `show` only
             task = self._bar.add_task(self._verb, total=None)
             self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
         return self

@@ -55,9 +55,8 @@ class RunTally:
     reward_min: float | None = None
     reward_max: float | None = None
     pairs: PairCount = field(default_factory=PairCount)
-    without_ids: Counter[str] = field(default_factory=Counter)
+    without_ids: Counter[str] = field(default_factory=Counter)  # by reason
 
-    # by reason
     def add(self, experience: Experience, prompt_hash: str) -> float | None:
         """Count a candidate; returns its reward if it is finite."""
         self.num_candidates += 1

@@ -94,6 +94,7 @@ class Step:
         messages = (answer.message,) if answer else as_messages(completion, "completion", role="assistant")  # type: ignore[arg-type]
         if not messages:
             raise RecordError("completion", completion, "at least one message")
+        # outside of a collection there are no calls to match
         calls = SampledCalls() if self._recorder is None else self._recorder.calls
         sampled = calls.match_messages(self.prompt, messages) if answer is None else calls.match_completion(answer)
         candidate = Candidate(
@@ -208,6 +209,7 @@ class Recorder:
 
         The token ids of the model's turns become one sequence, with the tokens of the environment masked out.
         """
+        # a trajectory is a step with one candidate, whose completion has many messages
         single_step = self.step(prompt, tools=tools)
         single_step.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
         self.emit_scored(single_step)
@@ -238,6 +240,7 @@ class Recorder:
 
     def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
         """Emit candidates, grouped by prompt hash."""
+        # tools may differ between candidates of a step, and with them the prompt hash
         groups: dict[str, list[Experience]] = {}
         for number, candidate in numbered:
             experience = self._experience(closed, number, candidate)

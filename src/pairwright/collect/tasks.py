@@ -44,7 +44,7 @@ class Task:
 
 def run_seed(seed: int, batch: int | str, task: int | str, run: int) -> int:
     """The seed of one run of one task; 63 bits."""
-    # half of the 64 bits would be negative as int64, so one bit is dropped
+    # 63 of 64 bits, so that the seed is not negative as a signed 64-bit integer
     return int(content_hash("run", seed, batch, task, run)[:16], 16) >> 1
 
 

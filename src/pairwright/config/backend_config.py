@@ -140,7 +140,7 @@ class NemoCustomizerConfig(Section):
     deploy_on_completion: bool = False
     """Deploy the tuned model when the job is completed."""
     deployment_config: DeploymentConfig = DeploymentConfig()
-    # waiting, in seconds
+    # waiting for the job and for the deployment
     poll_interval_seconds: float = Field(default=30, gt=0)
     """Between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)

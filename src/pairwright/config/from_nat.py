@@ -342,7 +342,7 @@ def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
     if not isinstance(value, Mapping):
         yield key, value
         return
-    # false sorts before True: `_type` comes first and may refuse the whole component
+    # False sorts before True: `_type` comes first and may refuse the whole component
     for name in sorted(value, key=lambda name: name != "_type"):
         yield from _leaves((*key, str(name)), value[name])
 

@@ -144,6 +144,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def _tasks_csv(evaluation: Evaluation) -> bytes:
     text = io.StringIO()
+    # "\n" on every system: the same evaluation gives the same bytes
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("metric", "task", "runs", "before", "after", "difference", "outcome"))
     for comparison in evaluation.comparisons:
@@ -154,6 +155,7 @@ def _tasks_csv(evaluation: Evaluation) -> bytes:
 
 
 def _only_metric(before: Scores, after: Scores) -> str:
+    # metrics that both models have, in the order of the first
     shared = [name for name in before.metrics if name in after.metrics]
     for name in _DEFAULT_NAMES:
         if name in shared:
@@ -233,6 +235,7 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
     }
     # one answer per request, and the model's own version: a configured one belongs to the policy of the collection
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1}
+    # a folder is loaded here, even if the configuration names an endpoint
     if Path(model).is_dir():
         policy |= {"base_url": None}
     if section.temperature is not None:

@@ -43,6 +43,7 @@ class Manifest:
             try:
                 known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
                 self.stages = msgspec.convert(known.get("stages", {}), dict[str, StageRecord])
+                # a resumed run keeps the time of its first start
                 self._about["started"] = known.get("started", self._about["started"])
             except (OSError, msgspec.MsgspecError) as error:
                 raise PairwrightError(

@@ -179,7 +179,7 @@ class Flow:
             check: Callable[[], None] = lambda: None  # noqa: E731
         else:
             config = self.policy_config(model, number)
-            # limits of concurrency and time change no result, so they are no part of the key
+            # limits of concurrency and time do not decide what is sampled, so they are no part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             policy = config.policy.model_dump(
                 mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}

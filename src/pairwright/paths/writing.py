@@ -38,8 +38,8 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
         try:
             yield temporary
             publish(temporary, target, durable=durable)
-        # after a successful rename the temporary name no longer exists, and this does nothing
         finally:
+            # does nothing after a successful rename: the temporary name is gone
             _remove(temporary)
     except OSError as failure:
         if error is None:
@@ -71,7 +71,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
     if durable:  # content first, then the rename, then the folder: the name never points to unsynced data
         for path in [temporary, *temporary.rglob("*")]:
             sync(path)
-    # os.replace fails if the target exists and either of the two is a folder
+    # os.replace overwrites no folder that has content, and no file by a folder
     if temporary.is_dir() or (target.is_dir() and not target.is_symlink()):
         _replace_folder(temporary, target)
     else:

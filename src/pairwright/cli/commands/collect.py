@@ -45,7 +45,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
     if as_json:
         print_json(figures)
     else:
-        # counts by kind are printed as lines below
+        # counts by kind are dicts, which have no cell in the table
         rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
         print_table("collected", ("figure", "value"), rows)
     for entry in collection.errors[:_MOST_ERRORS]:

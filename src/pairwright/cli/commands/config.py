@@ -63,6 +63,7 @@ def from_nat(
     try:
         conversion = convert(tree)
     except ConfigError as error:
+        # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
         _write(output, _as_yaml(conversion.tree), overwrite=overwrite)

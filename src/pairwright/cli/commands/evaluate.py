@@ -84,6 +84,7 @@ def run(
             watch=view.show,
         )
     for side, collection in zip(("before", "after"), collections, strict=True):
+        # three of a side show what went wrong; the ledger has all
         for entry in collection.errors[:3]:
             say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
     show_evaluation(evaluation, folder, as_json=as_json)

@@ -71,8 +71,10 @@ def head(
         for message in prompt:
             _print_message("  prompt       ", message)
         for message in completion:
+            # tool results and users inside of a completion are not what the model wrote
             label = "completion" if message.is_generated else "tool result" if message.role == "tool" else "prompt"
             _print_message(f"  {label:12} ", message)
+        # only preferences have sides
         for name in ("chosen", "rejected"):
             side = getattr(exp, name)
             for message in conversation_of(exp, side).completion if side else ():

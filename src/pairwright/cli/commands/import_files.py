@@ -75,6 +75,7 @@ def import_files(
             progress=progress.show,
         )
     _report(summary, folder, as_json=as_json)
+    # after the report, which shows why nothing was read
     refuse_empty(summary)
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
     if sources.on_bad_record == "fail" and summary.total("quarantined"):

@@ -56,6 +56,7 @@ def submit(
         _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
         return
+    # NeMo Customizer has its own switch in the configuration; other jobs are followed by default
     is_followed = (
         wait if wait is not None else name != "nemo-customizer" or settings.backend.nemo_customizer.wait_for_completion
     )
@@ -122,6 +123,7 @@ def logs(
     folder = job_folder(name, root)
     job = read_job(folder)
     for line in BACKENDS[job.backend].logs(folder, job, _load(config, override), follow):
+        # lines that are followed must appear at once, also in a pipe
         print(line, flush=follow)
 
 
@@ -137,6 +139,7 @@ def cancel(
     folder, settings = job_folder(name, root), _load(config, override)
     job = read_job(folder)
     backend = BACKENDS[job.backend]
+    # a job that has ended cannot be cancelled: only report its state
     if job.state not in FINAL:
         job = backend.cancel(folder, job, settings)
         job = follow_status(folder, read_job(folder), backend.status(folder, read_job(folder), settings))
@@ -168,6 +171,7 @@ def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
         with _ProgressView() as view:
             status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
+        # Ctrl-C ends the watching, not the job
         raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
     job = read_job(folder)
     is_deployed = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
@@ -204,6 +208,7 @@ class _ProgressView:
 
     def show(self, status: "Status") -> None:
         if self._live is not None:
+            # without a percentage the bar only shows that something is going on
             total = None if status.percentage is None else 100.0
             self._live.update(self._task, description=_line(status), completed=status.percentage or 0, total=total)
             return
@@ -237,6 +242,7 @@ def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     if not (folder / FILE_NAME).exists():
         return
     job = read_job(folder)
+    # a job that was interrupted before it was handed over is submitted again
     if is_forgotten or not is_submitted(folder):
         return
     ways = (
@@ -259,6 +265,7 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     ]
     if status is not None:
         rows += [("progress", _line(status))]
+    # each backend has some of these details
     for key in ("job_id", "output_model", "revision", "pid", "script", "slurm_id"):
         if job.details.get(key) is not None:
             rows.append((key, str(job.details[key])))

@@ -61,6 +61,7 @@ def train_model(
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
     from pairwright.config import load_config
 
+    # --lora is a switch for one value of a key, so it is added to the derived options by hand
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
     settings = load_config(config, overrides=parse_overrides(override), flags=flags)
     output = output or (Path("runs") / settings.name / "train" if config is not None else None)
@@ -69,6 +70,7 @@ def train_model(
             "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
         )
     named_tables = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+    # temporary copies of tables at an address live until training ends
     with ExitStack() as stack:
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
         _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
@@ -175,6 +177,7 @@ class TrainingView:
         if self._started is None:
             self._started, self._first = now, event["step"]
         done = event["step"] - self._first
+        # mean seconds of a step so far, times the steps that are left
         left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
         rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
         rows |= {name: f"{event[name]:.4g}" for name in _METRICS if name in event}
@@ -184,6 +187,7 @@ class TrainingView:
     def _update(self, rows: dict[str, str]) -> None:
         import time
 
+        # figures that an event does not have stay as they were
         self._rows |= rows
         if self._live is not None:
             from rich.table import Table
