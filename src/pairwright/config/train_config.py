@@ -173,8 +173,11 @@ class DistillConfig(DistillTerms):
     judge: ModelConfig = ModelConfig()
     """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
     hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
-        "function", "kind", "environment", "judge",
-    )  # fmt: skip
+        "function",
+        "kind",
+        "environment",
+        "judge",
+    )
     """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
     hint_cache: str | None = None
     """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
