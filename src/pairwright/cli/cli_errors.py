@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from pairwright.errors import PairwrightError
 
+# Error numbers, and what the user can do about them
 _WAYS_OUT = {
     errno.ENOENT: "check the path, and create the folder that it is in",
     errno.ENOTDIR: "a part of the path is a file, not a folder: choose another path",
@@ -42,6 +43,7 @@ _OTHER_WAY_OUT = "check the path and the device; then run the same command again
 _SAME = "the same command goes on where it was"
 _WITH_RESUME = "the same command with --resume goes on where it was"
 _FROM_START = "nothing was finished, and the same command begins again"
+# Commands, and how to go on after Ctrl-C; one that is not listed has written nothing
 _AT_STOP = {
     "run": _SAME,
     "demo": _SAME,
@@ -84,6 +86,7 @@ class Interrupted(PairwrightError):
 def describe_os_error(error: OSError) -> str:
     """What was refused, where, and the way out, in one line."""
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    # a rename has two paths
     paths = [os.fsdecode(path) for path in (error.filename, error.filename2) if isinstance(path, str | bytes)]
     where = f"{' -> '.join(paths)}: " if paths else ""
     if paths and error.errno == errno.ENOENT and os.path.islink(paths[0]):
@@ -95,6 +98,7 @@ def describe_os_error(error: OSError) -> str:
 def with_way_out(error: PairwrightError) -> str:
     """The message of an error; one that only repeats what the operating system refused gets the way out, too."""
     message, cause = str(error), error.__cause__
+    # a message that ends with the reason of the operating system alone says nothing about how to go on
     if isinstance(cause, OSError) and cause.strerror and _WRITTEN.sub("", message).endswith(cause.strerror):
         return f"{message}: {_WAYS_OUT.get(cause.errno or 0, _OTHER_WAY_OUT)}"
     return message
@@ -102,6 +106,7 @@ def with_way_out(error: PairwrightError) -> str:
 
 def first_os_error(group: BaseExceptionGroup[BaseException]) -> OSError | None:
     """The first one of a group, as tasks that run together raise them; None if there is anything else among them."""
+    # anything else in the group is a bug, whose traceback must not be hidden
     matching, rest = group.split(OSError)
     if matching is None or rest is not None:
         return None

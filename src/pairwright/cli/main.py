@@ -39,6 +39,7 @@ from pairwright.errors import PairwrightError
 
 # Missing packages: which extra installs one, by the metadata of pairwright itself.
 
+# A line of the metadata such as: httpx>=0.27; extra == "serve"; groups: package, extra
 _REQUIREMENT = re.compile(r"""([\w.-]+).*extra == ['"]([\w-]+)['"]""")
 _NOT_FOR_USERS = ("all", "dev")
 
@@ -122,6 +123,7 @@ def main() -> None:
         refuse_addresses(command)
         explain_stops(command)
         name_types_plainly(command)
+        # not standalone: exceptions are raised here instead of being printed
         code = command(prog_name="pairwright", standalone_mode=False)
         if code == Interrupted.exit_code:  # before the command began
             sys.exit(_fail(describe_stop(""), code))

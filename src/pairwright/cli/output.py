@@ -28,6 +28,7 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, short: Mapping[str, str] | None = None
 ) -> None:
     """A result for people: a table in a terminal, with short headings if given; tab-separated lines in a pipe."""
+    # in a pipe: no colours and no wrapping, so that cut and awk can read it
     if not sys.stdout.isatty():
         print("\t".join(columns))
         for row in rows:
@@ -78,8 +79,10 @@ class Progress:
 
             counter = DownloadColumn() if self._unit == "MB" else MofNCompleteColumn()
             columns = (TextColumn(self._verb), BarColumn(), counter, TimeRemainingColumn())
+            # transient: the bar disappears at the end, and only the result stays
             self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
+            # the total is known at the first `show` only
             task = self._bar.add_task(self._verb, total=None)
             self._update = lambda done, total: self._bar.update(task, completed=done, total=total)
         return self
@@ -114,6 +117,7 @@ class CollectView:
             from rich.console import Console
             from rich.live import Live
 
+            # refreshed by `show`, without a thread
             self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
             self._live.start()
         return self

@@ -37,9 +37,11 @@ if TYPE_CHECKING:
 
 # KEY=VALUE words.
 
+# A dotted key; parts after the first may have dashes
 _KEY = r"[A-Za-z_]\w*(?:\.[\w-]+)*"
+# Group 1 is the key; a value may span lines
 _OVERRIDE = re.compile(rf"({_KEY})=.*", re.S)
-_OLD_OPTIONS = ("-o", "--override")
+_OLD_OPTIONS = ("-o", "--override")  # what set keys in an earlier release
 
 Overrides = Annotated[
     list[str] | None,
@@ -97,6 +99,7 @@ def load_settings(
 
 def _label_words(params: list[Any], args: list[str]) -> list[tuple[str, str]]:
     """Each word with its part in the command: option, value (of the option before it), argument, literal (after --)."""
+    # spellings of options that take a value: the word after one is no argument
     with_value = {
         spelling
         for param in params
@@ -122,6 +125,7 @@ def _is_override(word: str, *, is_checked: bool) -> bool:
     from pairwright.config.config_file import explain_unknown, is_top_key
 
     key = match[1]
+    # lexists: a broken link is a path, too
     is_path = os.path.lexists(word) or (glob.has_magic(word) and any(True for _ in glob.iglob(word, recursive=True)))
     if is_path and is_top_key(key):
         raise ConfigError(f"{word}: a path and an override: write ./{word} for the path, or --set {shlex.quote(word)}")
@@ -134,6 +138,7 @@ def _refuse_old_form(params: list[Any], labels: list[tuple[str, str]]) -> None:
     """`-o KEY VALUE` set a key once. Now `-o` is the output: whoever writes the old form reads the new one."""
     words = [word for _, word in labels]
     has_output = any("-o" in param.opts for param in params)
+    # how many words each argument takes; -1 is any number
     capacity = [param.nargs for param in params if param.param_type_name == "argument"]
     num_arguments = sum(label == "argument" and not _OVERRIDE.fullmatch(word) for label, word in labels)
     has_excess = -1 not in capacity and num_arguments > sum(capacity)
@@ -141,6 +146,7 @@ def _refuse_old_form(params: list[Any], labels: list[tuple[str, str]]) -> None:
     for number, (label, word) in enumerate(labels):
         if label != "option" or word not in _OLD_OPTIONS:
             continue
+        # the two words after the option, "" where there are fewer
         key, value = (*words[number + 1 : number + 3], "", "")[:2]
         is_output = word == "-o" and has_output and not (value and (has_excess or "." in key))
         if not is_output and _is_like_key(key, is_exact=word == "-o" and has_output and not has_excess):
@@ -162,7 +168,7 @@ def _is_like_key(text: str, *, is_exact: bool) -> bool:
 
 # Options that are derived from keys.
 
-_META = "pairwright.flags"
+_META = "pairwright.flags"  # where the context keeps what derived options set
 
 
 @dataclass(frozen=True)
@@ -232,6 +238,7 @@ def with_options(*keys: str, after: str = "output", without: tuple[str, ...] = (
                 if key is None:
                     continue
                 value, source = ctx.params.pop(param.name, None), ctx.get_parameter_source(param.name)
+                # a default must not override the file: only what stands on the command line counts
                 if source is not None and source.name == "COMMANDLINE":
                     is_joined = key in _SPELLINGS and _SPELLINGS[key].is_joined
                     value = value.split(",") if is_joined else value
@@ -264,6 +271,7 @@ def _expand(keys: tuple[str, ...]) -> Iterator[str]:
 def _build_params(keys: list[str]) -> list[Any]:
     """Options as Typer builds them for a function that has these parameters."""
 
+    # Typer reads options from the signature of a function, so one is made up for them
     def command(**options: Any) -> None:
         pass
 
@@ -294,6 +302,7 @@ def _describe(key: str) -> tuple[Any, Any]:
     flag, metavar, words = spelling.flag, spelling.metavar, list(literals_of(field.annotation))
     if flag is None:
         flag = f"--{name}/--no-{name}" if kind is bool and default else f"--{name}"
+    # a number that is allowed beside words, as in evaluate.missing, is named, too
     if metavar is None and words:
         metavar = f"<{'|'.join([*words, *(['float'] if float in map(_kind_of, get_args(field.annotation)) else [])])}>"
     text = " ".join((field.description or "").split())
@@ -301,6 +310,7 @@ def _describe(key: str) -> tuple[Any, Any]:
         kind, default = str, None
     elif kind is list:
         kind, default, text = list[str], None, f"{text} Repeat the option for several."
+    # other values are passed as text, and the configuration parses and checks them
     elif metavar is not None or kind not in (bool, int, float):
         kind, default = str, None if default is None else str(default)
     option = typer.Option(
@@ -317,6 +327,7 @@ def _kind_of(annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         return _kind_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
+        # several possible types: text, which the configuration parses
         kinds = {_kind_of(choice) for choice in get_args(annotation) if choice is not NoneType}
         return kinds.pop() if len(kinds) == 1 else str
     if get_origin(annotation) is tuple:

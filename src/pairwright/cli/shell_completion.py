@@ -49,6 +49,7 @@ def complete_names(*names: str) -> _Completer:
     """A completion of comma-separated names, each at most once."""
 
     def complete(incomplete: str) -> list[str]:
+        # only the last name is completed; those before it are not offered again
         before, comma, last = incomplete.rpartition(",")
         rest = [name for name in names if name not in before.split(",")]
         return [before + comma + name for name in rest if name.startswith(last)]
@@ -79,6 +80,7 @@ def _choices_of(key: str) -> list[str]:
 
 def literals_of(annotation: Any) -> Iterator[str]:
     """The words that a type allows, as `Literal` has them."""
+    # literals may be nested in unions and tuples
     for choice in get_args(annotation):
         if isinstance(choice, str):
             yield choice

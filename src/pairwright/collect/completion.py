@@ -71,6 +71,7 @@ def as_messages(value: Prompt, where: str, *, role: str) -> tuple[Message, ...]:
     """Convert text (to one message of `role`), a message, or chat dicts in OpenAI's form to messages."""
     if isinstance(value, str):
         return (Message(role, value),)
+    # a mapping is one chat message, a sequence of them a conversation
     if isinstance(value, Message | Mapping):
         value = [value]
     if not isinstance(value, Sequence):
@@ -114,6 +115,7 @@ class ScorerError(CollectError):
 
 def one_line(error: BaseException, limit: int = 500) -> str:
     """Format an exception as one line, for ledgers and tables."""
+    # messages of HTTP and JSON libraries span several lines
     text = " ".join(str(error).split())
     line = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return line if len(line) <= limit else f"{line[:limit]}…"

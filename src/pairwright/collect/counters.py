@@ -15,6 +15,7 @@ class PairCount:
     """Counts pairs of comparable candidates with different rewards: same group, finite scores."""
 
     def __init__(self) -> None:
+        # (task, step, prompt hash) of a group: how often each reward occurred in it
         self._groups: dict[tuple[str, int, str], Counter[float]] = {}
         self.total = 0
 
@@ -54,12 +55,13 @@ class RunTally:
     reward_min: float | None = None
     reward_max: float | None = None
     pairs: PairCount = field(default_factory=PairCount)
-    without_ids: Counter[str] = field(default_factory=Counter)
+    without_ids: Counter[str] = field(default_factory=Counter)  # by reason
 
     def add(self, experience: Experience, prompt_hash: str) -> float | None:
         """Count a candidate; returns its reward if it is finite."""
         self.num_candidates += 1
         self.without_ids.update(reasons_of([experience]))
+        # within one run the step and the prompt identify the group; the task is the same
         self.pairs.add(("", experience.eid.step, prompt_hash), experience.reward)
         reward = experience.reward
         if reward is None or not math.isfinite(reward):
@@ -118,6 +120,7 @@ class Status:
     @property
     def seconds_left(self) -> float | None:
         """Estimate from the runs that ended since this process started; None before the first."""
+        # runs of an earlier process took none of the time of this one
         ended = self.num_done - self.num_before + self.num_failed
         left = self.num_runs - self.num_done - self.num_failed
         return None if ended <= 0 else self.seconds / ended * left

@@ -33,9 +33,11 @@ class History:
     def __init__(self, folder: Path, run_id: str, *, num_tasks: int, num_runs: int) -> None:
         self._folder, self._run_id = folder, run_id
         self._num_tasks, self._num_runs = num_tasks, num_runs
+        # figures of each run number, as they were last written
         self._reported: dict[int, Json] = {}
         if (folder / HISTORY).exists():
             listed = msgspec.json.decode((folder / HISTORY).read_bytes(), type=list[Json])
+            # another run id means that the folder was used for an earlier collection
             self._reported = {int(item["run_number"]): item for item in listed if item.get("run_id") == run_id}
 
     def update(self, entries: Mapping[RunKey, Entry]) -> None:
@@ -48,6 +50,7 @@ class History:
             ended = by_run.get(number, [])
             if len(ended) < self._num_tasks:
                 continue
+            # figures without the timestamp: an unchanged run number gets no second line
             figures = _figures(number, ended)
             known = self._reported.get(number, {})
             if any(known.get(key) != value for key, value in figures.items()):
@@ -59,6 +62,7 @@ class History:
 
     def finish(self, *, status: str, message: str, num_groups: int) -> None:
         runs = [self._reported[number] for number in sorted(self._reported)]
+        # the mean of the means: each run number counts the same, however many scores it has
         means = [run["avg_reward"] for run in runs]
         final = {
             "run_id": self._run_id,
@@ -104,6 +108,7 @@ def _now() -> str:
 # Identity: the settings that all parts of a collection share, written at its start and compared on resume
 
 FILE = "collection.json"
+# Fields of `policy` and `judge` that decide what is sampled; limits and addresses may change on resume
 _SAMPLING = ("model", "model_version", "temperature", "top_p", "max_tokens", "num_candidates", "stop", "extra_body")
 
 

@@ -25,7 +25,7 @@ from pairwright.records.messages import Json, Message, ToolCall
 _Line = tuple[int | str, int, str, int, list[Completion]]  # task, run, key of the request, its number, answers
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(_Line)
-Known = dict[tuple[str, int], list[Completion]]
+Known = dict[tuple[str, int], list[Completion]]  # (key of the request, its number): the answers
 
 
 class CallLog:
@@ -40,7 +40,9 @@ class CallLog:
             if not is_done(task, run):
                 self._known.setdefault((task, run), {})[key, number] = answers
                 lines.append(line)
+        # compact the log on opening, so that it does not grow with every resume
         write_bytes(path, b"".join(lines))
+        # O_APPEND: each write goes to the end of the file
         self._fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
 
     def take(self, task: Task) -> Known:
@@ -49,6 +51,7 @@ class CallLog:
 
     def add(self, task: Task, key: str, number: int, answers: list[Completion]) -> None:
         line = memoryview(_encode((task.id, task.run, key, number, answers)) + b"\n")
+        # os.write may write less than it was given
         while line:
             line = line[os.write(self._fd, line) :]
 
@@ -100,8 +103,9 @@ class RunPolicy:
     ) -> None:
         self._policy, self._config, self._task = policy, config, task
         self._calls, self._on_answer, self._on_call = calls, on_answer, on_call
+        # without a log nothing is recorded for a resume, and every request is sent
         self._known = {} if calls is None else calls.take(task)
-        self._asked: dict[str, int] = {}
+        self._asked: dict[str, int] = {}  # requests so far, by content
 
     @property
     def name(self) -> str | int:
@@ -140,6 +144,7 @@ class RunPolicy:
         return answers
 
     async def _answer(self, ask: Ask, seed: int | None) -> list[Completion]:
+        # an explicit seed is part of the key, a derived one follows from the number
         key = content_hash(ask.key(), seed)
         number = self._asked[key] = self._asked.get(key, -1) + 1
         known = self._known.pop((key, number), None)
@@ -188,6 +193,7 @@ class LocalPolicy:
                 n=ask.n,
                 seed=ask.seed,
                 stop=ask.stop,
+                # special tokens delimit tool calls in many templates, so they stay in the text that is parsed
                 skip_special_tokens=not ask.tools,
             )
             result = await self._batcher.submit(Request(prompt, sampling))
@@ -218,6 +224,7 @@ class LocalPolicy:
         numbered = tuple(
             ToolCall(call.name, call.arguments, f"call_{number}", call.type) for number, call in enumerate(calls)
         )
+        # with calls an empty text is None, as the chat APIs return it
         return Message("assistant", rest or None if numbered else rest, tool_calls=numbered)
 
 

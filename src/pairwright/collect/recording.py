@@ -60,6 +60,7 @@ class Step:
         self.name, self.index = name, index
         self.candidates: list[Candidate] = []
         self._tools = None if tools is None else tuple(tools)
+        # the tools and the hash of the last candidate
         self._hashed: tuple[tuple[Json, ...], str] | None = None
         self._recorder = recorder
         self._num_emitted = 0
@@ -93,6 +94,7 @@ class Step:
         messages = (answer.message,) if answer else as_messages(completion, "completion", role="assistant")  # type: ignore[arg-type]
         if not messages:
             raise RecordError("completion", completion, "at least one message")
+        # outside of a collection there are no calls to match
         calls = SampledCalls() if self._recorder is None else self._recorder.calls
         sampled = calls.match_messages(self.prompt, messages) if answer is None else calls.match_completion(answer)
         candidate = Candidate(
@@ -121,7 +123,9 @@ class Step:
 
     def take_scored(self) -> list[tuple[int, Candidate]]:
         """Take the candidates that were not taken yet, if all of them have a score."""
+        # candidates before `_num_emitted` are in the table already; positions stay those in the step
         waiting = list(enumerate(self.candidates))[self._num_emitted :]
+        # all or none: candidates of a step are compared, so they are written together
         if any(candidate.score is None for _, candidate in waiting):
             return []
         self._num_emitted = len(self.candidates)
@@ -153,7 +157,7 @@ class Recorder:
         self.final_reward: float | None = None
         self._emit, self._score_step = emit, score_step
         self._model_version = model_version
-        self._open: dict[str, Step] = {}
+        self._open: dict[str, Step] = {}  # steps by name, see `start` and `end`
         self._numbers = itertools.count()
 
     def place(self, *, task: int | str, run: int) -> None:
@@ -205,6 +209,7 @@ class Recorder:
 
         The token ids of the model's turns become one sequence, with the tokens of the environment masked out.
         """
+        # a trajectory is a step with one candidate, whose completion has many messages
         single_step = self.step(prompt, tools=tools)
         single_step.candidate(completion, score=reward, components=components, info=info, metrics=metrics)
         self.emit_scored(single_step)
@@ -221,6 +226,7 @@ class Recorder:
     async def close(self) -> None:
         """End a successful run: score and emit the remaining candidates."""
         for waiting in self.steps:
+            # the final reward comes before the scorer where the workflow has set one
             if self._score_step is not None and waiting.unscored and self.final_reward is None:
                 await self._score_step(waiting)
             for candidate in waiting.unscored:
@@ -234,6 +240,7 @@ class Recorder:
 
     def _emit_all(self, closed: Step, numbered: list[tuple[int, Candidate]]) -> None:
         """Emit candidates, grouped by prompt hash."""
+        # tools may differ between candidates of a step, and with them the prompt hash
         groups: dict[str, list[Experience]] = {}
         for number, candidate in numbered:
             experience = self._experience(closed, number, candidate)

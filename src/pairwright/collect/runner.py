@@ -175,6 +175,7 @@ class Collection:
     ) -> None:
         self._config, self._output, self._tasks = config, output, tasks
         self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
+        # a workflow may take fewer than three parameters: see `_call`
         self._num_parameters = len(inspect.signature(workflow).parameters)
         self._ledger = Ledger(output / "collection" / "ledger.jsonl")
         self._table = Table(output / "experience")
@@ -182,6 +183,7 @@ class Collection:
         self._calls = CallLog(output / "collection" / "calls.jsonl", is_done=self._ledger.is_done)
         num_runs = config.collect.num_runs
         self._history = History(output, run_id, num_tasks=len(tasks), num_runs=num_runs)
+        # (task, run) of this collection; the ledger may have more, from a larger one
         self._wanted = {(task.id, run) for run in range(num_runs) for task in tasks}
         self._left = [len(tasks)] * num_runs  # tasks that have not ended, by run number
         self._pairs = PairCount()
@@ -233,6 +235,7 @@ class Collection:
 
     async def _play(self, task: Task) -> None:
         """Execute one run up to its entry in the ledger."""
+        # counters of this run only; those of the collection are in `self.status`
         tally, started = RunTally(), time.monotonic()
         recorder = Recorder(
             task,
@@ -268,6 +271,7 @@ class Collection:
             num_tokens=tally.num_tokens,
             without_ids=dict(tally.without_ids),
         )
+        # returns when the records are durable: only then does the run count as done
         await self._writer.finish(entry)
         self._finish_run(entry)
 
@@ -317,6 +321,7 @@ class Collection:
             status.num_silent += not entry.num_candidates
         elif entry.kind is not None:
             status.failures[entry.kind] = status.failures.get(entry.kind, 0) + 1
+        # only endpoint policies count retries
         status.retries = getattr(self._policy, "retries", {})
         self._left[entry.run] -= 1
         if not self._left[entry.run]:
@@ -341,6 +346,7 @@ class Collection:
             self.status.without_ids.update(entry.without_ids)
             self.status.num_silent += not entry.num_candidates
         self.status.num_done = self.status.num_before = len(done)
+        # rows in the table: those of finished runs count towards pairs, those of others are skipped when recorded again
         batch = self._config.collect.batch
         tids = {EID(batch, task.id).tid: task.id for task in self._tasks}
         columns = ["uid", "tid", "run", "step", "prompt_hash", "reward"]
@@ -365,6 +371,7 @@ class Collection:
         whole = num_done == self.status.num_runs
         failed = problem is not None or num_done == 0
         message = str(problem) if problem else f"{num_done} of {self.status.num_runs} runs done"
+        # stopped: some runs have no entry in the ledger
         state = "failed" if failed else "completed" if len(entries) == self.status.num_runs else "stopped"
         self._history.finish(status=state, message=message, num_groups=self._pairs.num_groups)
         self._calls.close(all_done=whole)

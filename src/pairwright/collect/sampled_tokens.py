@@ -93,9 +93,11 @@ class SampledCalls:
 
     def match_messages(self, prompt: Sequence[Message], messages: Sequence[Message]) -> Sampled:
         """Match a candidate of messages: the completion of each generated one, and their ids as one sequence."""
+        # positions of the model's turns; the others are tool results and users
         generated = [number for number, message in enumerate(messages) if message.is_generated]
         conversation = [*prompt, *messages]
         matches = [
+            # the state of a turn is the conversation before it
             self._matches(messages[number], conversation[: len(prompt) + number], is_only=len(generated) == 1)
             for number in generated
         ]
@@ -141,6 +143,7 @@ def arrays_of(completion: Completion) -> Json:
     if not prompt or not answer:
         return {}
     arrays: dict[str, Any] = {
+        # ids of prompt and answer in one array; the log-probabilities below cover the answer only
         "tokens": np.array(prompt + answer, dtype=np.int32),
         "prompt_length": len(prompt),
     }
@@ -154,6 +157,7 @@ def _chain(matches: list[list[_Answer]]) -> tuple[list[_Answer | None], Json]:
 
     The last prompt contains all earlier turns, so it decides which of several equal answers a turn was.
     """
+    # try each candidate for the last turn, until one continues all earlier turns
     for last in matches[-1] if matches else ():
         whole = last.completion.prompt_ids or []
         fitting = [[answer for answer in answers if _is_start(answer.completion, whole)] for answers in matches[:-1]]
@@ -175,6 +179,7 @@ def _distinct(matches: list[list[_Answer]]) -> list[_Answer | None]:
 def _is_start(completion: Completion, ids: list[int]) -> bool:
     prompt, answer = completion.prompt_ids or [], completion.token_ids or []
     length = len(prompt)
+    # the ids of a turn are a prefix of the last prompt: its own prompt, then its answer
     return bool(prompt and answer) and ids[:length] == prompt and ids[length : length + len(answer)] == answer
 
 

@@ -78,6 +78,7 @@ class CommandScorer:
             raise ScorerError(f"{self.name}: took longer than {self._config.timeout_seconds:g} s") from None
         finally:
             await _end(process)
+        # too much output is an error, but too much on stderr is not
         if output is None:
             raise ScorerError(f"{self.name}: wrote more than {MAX_OUTPUT_BYTES:,} bytes")
         return code, output, (complaint or b"").decode("utf-8", "replace").strip()[-300:]
@@ -106,6 +107,7 @@ async def _read(stream: asyncio.StreamReader | None) -> bytes | None:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill all remaining processes of the command's session."""
     try:
+        # with a session of its own, the process group of the command has the id of its first process
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
@@ -150,6 +152,7 @@ def make_scorer(config: ScorerConfig, *, base: Path | None = None) -> Scorer:
 def as_score(value: Any, where: str) -> tuple[float | None, Json]:
     """Parse the value of a scorer to a score and its components."""
     components: Json = {}
+    # {"score": ...}, or {"reward": ...} as some evaluators return it
     if isinstance(value, dict):
         if not isinstance(components := value.get("components", {}), dict):
             raise ScorerError(f"{where}: components must be an object, got {components!r}")
@@ -224,6 +227,7 @@ _KINDS: dict[str, Callable[[ScorerConfig, Path | None], Scorer]] = {
 async def _call_function(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     try:
         value = function(*arguments)
+        # a scorer may be a plain or an async function
         return await value if inspect.isawaitable(value) else value
     except CollectError:
         raise

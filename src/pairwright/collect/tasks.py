@@ -22,7 +22,7 @@ from pairwright.sources.files import document, is_json_lines, line_units
 from pairwright.sources.format import Rejected
 
 _ROWS = 1024
-_LISTS = ("data", "tasks", "rows", "examples")
+_LISTS = ("data", "tasks", "rows", "examples")  # keys under which a JSON document may hold its list of tasks
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Task:
 
 def run_seed(seed: int, batch: int | str, task: int | str, run: int) -> int:
     """The seed of one run of one task; 63 bits."""
+    # 63 of 64 bits, so that the seed is not negative as a signed 64-bit integer
     return int(content_hash("run", seed, batch, task, run)[:16], 16) >> 1
 
 
@@ -56,8 +57,8 @@ def load_tasks(config: CollectConfig, rows: Iterable[Json] | None = None) -> lis
     where = "tasks" if rows is not None else str(config.dataset)
     rows = rows if rows is not None else read_rows(Path(str(config.dataset)), split=config.split)
     tasks: list[Task] = []
-    first_rows: dict[int | str, int] = {}
-    num_copies: dict[str, int] = {}
+    first_rows: dict[int | str, int] = {}  # the row in which each id was first seen
+    num_copies: dict[str, int] = {}  # how often each content was seen
     for number, row in enumerate(rows, start=1):
         if config.num_tasks is not None and len(tasks) >= config.num_tasks:
             break
@@ -103,6 +104,7 @@ def _json_rows(path: Path) -> Iterator[Json]:
     if isinstance(value, Rejected):
         raise SourceError(f"{path}: {value.reason}")
     if isinstance(value, dict):
+        # exactly one such list: with two it would be a guess which one is meant
         listed = [value[name] for name in _LISTS if isinstance(value.get(name), list)]
         value = listed[0] if len(listed) == 1 else value
     if not isinstance(value, list):
@@ -112,6 +114,7 @@ def _json_rows(path: Path) -> Iterator[Json]:
 
 
 def _csv_rows(path: Path) -> Iterator[Json]:
+    # utf-8-sig drops the byte order mark that spreadsheets write
     with open(path, newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         try:

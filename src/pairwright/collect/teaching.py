@@ -25,6 +25,7 @@ from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message
 from pairwright.store.table import Table
 
+# Names of teachers are names of folders: no separators, no leading dot
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -63,6 +64,7 @@ def read_states(table: Table) -> States:
             continue
         for position in positions:
             states.num_decisions += 1
+            # the state is what the student saw: the prompt, and the completion up to this turn
             state = experience.prompt + experience.completion[:position]
             key = prompt_hash(state, experience.tools)
             if key not in states.decisions:
@@ -130,4 +132,5 @@ def _skip_reason(experience: Experience, positions: list[int]) -> str | None:
         return "preference"
     if not positions:
         return "nothing_generated"
+    # without a prompt, the first turn has nothing before it to ask about
     return None if experience.prompt or positions[0] else "no_prompt"

@@ -6,7 +6,11 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from pairwright.config.sections import Section
 
+# Names that are safe in URLs and paths
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+# `backend.nemo_customizer`: hyperparameters, deployment, and the service itself.
 
 
 class DpoHyperparameters(Section):
@@ -104,6 +108,7 @@ class DeploymentConfig(Section):
 class NemoCustomizerConfig(Section):
     """A service that speaks NeMo Customizer's protocol: NVIDIA's, or `pairwright serve jobs`."""
 
+    # addresses and secrets
     entity_host: str | None = Field(default=None, pattern=r"^https?://")
     """Address of namespaces, datasets, jobs and deployments."""
     datastore_host: str | None = Field(default=None, pattern=r"^https?://")
@@ -112,6 +117,7 @@ class NemoCustomizerConfig(Section):
     """Token of the data store, sent to the entity host too where that is the same host."""
     api_token: SecretStr | None = None
     """Token of the entity host, where it wants one of its own."""
+    # names on the service
     namespace: str = Field(default="default", pattern=_NAME)
     """Namespace of dataset, job and model."""
     dataset_name: str = Field(default="pairwright-dpo", pattern=_NAME)
@@ -120,6 +126,7 @@ class NemoCustomizerConfig(Section):
     """Folder for the files before they are uploaded; in the run's folder if not set."""
     create_namespace_if_missing: bool = True
     """Create the namespace in both stores if it is not there."""
+    # the job and its data
     customization_config: str | None = None
     """What is tuned, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100; else the job's model."""
     hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
@@ -129,9 +136,11 @@ class NemoCustomizerConfig(Section):
     """Share of the groups held out where the pairs have no validation split."""
     pin_revision: bool = True
     """Name the uploaded revision in the job. Off for a service that cannot read it."""
+    # deployment
     deploy_on_completion: bool = False
     """Deploy the tuned model when the job is completed."""
     deployment_config: DeploymentConfig = DeploymentConfig()
+    # waiting for the job and for the deployment
     poll_interval_seconds: float = Field(default=30, gt=0)
     """Between two status calls."""
     training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
@@ -168,6 +177,9 @@ class NemoCustomizerConfig(Section):
     @classmethod
     def _empty_is_none(cls, value: Any) -> Any:
         return None if value == "" else value
+
+
+# The other places: this machine, TRL, NeMo RL.
 
 
 class LocalConfig(Section):

@@ -15,6 +15,7 @@ Count = Annotated[int, Field(ge=1)]
 class PolicyConfig(Section):
     """The model that answers: an OpenAI-compatible endpoint, or a folder loaded once and asked in batches."""
 
+    # which model, and where
     model: str | None = None
     """Name of the model at the endpoint; without base_url the folder of a local checkpoint."""
     base_url: str | None = None
@@ -23,6 +24,7 @@ class PolicyConfig(Section):
     """Name of the environment variable that holds the key; null: none is sent."""
     model_version: str | int | None = None
     """What is recorded as the version of the model; by default its name."""
+    # sampling; part of the identity of a collection
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """Sampling temperature; 0 takes the most likely token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -33,6 +35,7 @@ class PolicyConfig(Section):
     """Answers to each question where the workflow does not say how many."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer."""
+    # what is asked of an endpoint
     logprobs: bool = False
     """Ask the endpoint for log-probabilities; a local model always records them."""
     return_token_ids: bool = False
@@ -43,6 +46,7 @@ class PolicyConfig(Section):
     """More keys of the request's body."""
     max_choices_per_request: Count | None = None
     """Most answers asked for in one request; more candidates are several requests."""
+    # retries and limits of an endpoint
     max_retries: Annotated[int, Field(ge=0, le=100)] = 8
     """Times that a failed request is repeated."""
     retry_seconds: Positive = 0.5
@@ -57,6 +61,7 @@ class PolicyConfig(Section):
     """Rate limit."""
     tokens_per_minute: Positive | None = None
     """Rate limit of tokens, counted when answers come."""
+    # the local model
     device: str | None = None
     """Local model: cpu, cuda, ...; null: a GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -102,6 +107,7 @@ class ScorerConfig(Section):
 
     @model_validator(mode="after")
     def _whole(self) -> "ScorerConfig":
+        # options of other kinds are ignored; those of the chosen kind must be there
         if self.kind in ("function", "evaluator") and not self.function:
             raise ValueError(f"kind {self.kind} needs `function`")
         if self.kind == "command" and not self.command:

@@ -92,6 +92,7 @@ def iterate_keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[
     """
     for name, field in model.model_fields.items():
         alias = field.validation_alias
+        # foreign names of a field are keys, too, but sections are walked under our own name only
         others = [str(other) for other in alias.choices] if isinstance(alias, AliasChoices) else []
         for spelling in dict.fromkeys((name, *others)):
             yield prefix + spelling
@@ -126,6 +127,7 @@ def explain_unknown(key: str) -> str:
     "unknown key 'dpo.loss'; did you mean 'train.dpo.loss'?"
     """
     first, dot, rest = key.partition(".")
+    # a key that was written without its section, such as dpo.loss for train.dpo.loss
     absolute = [name for name in iterate_keys() if name.endswith(f".{key}")]
     near = [name + dot + rest for name in difflib.get_close_matches(first, Config.model_fields, n=1)]
     suggestions = " or ".join(map(repr, absolute or near))
@@ -144,6 +146,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 # Errors: validation problems as lines that name the key, or the command-line option that set it.
 
+# Pydantic's phrases and ours; longer phrases come before those that they contain
 _WORDS = {
     "Input should be": "expected",
     "greater than or equal to": "at least",
@@ -170,6 +173,7 @@ def describe_problems(
     for problem in error.errors(include_url=False):
         location, message = _locate(problem, root)
         key = ".".join(location)
+        # an option stands for every problem at or below its key; the dots keep `a.b` from matching `a.bc`
         flag = next((option for option in flags or {} if f"{key}.".startswith(f"{option}.")), None)
         if problem["type"] == "extra_forbidden":
             name, line = key, _explain_unknown(location, root)
@@ -210,6 +214,7 @@ def _locate(problem: Any, root: type[BaseModel]) -> tuple[list[str], str]:
         return location, problem["msg"]
     message = problem["msg"].removeprefix("Value error, ")
     name, colon, rest = message.partition(": ")
+    # a validator may name its field by its own name, or by the full dotted key
     prefix = ".".join([*location, ""])
     if colon and (name in _list_keys(location, root) or (prefix and name.startswith(prefix))):
         return [*location, name.removeprefix(prefix)], rest
@@ -245,7 +250,9 @@ def _list_keys(location: list[str], root: type[BaseModel]) -> list[str]:
 # Loading: file, environment, overrides and command-line options as one tree, which is then validated.
 
 ENVIRONMENT_PREFIX = "PAIRWRIGHT_"
+# Keys that hold addresses, which may have credentials in them
 _PLACES = (("sources", "paths"), ("pairs", "teachers"), ("tokens", "experience"))
+# ${NAME}: group 1 is the name of the variable
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -285,6 +292,7 @@ def printable_config(
     """The resolved configuration as it may be printed: `${VAR}` for values from the environment, and addresses without
     the credentials that may be in them."""
     environment = os.environ if environment is None else environment
+    # resolve for real, then put the references back where the written tree has them
     resolved = load_config(path, overrides=overrides, environment=environment).model_dump(mode="json")
     tree: dict[str, Any] = _with_references(resolved, merge_tree(path, overrides=overrides, environment=environment))
     for section, key in _PLACES:
@@ -300,6 +308,7 @@ def merge_tree(
     for variable in sorted(environment):
         if variable.startswith(ENVIRONMENT_PREFIX):
             key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+            # a reference and not the value, so that printing the tree cannot reveal it
             _set(tree, key, f"${{{variable}}}", variable)
     for key, value in overrides:
         if not is_top_key(key):
@@ -315,6 +324,7 @@ def config_schema() -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
+        # safe: plain values only, never Python objects
         value = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
@@ -390,6 +400,7 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:
         problems = describe_problems(error, Config, flags=flags)
+        # the name of the file helps only if something in it is wrong, not an option
         is_file_wrong = any(not problem.startswith("--") for problem in problems)
         raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
 
@@ -428,6 +439,7 @@ def adjust_config(config: "Config | str | os.PathLike[str] | None" = None, **val
     base = config if isinstance(config, Config) else load_config(config)
     if all(value == {} for value in values.values()):
         return base  # exactly as it is, for those who compare configurations
+    # exclude_unset: a value that was never set stays a default, and validators see only what was written
     return validate_tree(_merge(base.model_dump(exclude_unset=True), values), "options")
 
 

@@ -91,6 +91,7 @@ def find_llm(tree: Mapping[str, Any]) -> str | None:
 # Conversion: each key is placed in our tree, has no effect, or is listed with the reason.
 
 Key = tuple[str, ...]
+# ${NAME}, or ${NAME:-default} and ${NAME-default}: group 1 is the name, group 2 the default, which we do not have
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(:?-[^}]*)?\}")
 _NO_COUNTERPART = "no counterpart"
 
@@ -119,13 +120,16 @@ def from_nat(theirs: Mapping[Any, Any]) -> Converted:
         raise ConfigError(f"no finetuning configuration: expected one of finetuning, {', '.join(COMPONENTS)}")
     tree = with_text_keys(theirs)
     curriculum = entry_of(tree, "finetuning").get("curriculum_learning")
+    # a section that is switched off has no effect, whatever stands in it
     if isinstance(curriculum, dict) and not curriculum.get("enabled"):
         del tree["finetuning"]["curriculum_learning"]
     conversion = _Conversion(chosen={section: find_component(tree, section) for section in COMPONENTS})
     conversion.chosen["llms"] = find_llm(tree)
+    # `finetuning` first, since of two keys that disagree the first counts
     for section in sorted(tree, key=lambda name: name != "finetuning"):
         for key, value in _leaves((section,), entry_of(tree, section)):
             conversion.convert(key, value)
+    # the keys that the file itself set; defaults that are added below are not counted as mapped
     keys = frozenset(conversion.origins.values())
     conversion.add_defaults(tree)
     return conversion.result(keys)
@@ -145,6 +149,7 @@ class _Conversion:
             if key[1] != self.chosen[section]:
                 self.leave(key[:2], f"not what is trained: {self._choice(section)}")
                 return
+            # `*` in the place of the component's name, as the tables of option_names.py have it
             pattern = ".".join((section, "*", *key[2:]))
         else:
             pattern = ".".join(key)
@@ -159,6 +164,7 @@ class _Conversion:
         self._translate(pattern, key, value)
 
     def _translate(self, pattern: str, key: Key, value: Any) -> None:
+        # the section of theirs whose keys are copied by name
         below = next((theirs for theirs in BELOW if pattern.startswith(f"{theirs}.")), None)
         if pattern in RENAMED:
             self.place(RENAMED[pattern], value, key)
@@ -167,6 +173,7 @@ class _Conversion:
         elif pattern in PAIRS:
             self._pairs(key, value)
         elif pattern == STATUS_FAILURES:
+            # theirs is the number of the failure that ends the wait, ours the number of failures before it
             if isinstance(value, int) and value >= 1:
                 self.place("backend.nemo_customizer.max_status_failures", value - 1, key)
             elif value is not None:
@@ -188,6 +195,7 @@ class _Conversion:
             if value.startswith("file://"):
                 self.leave(key, f"the content of a file: write it into {own}")
                 return
+            # our configuration has no defaults in references: keep the name, and report the rest
             plain = _REFERENCE.sub(r"${\1}", value)
             if "${" in re.sub(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}", "", plain):
                 self.leave(key, f"only ${{NAME}} is filled from the environment: set {own}")
@@ -207,6 +215,7 @@ class _Conversion:
     def add_defaults(self, tree: Mapping[str, Any]) -> None:
         """What NAT takes where its file says nothing, and we would not."""
         for pattern, value in DEFAULTS.items():
+            # patterns with `*` belong to a component, which must have been chosen and understood
             section, _, rest = pattern.partition(".*.")
             if rest:
                 name = self.chosen[section]
@@ -229,7 +238,9 @@ class _Conversion:
 
     def result(self, file_keys: frozenset[str]) -> Converted:
         """The tree, with values as our configuration reads them; what it refuses is named. `file_keys` are theirs."""
+        # each turn drops the values that our configuration refuses, so the loop ends
         while True:
+            # references are text whatever the field's type is, so they cannot be validated here
             checked = {path: value for path, value in self.values.items() if not _is_reference(value)}
             try:
                 values = Config.model_validate(_tree(checked)).model_dump(mode="json")
@@ -238,6 +249,7 @@ class _Conversion:
                 for problem in error.errors(include_url=False, include_input=False):
                     self._refuse(tuple(map(str, problem["loc"])), problem["msg"])
         own_values = {path: _at(values, path) if path in checked else value for path, value in self.values.items()}
+        # sections in the order of the flow, plain keys before nested ones
         order = list(Config.model_fields)
         tree = _tree(dict(sorted(own_values.items(), key=lambda item: (order.index(item[0][0]), len(item[0])))))
         names = ["collect.workflow", "model", "collect.dataset"]
@@ -250,6 +262,7 @@ class _Conversion:
         return Converted(tree, len(file_keys & set(self.origins.values())), unmapped, missing)
 
     def _refuse(self, location: Key, message: str) -> None:
+        # the value whose path is a prefix of the problem's location
         path = next((path for path in self.values if location[: len(path)] == path), None)
         if path is None:
             raise ConfigError(f"{'.'.join(location)}: {message}")
@@ -309,6 +322,7 @@ class _Conversion:
         return f"finetuning.{COMPONENTS[section][0]} is {name}" if name else "finetuning names none"
 
     def _give_reason(self, pattern: str, key: Key) -> None:
+        # patterns that match the start of the key; the longest is the most specific reason
         parts = tuple(pattern.split("."))
         fitting = [
             theirs.split(".")
@@ -328,6 +342,7 @@ def _leaves(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
     if not isinstance(value, Mapping):
         yield key, value
         return
+    # False sorts before True: `_type` comes first and may refuse the whole component
     for name in sorted(value, key=lambda name: name != "_type"):
         yield from _leaves((*key, str(name)), value[name])
 
@@ -342,6 +357,7 @@ def _is_ours(dotted: str) -> bool:
         if not (isinstance(model, type) and issubclass(model, BaseModel)) or part not in model.model_fields:
             return False
         annotation = model.model_fields[part].annotation
+        # `Section | None`: look for the section among the members of the union
         inner = [kind for kind in getattr(annotation, "__args__", ()) if isinstance(kind, type)]
         model = next((kind for kind in inner if issubclass(kind, BaseModel)), annotation)
     return not (isinstance(model, type) and issubclass(model, BaseModel))
@@ -372,6 +388,7 @@ def read_nat(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    # files name their base; a cycle would recurse for ever
     if path.resolve() in above:
         raise ConfigError(f"{above[-1]}: base: {path} builds on this file itself")
     tree = _parse(path)
@@ -385,6 +402,7 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 def _parse(path: Path) -> dict[str, Any]:
     yaml = YAML(typ="safe", pure=True)
+    # NAT reads YAML 1.1, where `yes` and `on` are booleans
     yaml.version = (1, 1)
     try:
         with warnings.catch_warnings():

@@ -147,6 +147,7 @@ OTHER_REASONS = {"llms": "if it belongs into the body of a request, put it into 
 
 # The `pairs` section in the names of NAT's trajectory builder and NeMo Gym's script.
 
+# Options that differ only in their name
 _RENAMED = {
     "min_score_diff": "min_gap",
     "max_pairs_per_turn": "max_pairs_per_group",
@@ -154,6 +155,7 @@ _RENAMED = {
     "high_threshold": "high",
     "low_threshold": "low",
 }
+# Booleans of theirs: what true and false mean in our options
 _SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     "exhaustive_pairs": {True: {"strategy": "all"}, False: {"strategy": "best-worst"}},
     "reward_from_score_diff": {True: {"weight": "gap"}, False: {"weight": "chosen"}},
@@ -167,7 +169,7 @@ _CURRICULUM = {
     "increment_percentile": "curriculum_increment",
     "expansion_interval": "curriculum_interval",
 }
-_NAT_START = 0.3
+_NAT_START = 0.3  # where NAT's curriculum begins if its section does not say
 _NOT_OURS = {
     "min_reward_diff": "a group without different rewards gives no pair; min_gap bounds the gap of each",
     "random_subsample": "max_pairs draws a sample",
@@ -182,7 +184,7 @@ def own_names(section: Mapping[str, Any]) -> dict[str, Any]:
     {'strategy': 'best-worst', 'min_gap': 0.1}
     """
     own: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    origins: dict[str, str] = {}  # for each key of ours the foreign name that set it
     for name, value in section.items():
         if name == "strategy" and isinstance(value, str):
             value = _STRATEGIES.get(value, value)
@@ -209,6 +211,7 @@ def _curriculum(section: Any) -> dict[str, Any]:
     """NAT's section: tasks by mean reward, in stages that begin with a share of them and grow."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"pairs.curriculum_learning: got {section!r}, expected keys and values")
+    # every key that NAT's section may have, with its default
     names = {"enabled": False, "sort_ascending": False, **dict.fromkeys(_CURRICULUM), **dict.fromkeys(_NOT_OURS)}
     for name, value in section.items():
         if name not in names:
@@ -219,5 +222,6 @@ def _curriculum(section: Any) -> dict[str, Any]:
     if not settings["enabled"]:
         return {}
     stages = {own: section[name] for name, own in _CURRICULUM.items() if section.get(name) is not None}
+    # ascending means that tasks with the lowest mean reward, the hard ones, come first
     order = "hard-first" if settings["sort_ascending"] else "easy-first"
     return {"curriculum": order, "curriculum_start": _NAT_START, **stages}

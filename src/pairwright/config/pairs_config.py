@@ -27,7 +27,8 @@ from pairwright.paths import Place, is_address
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-_UNITS = {"MB": 1, "GB": 1024}
+_UNITS = {"MB": 1, "GB": 1024}  # in megabytes
+# Strategies that can be restricted to the candidates of one run
 _IN_RUNS = ("all", "best-worst", "stratified")
 
 
@@ -44,6 +45,7 @@ class Threshold:
     def parse(cls, text: "str | float | Threshold") -> "Threshold":
         if isinstance(text, Threshold):
             return text
+        # an optional q for a quantile, then a number: 0.7, q0.8, 1e-3
         match = re.fullmatch(r"(q?)([-+]?[0-9.]+(?:e[-+]?[0-9]+)?)", str(text).strip().lower())
         try:
             value = float(match[2]) if match else math.nan
@@ -62,6 +64,7 @@ def _as_written(threshold: Threshold) -> str | float:
 
 
 def _megabytes(size: Any) -> Any:
+    # text such as "512MB" or "2 GB" becomes a number of megabytes; plain numbers are left to pydantic
     if not isinstance(size, str) or size.strip().isdigit():
         return size
     number, unit = size[:-2].strip(), size[-2:].upper()
@@ -77,6 +80,7 @@ def _check_place(path: Any) -> str | Place:
 
 
 PlaceText = Annotated[str | Place, PlainValidator(_check_place), WithJsonSchema({"type": "string"})]
+# Thresholds are written back as they were read ("q0.8" or 0.7), so that a configuration survives a round trip
 RewardThreshold = Annotated[
     Threshold,
     PlainValidator(Threshold.parse),
@@ -88,6 +92,7 @@ RewardThreshold = Annotated[
 class PairsConfig(Section):
     """How pairs are built. null means: no limit. docs/pairs.md says what each does."""
 
+    # which candidates are paired, and by how much they must differ
     strategy: Literal["all", "best-worst", "stratified", "divergence", "teachers", "imported"] = "all"
     """Which candidates of a group are paired."""
     min_gap: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
@@ -108,6 +113,7 @@ class PairsConfig(Section):
     """Seeded sample of this many."""
     weight: Literal["one", "gap", "chosen"] = "one"
     """Weight of a pair: 1, its gap, or the chosen reward."""
+    # options of the strategy `stratified`
     high: RewardThreshold = Threshold(0.7, text=0.7)
     """stratified: chosen at least this, a reward or a quantile such as q0.8."""
     low: RewardThreshold = Threshold(0.4, text=0.4)
@@ -116,6 +122,7 @@ class PairsConfig(Section):
     """stratified: allow different prompts; marked."""
     max_per_chosen: Count = 1
     """Across groups: rejected ones for each chosen one."""
+    # filters of candidates and pairs
     dedupe: bool = True
     """Keep equal pairs once."""
     near_duplicates: Share | None = None
@@ -132,6 +139,7 @@ class PairsConfig(Section):
     """Bound on the length effect size: mean over standard deviation of the differences of lengths."""
     balance_by: Literal["drop", "reweight"] = "drop"
     """How lengths are balanced."""
+    # split and order
     validation: Share = 0.0
     """Share of groups for the validation split."""
     curriculum: Literal["none", "easy-first", "hard-first"] = "none"
@@ -144,6 +152,7 @@ class PairsConfig(Section):
     """Share of the tasks that each further stage adds."""
     curriculum_interval: Count = 5
     """Epochs for which a trainer stays at a stage."""
+    # options of the strategies `divergence` and `teachers`
     tree: bool = False
     """divergence: compare branches by their mean reward."""
     environment_divergence: bool = False
@@ -154,6 +163,7 @@ class PairsConfig(Section):
     """teachers: how many must agree; by default more than half."""
     teacher_choice: Literal["majority", "best"] = "majority"
     """teachers: the answer of most, or the best-scored."""
+    # input and memory
     votes: str | SkipJsonSchema[Path] | None = None
     """A CSV file of votes instead of rewards."""
     where: str | None = None
@@ -176,6 +186,7 @@ class PairsConfig(Section):
     @model_validator(mode="after")
     def _fit_together(self) -> "PairsConfig":
         """Checks over several fields. A message begins with the field that it is about."""
+        # `not >=` and not `<`: it also refuses NaN
         if self.max_gap is not None and not self.max_gap >= self.min_gap:
             raise ValueError(f"max_gap: got {self.max_gap!r}, expected at least min_gap, {self.min_gap!r}")
         if self.curriculum == "none" and self.curriculum_start is not None:

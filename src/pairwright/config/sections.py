@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 class Section(BaseModel):
     """A part of the configuration. The line below a field is its documentation."""
 
+    # hide_input_in_errors: values may be secrets from the environment; attribute docstrings become help and schema
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
 
 
@@ -212,5 +213,6 @@ class EvaluateConfig(CompareTerms):
 
 def _metric(text: str) -> dict[str, str]:
     """NAME, NAME:higher or NAME:lower."""
+    # rpartition: a metric's name may contain colons
     name, colon, direction = text.rpartition(":")
     return {"name": name, "better": direction} if colon and direction in ("higher", "lower") else {"name": text}

@@ -173,8 +173,11 @@ class DistillConfig(DistillTerms):
     judge: ModelConfig = ModelConfig()
     """Model that is asked for hints: an endpoint or a folder; without `model` none is asked."""
     hint_sources: tuple[Literal["function", "kind", "environment", "judge"], ...] = (
-        "function", "kind", "environment", "judge",
-    )  # fmt: skip
+        "function",
+        "kind",
+        "environment",
+        "judge",
+    )
     """Where hints come from, the first that has one: `hint`, the templates, what was reported, `judge`."""
     hint_cache: str | None = None
     """Folder of the judge's answers; null: pairwright/hints in the user's cache folder."""
@@ -196,10 +199,12 @@ class LoraConfig(Named):
 class TrainConfig(Named):
     """How a model is trained on what the earlier stages made."""
 
+    # channels and their losses
     channels: ChannelWeights = ChannelWeights()
     dpo: PreferenceConfig = PreferenceConfig()
     grpo: PolicyConfig = PolicyConfig()
     sdpo: DistillConfig = DistillConfig()
+    # epochs, batches and order of the data
     epochs: Positive = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""
     max_steps: Positive | None = _also("max_steps", "max_num_steps", default=None)
@@ -216,6 +221,7 @@ class TrainConfig(Named):
     """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
     shuffle: bool = True
     """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
+    # optimizer
     learning_rate: Annotated[float, Field(gt=0)] = _also("learning_rate", "lr", default=5e-6)
     """Largest learning rate."""
     schedule: Literal["linear", "cosine", "constant"] = _also("schedule", "lr_scheduler_type", default="linear")
@@ -238,6 +244,7 @@ class TrainConfig(Named):
     """Clip the gradient's norm; 0 does not clip."""
     max_loss: Annotated[float, Field(gt=0)] = 1e4
     """A loss above it (or NaN) stops the run, with the batch saved."""
+    # precision, memory, and which weights are trained
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 computes in bfloat16 on float32 weights."""
     gradient_checkpointing: bool = False
@@ -257,6 +264,7 @@ class TrainConfig(Named):
     lora: LoraConfig = LoraConfig()
     reference: str = "initial"
     """initial: the weights before training. none. Or a model's folder."""
+    # validation, checkpoints and logs
     val_check_interval: Annotated[float, Field(gt=0)] | None = _also("val_check_interval", "val_period", default=None)
     """Updates between validations; below 1 a share of an epoch; null validates at the end of each epoch."""
     log_every_n_steps: Positive = 1
@@ -280,6 +288,7 @@ class TrainConfig(Named):
         """Names of the Customizer protocol that have no field of their own."""
         if not isinstance(data, dict):
             return data
+        # a copy: the caller's dict is not changed
         data = dict(data)
         for name in ("max_length", "truncation"):
             if name in data:
@@ -293,6 +302,7 @@ class TrainConfig(Named):
             data["channels"] = {"dpo": 0.0, kind: 1.0}
         data.pop("sequence_packing_enabled", None)  # sequences are always packed
         preference = data.get("dpo")
+        # NeMo Customizer has max_grad_norm in its dpo section, we have it for all channels
         if isinstance(preference, dict) and "max_grad_norm" in preference:
             preference = dict(preference)
             data.setdefault("max_grad_norm", preference.pop("max_grad_norm"))

@@ -77,6 +77,7 @@ class Pool:
 
     def map(self, function: Callable[[T], R], tasks: Iterable[T]) -> Iterator[R]:
         rest = iter(tasks)
+        # two tasks suffice to know whether there is anything to run in parallel; the rest stays lazy
         first = list(islice(rest, 2))
         if self.num_workers < 2 or len(first) < 2:
             for task in chain(first, rest):
@@ -135,6 +136,7 @@ class _Work(Generic[T, R]):
             ) from error
         self._retries_left -= 1
         self.pool = self._new_pool()
+        # all waiting tasks start again in the same order, so that results still come in the order of the tasks
         tasks = [task for task, _ in self.waiting]
         self.waiting = deque((task, self._start(task)) for task in tasks)
 
@@ -168,6 +170,7 @@ def _without_main() -> Iterator[None]:
 
     def prepare(name: str) -> dict[str, Any]:
         data = original(name)
+        # other threads of the program may start processes of their own, which keep their main module
         if threading.get_ident() == thread:
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data

@@ -14,6 +14,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    # restarting a server must not fail because old connections are still in TIME_WAIT
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -33,6 +34,7 @@ def free_port() -> int:
 
 
 def url_of(listener: socket.socket) -> str:
+    # IPv6 addresses have four parts (host, port, flow, scope); the host needs brackets in a URL
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -47,6 +49,7 @@ def serve_app(app: Any, listener: socket.socket, **options: Any) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=5,
+        # limit of the headers of a request, in bytes
         h11_max_incomplete_event_size=65_536,
         **options,
     )

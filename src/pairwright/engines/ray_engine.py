@@ -41,6 +41,7 @@ class RayEngine:
         import ray
 
         call = ray.remote(_call).options(num_cpus=1, max_retries=self.max_retries)
+        # put once into the object store; each task then carries only a reference
         shared, place = ray.put(function), ray.put((os.getcwd(), _versions()))
         waiting: deque[Any] = deque()
         try:
@@ -93,6 +94,7 @@ def connect(settings: "EngineConfig") -> Iterator[int]:
 
 def _probe(address: str | None) -> None:
     """Fail at once if nothing listens at the address: Ray would retry for a quarter of an hour."""
+    # host:port, IPv4 or [IPv6], with or without ray://; other addresses ("auto") cannot be probed
     match = re.fullmatch(r"(?:ray://)?([^:/]+|\[[^\]]+\]):(\d+)", address or "")
     if match:
         try:
@@ -137,6 +139,7 @@ def _result(reference: Any) -> Any:
 
     try:
         value, message, exit_code = ray.get(reference)
+    # an exception of the function itself keeps its traceback; the other errors of Ray mean lost workers or nodes
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayError as error:

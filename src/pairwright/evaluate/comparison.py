@@ -27,7 +27,7 @@ from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnema
 Missing = Literal["refuse", "leave_out"] | float
 Outcome = Literal["win", "draw", "loss"]
 SEVERAL_RUNS = "several runs of a task are not independent: see the sign test over tasks"
-FEW_TASKS = 20
+FEW_TASKS = 20  # below this number a note warns that the interval is too narrow
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Comparison:
         if self.metric.better == "higher":
             return difference
         low, high = difference.low, difference.high
+        # negating an interval swaps its bounds
         return Interval(-difference.mean, None if high is None else -high, None if low is None else -low)
 
     @property
@@ -143,11 +144,13 @@ def _pair_runs(
     left_out: Counter[str] = Counter()
     filled_in: Counter[str] = Counter()
     missing_runs: list[str] = []
+    # the union of both models' keys, in the order of the first
     for key in dict.fromkeys([*columns[0], *columns[1]]):
         values = columns[0].get(key), columns[1].get(key)
         if values[0] is None and values[1] is None:
             left_out["unscored_in_both"] += 1
             continue
+        # the side that has no score, if only one has one
         side = "before" if values[0] is None else "after"
         if values[0] is not None and values[1] is not None:
             paired[key] = values[0], values[1]
@@ -179,6 +182,7 @@ def _task_rows(runs: dict[Key, tuple[float, float]], metric: Metric, tie: float)
     bound = Fraction(repr(tie))  # exact: a difference equal to the tie must not depend on rounding
     rows = []
     for task, values in by_task.items():
+        # 0 is the old model, 1 the new one; exact fractions, so that equal scores are a draw
         before, after = (_exact_mean([value[side] for value in values]) for side in (0, 1))
         gain = after - before if metric.better == "higher" else before - after
         outcome: Outcome = "win" if gain > bound else "loss" if gain < -bound else "draw"
@@ -196,14 +200,17 @@ def _mcnemar(
 ) -> McNemar | None:
     """The table of solved runs; None if scores are not binary and no `success` threshold is set."""
     if success is None:
+        # only 0 and 1: the metric is a success by itself and needs no threshold
         if not {value for values in runs.values() for value in values} <= {0.0, 1.0}:
             return None
         success = 1.0 if metric.better == "higher" else 0.0
     is_lower = metric.better == "lower"
+    # keys are (solved before, solved after)
     count = Counter(
         tuple(value <= success if is_lower else value >= success for value in values) for values in runs.values()
     )
     cells = count[True, True], count[True, False], count[False, True], count[False, False]
+    # McNemar's test assumes independent pairs, and several runs of one task are not independent
     if len(runs) > num_tasks:
         return McNemar(*cells, p_value=None, reason=SEVERAL_RUNS)
     return McNemar(*cells, p_value=mcnemar_test(cells[1], cells[2]))
@@ -238,6 +245,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     """Judge a comparison whose intervals have the gate's confidence."""
     improvement = comparison.improvement
     name = comparison.metric.name
+    # with fewer than two tasks there is no interval, whatever the gate asks for
     if comparison.num_tasks < gate.min_tasks or improvement.low is None:
         least = max(gate.min_tasks, 2)
         reason = f"{comparison.num_tasks} tasks are too few to say: at least {least} are asked for"
@@ -245,6 +253,7 @@ def judge(comparison: Comparison, gate: Gate) -> Verdict:
     bounds = (
         f"{improvement.mean:+.4g} ({gate.confidence:.4g} interval {improvement.low:+.4g} to {improvement.high:+.4g})"
     )
+    # the lower bound decides, not the mean: the gate asks for evidence of the improvement
     if improvement.low < gate.min_improvement:
         reason = f"{name} improved by {bounds}; the lower bound is below {gate.min_improvement:.4g}"
         return Verdict(False, reason, name, gate)

@@ -70,14 +70,14 @@ def evaluate(
     if isinstance(before, Scores) and isinstance(after, Scores):
         measured = [Metric(metric) if isinstance(metric, str) else metric for metric in metrics]
         return evaluation.evaluate(before, after, metrics=measured, options=options, gate=gate, names=names)
-    section = dict(more)
+    section = dict(more)  # overrides of the `evaluate` section
     if metrics := list(metrics):
         section["metrics"] = [_fields(metric, "name", "better") for metric in metrics]
     if gate is not None:
         section["gate"] = _fields(gate, "min_improvement", "confidence", "min_tasks")
     values: dict[str, Any] = {"evaluate": section, "policy": policy or {}}
     values |= {} if seed is None else {"seed": seed}
-    if workflow is None and config is None:
+    if workflow is None and config is None:  # files of scores: nothing is run
         if tasks is not None:
             raise ConfigError("workflow: expected the async function that plays and scores a task")
         result = _compare_scores(before, after, adjust_config(**values), names)
@@ -87,7 +87,7 @@ def evaluate(
     if isinstance(workflow, str):
         section["workflow"] = workflow
     if isinstance(tasks, int):
-        section |= {"num_tasks": tasks, "dataset": None}
+        section |= {"num_tasks": tasks, "dataset": None}  # a number of tasks replaces a configured dataset
     elif isinstance(tasks, str | os.PathLike):
         section["dataset"] = os.fspath(tasks)
     rows = list(tasks) if tasks is not None and not isinstance(tasks, int | str | os.PathLike) else None

@@ -33,7 +33,7 @@ from pairwright.records.messages import Json
 
 FILE_NAME = "evaluation.json"
 TASKS_NAME = "evaluation.tasks.csv"
-NUM_REGRESSIONS = 50
+NUM_REGRESSIONS = 50  # in evaluation.json; the CSV file has all of them
 _DEFAULT_NAMES = ("reward", "score")
 
 
@@ -64,6 +64,7 @@ def evaluate(
     """Compare two models by each metric; the gate judges the first. Default: the reward, or the only metric."""
     options = options or CompareOptions()
     metrics = tuple(metrics) or (Metric(_only_metric(before, after)),)
+    # two metrics of the same name could not be told apart in the files
     twice = {metric.name for metric in metrics if sum(metric.name == other.name for other in metrics) > 1}
     if twice:
         raise ConfigError(f"metrics: {sorted(twice)[0]!r} is named more than once")
@@ -80,6 +81,7 @@ def evaluate(
 def write_evaluation(folder: Path, evaluation: Evaluation) -> Path:
     """Write both files atomically into a folder. Returns the path of evaluation.json."""
     try:
+        # the JSON file is written last: where it exists, the CSV file does, too
         write_bytes(folder / TASKS_NAME, _tasks_csv(evaluation))
         write_json(folder / FILE_NAME, evaluation_json(evaluation))
     except OSError as error:
@@ -142,6 +144,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def _tasks_csv(evaluation: Evaluation) -> bytes:
     text = io.StringIO()
+    # "\n" on every system: the same evaluation gives the same bytes
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("metric", "task", "runs", "before", "after", "difference", "outcome"))
     for comparison in evaluation.comparisons:
@@ -152,6 +155,7 @@ def _tasks_csv(evaluation: Evaluation) -> bytes:
 
 
 def _only_metric(before: Scores, after: Scores) -> str:
+    # metrics that both models have, in the order of the first
     shared = [name for name in before.metrics if name in after.metrics]
     for name in _DEFAULT_NAMES:
         if name in shared:
@@ -189,6 +193,7 @@ def evaluate_models(
     collections = []
     for side, model in zip(SIDES, (before, after), strict=True):
         folder = output / "evaluation" / side
+        # both sides get the same settings: with equal tasks and seeds, runs can be paired by (task, run)
         settings: dict[str, Any] = {
             "resume": resume,
             "base": base,
@@ -228,7 +233,9 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
         "num_runs": section.num_runs,
         "batch": BATCH,
     }
+    # one answer per request, and the model's own version: a configured one belongs to the policy of the collection
     policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1}
+    # a folder is loaded here, even if the configuration names an endpoint
     if Path(model).is_dir():
         policy |= {"base_url": None}
     if section.temperature is not None:

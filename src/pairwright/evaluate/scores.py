@@ -24,6 +24,7 @@ from pairwright.store.table import Table
 
 Reduce = Literal["refuse", "mean", "last", "sum", "max", "min"]
 Key = tuple[str, int]  # task and run
+# Columns that identify a row; all others are metrics
 _IDENTITY = ("task", "task_id", "id", "run")
 
 
@@ -80,6 +81,7 @@ def _from_table(path: Path, where: pl.Expr | None, reduce: Reduce) -> Scores:
     rows = []
     for batch in Table(path, create=False).scan(where=where, columns=columns):
         for row in batch.to_pylist():
+            # the reward comes last, so that a component or metric named "reward" cannot replace it
             numbers = _flat(row["metrics"]) | _flat(row["reward_components"]) | {"reward": row["reward"]}
             rows.append((row["step"], f"step {row['step']}", {**numbers, "task": row["task"], "run": row["run"]}))
     rows.sort(key=lambda row: row[0])  # stable: `last` is the last step, however the rows were appended
@@ -98,6 +100,7 @@ def _number_rows(rows: Iterator[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 
 def _csv_rows(path: Path) -> Iterator[Any]:
+    # utf-8-sig drops the byte order mark that spreadsheets write
     with path.open(newline="", encoding="utf-8-sig") as file:
         try:
             yield from csv.DictReader(file, strict=True)
@@ -129,6 +132,7 @@ def _decode(text: bytes, where: str) -> Any:
 def _key(row: Any, source: str, where: str) -> Key:
     if not isinstance(row, Mapping):
         raise SourceError(f"{source}: {where}: expected a task with its scores, got {row!r:.120}")
+    # the first of task, task_id and id that is set
     task = next((row[name] for name in _IDENTITY[:3] if row.get(name) not in (None, "")), None)
     if not isinstance(task, str | int) or isinstance(task, bool):
         raise SourceError(f"{source}: {where}: no task; expected a text or a whole number under task, task_id or id")

@@ -22,6 +22,7 @@ from pairwright.records.messages import Json
 def example_folder(name: str = "tic_tac_toe") -> Path:
     """The folder of an example: in the installed package, or beside it in a checkout."""
     package = Path(str(resources.files("pairwright")))
+    # a wheel has the examples inside the package, a checkout beside src/
     for place in (package / "examples" / name, package.parents[1] / "examples" / name):
         if (place / "config.yaml").is_file():
             return place
@@ -41,8 +42,10 @@ def prepare(folder: Path, *, seed: int, view: View) -> Path:
     if start.exists():
         return start
     view.say("start: training a small model on random legal moves")
+    # atomic: an interrupted preparation leaves no folder that a later run would take for complete
     with write_atomic(start) as temporary:
         command = [sys.executable, str(example_folder() / "prepare.py"), str(temporary), "--seed", str(seed)]
+        # offline: the example needs nothing from the Hugging Face Hub
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         if done.returncode:
             raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")

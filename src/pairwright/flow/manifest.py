@@ -18,6 +18,7 @@ from pairwright.errors import PairwrightError
 from pairwright.paths import write_json
 from pairwright.records.messages import Json
 
+# Packages whose versions are recorded, since they decide results
 _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow", "tokenizers", "numpy", "openai", "ray")
 
 
@@ -42,6 +43,7 @@ class Manifest:
             try:
                 known = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
                 self.stages = msgspec.convert(known.get("stages", {}), dict[str, StageRecord])
+                # a resumed run keeps the time of its first start
                 self._about["started"] = known.get("started", self._about["started"])
             except (OSError, msgspec.MsgspecError) as error:
                 raise PairwrightError(
@@ -49,6 +51,7 @@ class Manifest:
                 ) from error
 
     def is_done(self, name: str, key: str) -> bool:
+        # an interrupted or failed stage has the key, too, so the state counts as well
         known = self.stages.get(name)
         return known is not None and known.key == key and known.state == "done"
 

@@ -106,6 +106,7 @@ class Flow:
         config = self.config
         # `upstream` is the key of the current model: of the initial one, then of the last training
         model, upstream = self.initial, _model_key(self.initial)
+        # `first` is the key of the initial model; `experiences` has the table of each round so far, with its key
         first, experiences = upstream, []
         result: Json = {}
         for number in range(1, config.loop.rounds + 1):
@@ -128,9 +129,11 @@ class Flow:
         """Add the state of a stage to the plan. Returns its result if it is known, else the part that is certain."""
         known = self.manifest.stages.get(stage.name)
         leaves_model = stage.name.endswith("/train") and self._waits
+        # a training that is not done yet will leave its model here; the keys of later stages need the path
         expected: Json = {"model": str(stage.folders[0] / "model")} if leaves_model else {}
         state = "done" if self._is_done(stage) else "new"
         if state != "done" and known is not None:
+            # done in the manifest but not by `_is_done`: its key has changed, or a folder of its output is missing
             is_other = known.key != stage.key or known.state == "done"
             state = "again" if is_other else "retry" if known.state == "failed" else "resume"
         if plan.refusal is not None:
@@ -152,6 +155,7 @@ class Flow:
         if self.manifest.has_other(stage.name, stage.key):
             self._remove_outdated(stage)
         record = StageRecord(key=stage.key)
+        # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
         self.view.say(f"{stage.name}: started")
         started = time.monotonic()
@@ -175,6 +179,7 @@ class Flow:
             check: Callable[[], None] = lambda: None  # noqa: E731
         else:
             config = self.policy_config(model, number)
+            # limits of concurrency and time do not decide what is sampled, so they are no part of the key
             settings = config.collect.model_dump(mode="json", exclude={"max_concurrency", "task_timeout_seconds"})
             policy = config.policy.model_dump(
                 mode="json", include={"temperature", "top_p", "max_tokens", "num_candidates", "stop"}
@@ -190,6 +195,7 @@ class Flow:
     ) -> list[PlannedStage]:
         """The stages for pairs, tokens and training of a round."""
         config, name = self._round_config(), f"round-{number}"
+        # pairs from the experience of all rounds, or of this one
         used = experiences if config.loop.accumulate else experiences[-1:]
         tables = [path for path, _ in used]
         start = self._require_model(model)
@@ -201,6 +207,7 @@ class Flow:
             from pairwright.tokens.tokenizer import read_chat_template
 
             encoding.append(read_chat_template(config.tokens.chat_template))
+        # the initial model stands for the tokenizer, which training does not change
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
         train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)
         inputs = {
@@ -210,17 +217,24 @@ class Flow:
         }
         return [
             PlannedStage(
-                f"{name}/pairs", pairs_key, (place / "pairs",), lambda: pairs_stage(config, tables, place / "pairs"),
+                f"{name}/pairs",
+                pairs_key,
+                (place / "pairs",),
+                lambda: pairs_stage(config, tables, place / "pairs"),
             ),
             PlannedStage(
-                f"{name}/tokens", tokens_key, (place / "tokens",),
+                f"{name}/tokens",
+                tokens_key,
+                (place / "tokens",),
                 lambda: tokens_stage(config, place / "pairs", start, place / "tokens", self.view),
             ),
             PlannedStage(
-                f"{name}/train", train_key, (place / "train",),
+                f"{name}/train",
+                train_key,
+                (place / "train",),
                 lambda: train_stage(config, start, place / "train", inputs, self.view),
             ),
-        ]  # fmt: skip
+        ]
 
     def proof(self, number: int, place: Path, model: Path, first: str) -> PlannedStage:
         """The stage that compares the initial model with the one of this round, on the held-out tasks."""
@@ -246,6 +260,7 @@ class Flow:
         policy = self.config.policy
         if model is not None and (number > 1 or policy.base_url is None):
             policy = policy.model_copy(update={"model": str(model), "base_url": None})
+        # the round is the batch of its experience, so that ids of different rounds differ
         collect = self.config.collect.model_copy(update={"batch": number})
         return self.config.model_copy(update={"policy": policy, "collect": collect})
 
@@ -379,6 +394,7 @@ def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]
     """(stage, state, estimate) in order; `plan` is the result of `flow.plan()`, if the caller has it."""
     plan = flow.plan() if plan is None else plan
     states = dict(plan.steps)
+    # for a refused stage the third cell is the reason
     return [
         (name, state, str(plan.refusal) if state == "refused" else _estimate(flow, name, states))
         for name, state in plan.steps
@@ -388,6 +404,7 @@ def plan_rows(flow: Flow, plan: Plan | None = None) -> list[tuple[str, str, str]
 def _estimate(flow: Flow, name: str, states: dict[str, str]) -> str:
     """Estimated counts of a stage, from the configuration or from the results of earlier stages."""
     config = flow.config
+    # stage names are "round-1/train"
     number, _, stage = name.rpartition("/")
     if states[name] == "done":
         return ", ".join(f"{key} {value}" for key, value in list(flow.manifest.stages[name].result.items())[:4])
@@ -426,5 +443,6 @@ def _num_lines(flow: Flow, dataset: str, most: int | None) -> int | None:
     if path.suffix not in (".jsonl", ".csv") or not path.is_file():
         return most
     with open(path, "rb") as file:
+        # the first line of a CSV file is its header
         lines = sum(1 for _ in file) - (path.suffix == ".csv")
     return lines if most is None else min(most, lines)

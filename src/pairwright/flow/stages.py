@@ -13,6 +13,7 @@ from pairwright.engines import open_engine
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.records.messages import Json
 
+# Counts of the token stage's manifest that the run's manifest repeats
 _TOKEN_COUNTS = (
     "items", "exact", "sequences", "tokens", "trained_tokens", "recorded", "truncated", "refused",
     "with_dropped_content", "with_dropped_prompt_content", "with_images_left_out",
@@ -65,6 +66,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
     from pairwright.store.table import Table
 
     sources = config.sources
+    # relative paths of a configuration file are relative to its folder; addresses and absolute paths are not
     paths = [
         path if base is None or is_address(path) or Path(path).is_absolute() else str(base / path)
         for path in sources.paths
@@ -106,6 +108,7 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
     from pairwright.tokens.stage.cache import describe_losses
     from pairwright.tokens.stage.stage import encode_source
 
+    # without a tokenizer of its own the stage takes that of the model that is trained
     options = config.tokens.model_copy(update={"tokenizer": config.tokens.tokenizer or str(model)})
     with open_engine(config.engine) as engine:
         manifest = encode_source(pairs, folder, options, engine=engine, progress=view.counting)
@@ -131,6 +134,7 @@ def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
             config,
             model=model,
             output=folder,
+            # the status file of a run that has begun: go on from its newest checkpoint
             resume=(folder / "train.json").exists(),
             progress=view.training,
             pairs=inputs["pairs"],
@@ -147,6 +151,7 @@ def _account(folder: Path, view: View) -> Json:
     """Build the ledger of a training run (generated and trained tokens by channel); raise if it does not add up."""
     from pairwright.ledger import LedgerError, build_ledger
 
+    # encode=False: only recorded token ids are counted, no conversation is tokenized again
     ledger = build_ledger(folder.parent.name, folder, encode=False)
     for note in ledger.notes:
         view.say(f"ledger: {note}")
@@ -169,6 +174,7 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         request = JobRequest(model=str(model), pairs=inputs["pairs"], experience=inputs["experience"], launch=True)
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
+    # not waiting: the job is known, its model is not, and a run with more rounds will stop there
     if config.backend.name == "nemo-customizer" and not config.backend.nemo_customizer.wait_for_completion:
         return {"job": read_job(folder).id, "model": None}
     status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
@@ -189,6 +195,7 @@ def evaluate_stage(config: Config, folder: Path, before: Path, after: Path, base
         config, before=str(before), after=str(after), output=folder, resume=True, base=base, watch=view.collecting
     )
     write_evaluation(folder, evaluation)
+    # the first metric is the primary one, which the gate judges
     first = evaluation.comparisons[0]
     return {
         "metric": first.metric.name,

@@ -21,6 +21,7 @@ from pairwright.errors import PairwrightError, PlaceError
 
 # The Arrow file system of an address, and its errors as one-line messages
 
+# Schemes that pyarrow.fs implements itself; any other scheme goes through fsspec
 _NATIVE = frozenset({"s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"})
 _NO_FOLDERS = frozenset({"s3", "gcs", "abfs"})  # Arrow's names of the object stores, where folders are key prefixes
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -28,6 +29,7 @@ _MAX_REASON_CHARS = 300
 _CHUNK_BYTES = 8 * 2**20
 _abandoned: list[Any] = []  # upload streams that failed: see `send`
 _SERVICE_ERROR = re.compile(r"AWS Error (\w+) during (\w+) operation:(.*)", re.S)
+# AWS error codes, as they stand in Arrow's messages, to what the user can do about them
 _HINTS = {
     "ACCESS_DENIED": "access denied: credentials are taken from the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...)",
     "INVALID_ACCESS_KEY_ID": "the access key is not known there (AWS_ACCESS_KEY_ID)",
@@ -40,6 +42,7 @@ _HINTS = {
 @lru_cache(maxsize=64)
 def file_system(scheme: str, authority: str, login: str, query: str) -> tuple[Any, str]:
     """Arrow's file system for a scheme and authority, and the path of its root."""
+    # the login is part of the URI that is opened, but not of the label that errors show
     label, root = f"{scheme}://{authority}", f"{scheme}://{login}{'@' if login else ''}{authority}/"
     with translate_errors(label, login, query):
         if scheme in _NATIVE:
@@ -139,6 +142,7 @@ class Remote:
     key: str
     login: str = field(default="", repr=False)
     query: str = field(default="", repr=False)
+    # from the listing, so that sizes cost no request; not part of the identity
     known_size: int | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -248,6 +252,7 @@ class Remote:
             else:  # here a partial file would be visible, but a rename is atomic
                 hidden = self.parent / f".{self.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
                 hidden._send_and_move(path, local)
+            # an upload that was cut without an error is noticed by its size
             if self._info().size != local.stat().st_size:
                 raise PlaceError(f"{self}: what arrived is not what was sent: try again")
 
@@ -263,6 +268,7 @@ class Remote:
             if has_folders(system):
                 system.move(path, target.locate()[1])
                 return
+            # beyond the limit of a server-side copy the bytes have to pass through this machine
             if self.size() > _MAX_COPY_BYTES:
                 with tempfile.TemporaryDirectory(prefix="pairwright-") as folder:
                     self.fetch(Path(folder, "file"))
@@ -292,6 +298,7 @@ class Remote:
     def locate(self) -> tuple[Any, str]:
         """The file system, and the path in it."""
         system, root = file_system(self.scheme, self.authority, self.login, self.query)
+        # some file systems have "" as root, and the bucket itself has no key: never start a path with a stray "/"
         if not root or not self.key:
             return system, root or self.key
         return system, f"{root.rstrip('/')}/{self.key}"
@@ -310,6 +317,7 @@ class Remote:
 
     def _send_and_move(self, target: str, local: Path) -> None:
         system, path = self.locate()
+        # a file at the root of the file system has no folder to create
         if "/" in path.strip("/"):
             system.create_dir(path.rpartition("/")[0], recursive=True)
         try:

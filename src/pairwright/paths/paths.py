@@ -15,6 +15,7 @@ from pairwright.paths.addresses import Remote
 from pairwright.paths.scratch import scratch
 
 Place = Path | Remote
+# The scheme has two characters at least: `C://` would be a Windows drive
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.S)
 
 
@@ -49,6 +50,7 @@ def place(text: str | os.PathLike[str] | Remote) -> Place:
         login, host = "", authority
     if not host:
         raise PlaceError(f"{scheme}://: expected an address such as {scheme}://bucket/folder")
+    # empty components are dropped: `s3://bucket//a/` and `s3://bucket/a` are the same place
     return Remote(scheme, host, "/".join(part for part in key.split("/") if part), login, query)
 
 
@@ -151,6 +153,7 @@ def _split_query(rest: str) -> tuple[str, str]:
 
 # Files of a path or an address: a file, all files of a folder, or a glob, in the same order for both
 
+# Characters that start a wildcard, the same set as `glob.has_magic`
 _MAGIC = re.compile(r"[*?\[]")
 
 
@@ -192,6 +195,7 @@ def _local_files(path: str, skipped: Collection[str]) -> Iterator[tuple[Path, st
         yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped))
         return
     parts = Path(path).parts
+    # `parts[:num_fixed]` is the root of the glob: the components before the first wildcard
     num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     root = str(Path(*parts[:num_fixed])) if num_fixed else "."
     for match in sorted(glob.glob(path, recursive=True)):
@@ -219,10 +223,12 @@ def _files_below(path: Path, skipped: Collection[str]) -> Iterator[Path]:
 
 def _files_at(there: Remote, is_folder: bool, skipped: Collection[str]) -> Iterator[Remote]:
     if not is_folder:
+        # a size from a listing proves that the file exists, which saves a request
         if there.known_size is not None or there.is_file():
             yield there
         return
     below = [child for child, is_inner in there.entries(recursive=True) if not is_inner]
+    # the components of each key below the folder, the file name last
     names = {child: child.key.removeprefix(there.key).strip("/").split("/") for child in below}
     visible = [child for child in below if not any(name.startswith(".") for name in names[child])]
     # in the order of os.walk: the files of a folder, then its folders
@@ -245,6 +251,7 @@ def _matching(folder: Remote, parts: list[str]) -> Iterator[tuple[Remote, bool]]
                 yield child, False
         return
     for child, is_folder in entries:
+        # as in a shell, a wildcard matches a hidden name only if the pattern starts with a dot, too
         is_visible = not child.name.startswith(".") or first.startswith(".")
         if is_visible and fnmatchcase(child.name, first):
             if not rest:

@@ -53,6 +53,7 @@ def workspace_of(folder: "Path | Remote", *, owner: object) -> Path:
     if isinstance(folder, Path):
         return folder
     path = Path(tempfile.mkdtemp(prefix="pairwright-"))
+    # finalize, not __del__: it also runs when the interpreter exits
     weakref.finalize(owner, shutil.rmtree, path, ignore_errors=True)
     return path
 

@@ -39,6 +39,7 @@ def write_atomic(target: Place, *, error: type[PairwrightError] | None = None, d
             yield temporary
             publish(temporary, target, durable=durable)
         finally:
+            # does nothing after a successful rename: the temporary name is gone
             _remove(temporary)
     except OSError as failure:
         if error is None:
@@ -70,6 +71,7 @@ def publish(temporary: Place, target: Place, *, durable: bool = True) -> None:
     if durable:  # content first, then the rename, then the folder: the name never points to unsynced data
         for path in [temporary, *temporary.rglob("*")]:
             sync(path)
+    # os.replace overwrites no folder that has content, and no file by a folder
     if temporary.is_dir() or (target.is_dir() and not target.is_symlink()):
         _replace_folder(temporary, target)
     else:
@@ -87,6 +89,7 @@ def append_synced(path: Path, content: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Make the content of a local file, or the names in a folder, durable."""
+    # fsync works on a read-only descriptor, and a folder cannot be opened for writing
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -96,6 +99,7 @@ def sync(path: Path) -> None:
 
 def temporary_beside(target: Path) -> Path:
     """A unique hidden name in the same folder."""
+    # the leading dot hides it from listings; the process id and random bytes keep concurrent writers apart
     return target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 

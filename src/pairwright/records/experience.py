@@ -69,6 +69,7 @@ RESPONSE_ARRAYS = ("logprobs", "action_mask", "token_level_reward", "advantages"
 ARRAYS = ("tokens", *RESPONSE_ARRAYS, "routed_experts")
 
 
+# gc=False, here and below: records are in no reference cycles, and tracking millions would slow the collector
 class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """The identity of an experience. Keys are JSON arrays as text, so two different ids never give one key.
 
@@ -87,6 +88,7 @@ class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
             check_text(self.batch, "eid.batch", "an int or a string")
         if type(self.task) is not int:
             check_text(self.task, "eid.task", "an int or a string")
+        # 2**63: run and step are int64 columns in the table
         if type(self.run) is not int or not 0 <= self.run < 2**63:
             raise RecordError("eid.run", self.run, "an int of at least 0")
         if type(self.step) is not int or not 0 <= self.step < 2**63:
@@ -112,6 +114,7 @@ class EID(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown
     @property
     def sid(self) -> str:
         """The step: equal for what all runs of a task did at that step."""
+        # the run is null: four elements, so that a step never has the key of a run (three) or a task (two)
         return encode((self.batch, self.task, None, self.step)).decode()
 
     @classmethod
@@ -180,6 +183,7 @@ class Side(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, forbid
         length = None if self.tokens is None else set_tokens(self)
         set_response_arrays(self, SIDE_ARRAYS[1:], length)
 
+    # msgspec's own equality would compare numpy arrays with ==, which gives an array and not a truth value
     def __eq__(self, other: object) -> bool:
         return same_record(self, other) if type(other) is Side else NotImplemented
 
@@ -217,6 +221,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     ('2+2?', True)
     """
 
+    # identity and conversation
     eid: EID = msgspec.field(default_factory=EID)
     kind: Kind
     prompt: tuple[Message, ...] = ()
@@ -224,6 +229,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     completion: tuple[Message, ...] = ()
     chosen: Side | None = None
     rejected: Side | None = None
+    # recorded texts, used where there are no messages
     prompt_text: str | None = None
     response_text: str | None = None
     reward: float | None = None
@@ -236,14 +242,15 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
     source: Source | None = None
     side_of: SideOf | None = None
     custom_fields: tuple[CustomField, ...] = ()
+    # tokens: S is the length of `tokens`, R = S - prompt_length; see the head of this file
     prompt_length: int | None = None
-    tokens: Array | None = None
-    logprobs: Array | None = None
-    action_mask: Array | None = None
-    token_level_reward: Array | None = None
+    tokens: Array | None = None  # (S,) int
+    logprobs: Array | None = None  # (R,) float, log-probabilities of the policy that sampled
+    action_mask: Array | None = None  # (R,) bool or 0 and 1, True at tokens that the model generated
+    token_level_reward: Array | None = None  # (R,) float
     advantages: Array | None = None
     returns: Array | None = None
-    teacher_logprobs: Array | None = None
+    teacher_logprobs: Array | None = None  # (R, ...) float: the only one that may have further axes
     routed_experts: Array | None = None
     multi_modal_inputs: Mapping[str, Array] = {}
 
@@ -295,6 +302,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
             side = getattr(self, name)
             if type(side) is not Side:
                 raise RecordError(name, side, "a Side, since the kind is 'preference'")
+            # with tokens on one part only, prompt + chosen and prompt + rejected could not be joined
             if (side.tokens is None) != (self.tokens is None):
                 raise RecordError(f"{name}.tokens", side.tokens, "tokens on the prompt and both sides, or on none")
             if self.prompt and side.messages and TEXT in (self.prompt[0].role, side.messages[0].role):
@@ -347,6 +355,7 @@ class Experience(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False, 
         return same_record(self, other) if type(other) is Experience else NotImplemented
 
     def __hash__(self) -> int:
+        # equal records have equal ids, as a hash requires; arrays and dicts have no hash
         return hash(self.eid)
 
     @property

@@ -14,6 +14,7 @@ from pairwright.records.arrays import Array, dtype_named
 from pairwright.records.experience import EID, Experience, Kind, Side, SideOf
 from pairwright.records.messages import Message, completion_of_text, text_prompt
 
+# What to group by, and the property of EID that is its key
 _KEYS = {"task": "tid", "run": "rid", "step": "sid"}
 
 
@@ -97,6 +98,7 @@ def _single(exp: Experience, side: Side, name: Literal["chosen", "rejected"]) ->
             "tokens": np.concatenate([exp.tokens, side.tokens]),
             "prompt_length": len(exp.tokens),
             "logprobs": side.logprobs,
+            # a missing mask means that the side was generated as a whole
             "action_mask": np.ones(len(side.tokens), bool) if side.action_mask is None else side.action_mask,
         }
     eid = exp.eid
@@ -181,6 +183,7 @@ def gather_action_masks(experiences: Sequence[Experience], max_response: int) ->
     [[True, True], [True, False]]
     """
     masks = [_action_mask(exp) for exp in experiences]
+    # masks may be stored as integers 0 and 1; padding is False
     return _gather_response(masks, "action_mask", max_response, pad_value=0).astype(bool, copy=False)
 
 
@@ -245,6 +248,7 @@ def gather_custom_fields(experiences: Sequence[Experience]) -> dict[str, Array]:
                 raise RecordError("custom_fields", field.source_field, f"a custom field of {exp.eid.uid}, too")
         values = [exp.info[field.source_field] for exp in experiences]
         try:
+            # np.array raises ValueError for rows of unequal length; astype then gives the declared dtype
             batch[field.destination_field] = np.array(values).astype(dtype_named(field.dtype))
         except (TypeError, ValueError):
             raise RecordError(f"info.{field.source_field}", values, f"numbers of one shape, as {field.dtype}") from None
@@ -259,6 +263,7 @@ def _lengths(experiences: Sequence[Experience], max_prompt: int, max_response: i
             raise RecordError("tokens", None, f"token ids on {exp.eid.uid}: run `pairwright tokens` first")
         if exp.kind is Kind.PREFERENCE:
             raise RecordError("kind", exp.kind.value, f"a single sequence; split {exp.eid.uid} with split_preference")
+    # sequence lengths S and prompt lengths, both (B,) int
     lengths_B = np.array([len(exp.tokens) for exp in experiences if exp.tokens is not None])
     prompts_B = np.array([exp.prompt_length for exp in experiences])
     if prompts_B.max() > max_prompt:
@@ -284,6 +289,7 @@ def _pad_rows(arrays: list[Array], starts_B: Array, lengths_B: Array, width: int
     if first.dtype.kind not in "iu":
         pad_value = np.array(pad_value).astype(first.dtype).item()  # as Trinity: in the dtype of the first
     try:
+        # arrays of more than one dimension, such as teacher_logprobs (R, ...), keep their further axes
         out = np.full((len(arrays), width, *first.shape[1:]), pad_value, dtype)
     except OverflowError:
         raise RecordError("pad_id", pad_value, f"a value that {dtype} holds") from None

@@ -75,6 +75,7 @@ def set_response_arrays(record: msgspec.Struct, fields: tuple[str, ...], length:
         array = set_array(record, field, "bool" if field == "action_mask" else "float32")
         if length is None:
             raise RecordError(field, array, "no array, since there are no tokens that it could belong to")
+        # one value per token; only teacher_logprobs may have further axes
         if array.ndim == 0 or len(array) != length or (array.ndim > 1 and field != "teacher_logprobs"):
             raise RecordError(f"{field}.shape", array.shape, f"({length},), one value for each response token")
         if field == "action_mask":
@@ -101,6 +102,7 @@ def check_truncation(status: str | None) -> None:
 def check_tools(record: msgspec.Struct) -> None:
     """Check tool schemas: JSON objects. Runs of a task share one tuple object, which is then checked only once."""
     global _last_tools
+    # identity, not equality: comparing large schemas would cost as much as checking them
     if record.tools is not _last_tools:  # type: ignore[attr-defined]
         set_tuple(record, "tools", dict)
         tools = record.tools  # type: ignore[attr-defined]
@@ -294,6 +296,7 @@ def to_chat_message(
             call_id = missing_id if call.id is None else call.id
             value = call.arguments if arguments is None else arguments(call)
             function = {"name": call.name, "arguments": value}
+            # chat APIs nest name and arguments below "function"
             calls.append({**({} if call_id is None else {"id": call_id}), "type": call.type, "function": function})
     if message.tool_call_id is not None:
         chat["tool_call_id"] = message.tool_call_id
@@ -309,6 +312,7 @@ def to_template_chat(messages: Sequence[Message], *, arguments: str, empty: str 
     chat = []
     for message in messages:
         content = message.content
+        # an empty list of parts stays: it is no text
         if not content and not isinstance(content, list):
             content = empty if message.tool_calls else ""
         chat.append(to_chat_message(message, content=content, arguments=decode))

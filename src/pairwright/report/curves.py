@@ -15,8 +15,8 @@ from pairwright.report.plots import Markup, Plot, Section, format_number, join, 
 from pairwright.report.run_folder import RunFolder, read_rows
 from pairwright.report.svg import Line, line_chart
 
-MAX_POINTS = 240
-MAX_MORE = 24
+MAX_POINTS = 240  # points of a drawn curve
+MAX_MORE = 24  # curves beyond the main plots
 # title of a plot -> (metric, colour) of its lines
 MAIN: dict[str, tuple[tuple[str, str], ...]] = {
     "Loss": (("loss", "accent"),),
@@ -25,6 +25,7 @@ MAIN: dict[str, tuple[tuple[str, str], ...]] = {
     "Log-probability of both sides": (("logps/chosen", "chosen"), ("logps/rejected", "rejected")),
     "Implicit reward of both sides": (("rewards/chosen", "chosen"), ("rewards/rejected", "rejected")),
 }
+# Columns of metrics.jsonl that count or label, and are not drawn
 _NO_CURVE = ("step", "epoch", "time", "num_tokens", "round")
 
 
@@ -42,6 +43,7 @@ def curves_section(run: RunFolder) -> Section | None:
     if not rows:
         return None
     used = {name for lines in MAIN.values() for name, _ in lines}
+    # names of all metrics in order of appearance; the eval_ one is drawn in the plot of its training metric
     names = dict.fromkeys(name.removeprefix("eval_") for row in rows for name in row if _is_number(row[name]))
     plots = [plot for title, lines in MAIN.items() if (plot := _plot(rows, title, lines))]
     others = [name for name in names if name not in used and name not in _NO_CURVE]
@@ -76,6 +78,7 @@ def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
         valid = [row for row in rows if _is_number(row.get("step")) and math.isfinite(row["step"])]
         num_bad += len(rows) - len(valid)
         all_rows += [{**row, "step": row["step"] + offset, "round": stages.name} for row in valid]
+        # the next round starts where this one ended, so that all rounds share one x axis
         offset = max((row["step"] for row in all_rows), default=0.0)
     return all_rows, num_bad
 
@@ -107,6 +110,7 @@ def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
     every = -(-len(curve.steps) // MAX_POINTS)  # window size, rounded up
     if every == 1:
         return Line(name, curve.steps, curve.values, tone, dots=dots and len(curve.steps) <= 60)
+    # (steps, values) of each window
     parts = [(curve.steps[at : at + every], curve.values[at : at + every]) for at in range(0, len(curve.steps), every)]
     xs = [math.fsum(steps) / len(steps) for steps, _ in parts]
     ys = [math.fsum(values) / len(values) for _, values in parts]
@@ -116,6 +120,7 @@ def _line(curve: Curve, name: str, tone: str, *, dots: bool) -> Line:
 
 def _curve(rows: list[dict[str, Any]], name: str) -> Curve:
     points = [(row["step"], row[name]) for row in rows if _is_number(row.get(name))]
+    # values near the limits of float would overflow in sums and scales
     finite = [(float(step), float(value)) for step, value in points if math.isfinite(value) and abs(value) < 1e300]
     return Curve([step for step, _ in finite], [value for _, value in finite], len(points) - len(finite))
 
@@ -133,6 +138,7 @@ def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
         f"rejected {format_number(other_start)} → {format_number(other_end)} "
         "(log-probability, first and last tenth of the steps)."
     )
+    # DPO can widen the margin while both sides become less likely
     if end < start and other_end < other_start:
         return "likelihood displacement", "bad", f"Both sides became less likely: {figures}"
     if end < start:
@@ -144,6 +150,7 @@ def _ends(values: list[float]) -> tuple[float, float] | None:
     if len(values) < 2:
         return None
     tenth = max(1, len(values) // 10)
+    # means over a tenth of the steps, since single batches are noisy
     return math.fsum(values[:tenth]) / tenth, math.fsum(values[-tenth:]) / tenth
 
 

@@ -52,9 +52,11 @@ def _sentence(stages: Stages, funnel: dict[str, Any]) -> str:
 def _stage_plot(stage: dict[str, Any], stages: Stages) -> Plot:
     total = stage["in"] or 1
     bars = [Bar("in", stage["in"], "before")]
+    # descending order: the reason that cost most comes first
     drops = sorted(stage["drops"], key=lambda drop: -drop["count"])
     bars += [Bar(drop["reason"], drop["count"], "rejected", f"{drop['count'] / total:.0%}") for drop in drops]
     bars.append(Bar("out", stage["out"], "accent", f"{stage['out'] / total:.0%}"))
+    # in the CSV file drops are negative: their sum with `in` is `out`
     rows = [("what", "count"), ("in", stage["in"]), *((drop["reason"], -drop["count"]) for drop in drops)]
     rows.append(("out", stage["out"]))
     name = f"funnel-{stage['unit']}" + (f"-{stages.name.replace(' ', '-')}" if stages.name else "")

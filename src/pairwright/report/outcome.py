@@ -11,8 +11,8 @@ from pairwright.report.plots import Markup, Plot, Section, format_count, format_
 from pairwright.report.run_folder import RunFolder
 from pairwright.report.svg import Line, Span, interval_chart, line_chart
 
-MAX_REGRESSIONS = 20
-MAX_TASKS = 200
+MAX_REGRESSIONS = 20  # rows of a metric's table
+MAX_TASKS = 200  # rows of the table of all tasks
 
 
 def outcome_section(run: RunFolder) -> Section | None:
@@ -38,6 +38,7 @@ def outcome_section(run: RunFolder) -> Section | None:
 
 def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
     difference = metric["difference"]
+    # positive if the new model is better, whatever the direction of the metric
     better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
     figure = tag(
         "div",
@@ -75,6 +76,7 @@ def _verdict(gate: dict[str, Any] | None) -> Markup:
 
 def _wins(metric: dict[str, Any]) -> Markup:
     parts = (("wins", "good", "won"), ("draws", "before", "drawn"), ("losses", "bad", "lost"))
+    # flex values: the widths of the pieces are in proportion to the counts
     bar = [tag("i", class_=tone, style=f"flex:{int(metric[name])}") for name, tone, _ in parts if metric[name]]
     summary = ", ".join(f"{metric[name]:,} {word}" for name, _, word in parts)
     return join([tag("div", *bar, class_="wdl", role="img", aria_label=summary), tag("p", summary, class_="note")])
@@ -107,6 +109,7 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
             if not rows or rows[-1][0] < place:
                 low, high = (side["mean"] if side[end] is None else side[end] for end in ("low", "high"))
                 rows.append((place, side["mean"], low, high))
+    # two points are the plain comparison, which the page shows anyway
     if len(rows) < 3:
         return None
     places, means, lows, highs = (list(column) for column in zip(*rows, strict=True))
@@ -159,6 +162,7 @@ def _tasks(path: Path) -> Markup:
     if len(rows) < 2:
         return Markup("")
     title = f"Every task: the first {MAX_TASKS} rows, all are in {path.name}" if more else "Every task"
+    # the file has the metric first, the page the task
     cells = [[row[1], row[0], *row[2:]] for row in rows[1 : MAX_TASKS + 1]]
     heads = (rows[0][1], rows[0][0], *rows[0][2:])
     return tag("details", tag("summary", title), tag("div", table(heads, cells), class_="scroll"))

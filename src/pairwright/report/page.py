@@ -29,6 +29,7 @@ def settings_section(run: RunFolder) -> Section | None:
     parts = []
     if run.manifest is not None:
         facts = _flat(read_json(run.manifest))
+        # <dt> and <dd> alternate in one flat list
         rows = [part for name, value in facts[:MAX_FACTS] for part in (tag("dt", name), tag("dd", value))]
         parts.append(tag("dl", *rows))
         if len(facts) > MAX_FACTS:
@@ -83,6 +84,7 @@ def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | Non
         ("training", curves_section),
         ("settings", settings_section),
     ]
+    # sections are built in order; a stage that is missing gives None
     sections = [section for name, build in builders if (section := _build_section(build, run, name, folder))]
     return Report(
         html=str(_page(title or run.name, sections)),
@@ -95,6 +97,7 @@ def write_report(folder: Path, output: Path, *, tokenizer: Path | None = None, t
     """Write the page, and its plots into the folder `plots` beside it."""
     report = make_report(folder, tokenizer=tokenizer, title=title)
     try:
+        # the page is written last: where it is new, its plots are, too
         write_plots(output.parent / "plots", report.plots)
         write_bytes(output, report.html.encode())
     except OSError as error:
@@ -109,6 +112,7 @@ def _build_section(
     try:
         return build(run)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        # some of our errors are ValueErrors, too; their messages are complete already
         if isinstance(error, PairwrightError):
             raise
         raise PairwrightError(
@@ -125,6 +129,7 @@ def _page(title: str, sections: list[Section]) -> Markup:
         tag("meta", name="viewport", content="width=device-width,initial-scale=1"),
         tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
         tag("meta", name="color-scheme", content="light dark"),
+        # an empty icon keeps the browser from requesting favicon.ico
         tag("link", rel="icon", href="data:,"),
         tag("title", f"{title} · pairwright"),
         page_style(),

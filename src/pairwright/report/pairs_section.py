@@ -25,6 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 def narrow_rows(folder: Path) -> pl.DataFrame:
     """The columns for plots and sampling; no text is read."""
+    # four narrow columns: Parquet reads only these from disk
     names = ["id", "gap", "num_chosen_characters", "num_rejected_characters"]
     return pl.scan_parquet(folder / FILE_NAME, glob=False).select(names).collect()
 
@@ -58,6 +59,7 @@ def pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
     ordered = rows.sort(["gap", "id"], descending=[True, False])["id"]
     if len(ordered) <= most:
         return ordered.to_list()
+    # positions 0 to n - 1, evenly spaced, so that the largest and the smallest gap are among them
     return [ordered[round(number * (len(ordered) - 1) / (most - 1))] for number in range(most)]
 
 
@@ -76,7 +78,9 @@ def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], s
         # few distinct integers: one bin around each
         edges = np.arange(math.floor(low), math.ceil(high) + 2) - 0.5
     else:
+        # NUM_BINS + 1 edges; a single distinct value gets a bin of width 1
         edges = np.linspace(low, high if high > low else low + 1, NUM_BINS + 1)
+    # clipping puts values beyond the last edge into its bin, as the note says
     counts = [np.histogram(np.clip(column, edges[0], edges[-1]), edges)[0].tolist() for column in columns]
     return [float(edge) for edge in edges], counts, note
 
@@ -87,10 +91,10 @@ def _all_whole(values: Floats) -> bool:
 
 # Sample pairs side by side
 
-MAX_PAIRS = 12
-MAX_TURNS = 12
-MAX_CHARACTERS = 2_000
-KEPT_OF_SAME = 120
+MAX_PAIRS = 12  # sample pairs on the page
+MAX_TURNS = 12  # turns of a side that are shown
+MAX_CHARACTERS = 2_000  # characters of a turn that are shown
+KEPT_OF_SAME = 120  # characters that are shown of a common start
 
 
 def pairs_section(run: RunFolder) -> Section | None:
@@ -119,6 +123,7 @@ def sample_pairs(run: RunFolder) -> list[Pair]:
         return []
     ids = pick_ids(narrow_rows(folder), MAX_PAIRS)
     rows = pl.scan_parquet(folder / FILE_NAME, glob=False).filter(pl.col("id").is_in(ids)).collect()
+    # rows come in the order of the file; the page has the order of the ids
     by_id = {pair.id: pair for batch in rows.to_arrow().to_batches() for pair in pairs_of_batch(batch)}
     return [by_id[name] for name in ids]
 
@@ -161,6 +166,7 @@ def _prompt(pair: Pair) -> Markup:
 
 def _sides(pair: Pair, num_same: int) -> list[Markup]:
     both = pair.chosen[num_same:], pair.rejected[num_same:]
+    # only the first turns that differ are compared character by character
     first = [_text(side[0]) if side else "" for side in both]
     same = _common(*first)
     columns = []
@@ -215,6 +221,7 @@ def _num_same(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
         if left != right:
             break
         same += 1
+    # at least one turn of each side stays visible, even if all of one side is common
     return min(same, len(chosen) - 1, len(rejected) - 1)
 
 

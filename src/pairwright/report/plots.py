@@ -13,6 +13,7 @@ import msgspec
 
 # HTML and SVG: all text is escaped, except Markup built by this module
 
+# Elements without content: HTML void elements, and SVG shapes, which are closed by a slash
 _VOID = {"meta", "link", "br", "hr", "img", "circle", "line", "path", "rect"}
 # control characters, zero-width characters and direction overrides, which could disguise text
 _HIDDEN = re.compile(
@@ -131,6 +132,7 @@ def write_plots(folder: Path, plots: Sequence[Plot]) -> None:
     taken: set[str] = set()
     for plot in plots:
         name = file_name(plot.name, taken)
+        # the style goes right behind the opening tag, so that the file looks the same outside of the page
         opening, rest = plot.svg.split(">", 1)
         (folder / f"{name}.svg").write_text(f"{opening}>{plot_style()}{rest}", encoding="utf-8")
         text = io.StringIO()
@@ -145,6 +147,7 @@ def _remove_listed(folder: Path) -> None:
     except (OSError, msgspec.MsgspecError):
         return
     for name in names:
+        # the list may have been edited: delete plain names only, never a path
         if re.fullmatch(r"[a-z0-9-]+", name):
             for ending in (".svg", ".csv"):
                 (folder / f"{name}{ending}").unlink(missing_ok=True)

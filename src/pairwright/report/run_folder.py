@@ -15,6 +15,7 @@ import msgspec
 from pairwright.errors import PairwrightError
 from pairwright.records.json_text import from_json
 
+# Larger files are not from our stages: refuse them before they fill the memory
 MAX_JSON_BYTES = 64 * 2**20
 MAX_TEXT_CHARACTERS = 40_000
 
@@ -60,8 +61,10 @@ def open_run(folder: Path) -> RunFolder:
     numbered = [
         (int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"round-(\d{1,6})", path.name))
     ]
+    # sorted as numbers: round-10 comes after round-9
     rounds = [_stages(path, f"round {number}") for number, path in sorted(numbered)]
     own = _stages(folder, "")
+    # a run without rounds, or one whose folder has stages of its own beside them
     if not rounds or own.pairs or own.metrics:
         rounds = [own, *rounds]
     # the evaluation of the run itself, else of the last round that has one
@@ -72,6 +75,7 @@ def open_run(folder: Path) -> RunFolder:
         evaluation=next(filter(None, evaluations), None),
         config=_file(folder / "config.yaml"),
         manifest=_file(folder / "manifest.json"),
+        # the newest model first: its tokenizer is the most likely one
         tokenizers=[path for stages in rounds[::-1] for path in _models(stages.folder)],
     )
     if run.is_empty:
@@ -104,6 +108,7 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
                 if type(row) is dict:
                     rows.append(row)
                 else:
+                    # empty lines do not count; a last line that is still being written does
                     num_bad += bool(line.strip())
     except OSError as error:
         raise PairwrightError(f"{path}: cannot be read: {error}") from error

@@ -60,6 +60,7 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         width = self.high - self.low
+        # a range of a single value maps to the middle
         return round(self.start + (self.end - self.start) * ((value - self.low) / width if width else 0.5), 1)
 
 
@@ -81,10 +82,11 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 def line_chart(lines: Sequence[Line], *, label: str, x_label: str = "step", height: int = 190) -> Markup:
     """Lines over a common x axis; a single point is drawn as a dot."""
-    known = [(x, y) for line in lines for x, y in zip(line.xs, line.ys, strict=True)]
+    known = [(x, y) for line in lines for x, y in zip(line.xs, line.ys, strict=True)]  # all points, for the range of x
     bounds = [y for line in lines for y in (*line.ys, *line.low, *line.high)]
     low, high = _pad_range(min(bounds), max(bounds))
     across = Scale(min(x for x, _ in known), max(x for x, _ in known), LEFT, WIDTH - RIGHT)
+    # SVG counts y downwards: the low value is at the bottom, which has the larger y
     up = Scale(low, high, height - BOTTOM, TOP)
     x_ticks = ticks(across.low, across.high, 5)
     if all(float(x).is_integer() for x, _ in known):  # steps and rounds are whole
@@ -116,6 +118,7 @@ def histogram(
     height: int = 190,
 ) -> Markup:
     """Counts in bins, one or more overlaid series: (name, tone, count of each bin)."""
+    # `or 1`: an empty histogram still needs a scale
     most = max((count for _, _, series in counts for count in series), default=0) or 1
     across = Scale(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     up = Scale(0, most * 1.05, height - BOTTOM, TOP)
@@ -126,6 +129,7 @@ def histogram(
             if count:
                 x, y = across(left), up(count)
                 tooltip = tag("title", f"{name}: {count:,} from {format_number(left)} to {format_number(right)}")
+                # one unit is left between bars; a bar never vanishes
                 width = max(1.0, round(across(right) - x - 1, 1))
                 style = f"bar {tone}{' over' if len(counts) > 1 else ''}"
                 bar_height = round(up(0) - y, 1)
@@ -137,6 +141,7 @@ def interval_chart(spans: Sequence[Span], *, label: str, zero: bool = False) -> 
     """Means with their intervals, one per row; `zero` adds a line at no difference."""
     height = ROW * len(spans) + 22
     values = [value for span in spans for value in (span.mean, span.low, span.high) if value is not None]
+    # the line at zero has to be inside of the plot, too
     low, high = _pad_range(min([*values, 0.0] if zero else values), max([*values, 0.0] if zero else values), 0.08)
     across = Scale(low, high, 8, WIDTH - 8)
     parts = [_x_axis(across, ticks(low, high, 5), height + BOTTOM - 22, "")]
@@ -169,6 +174,7 @@ def bar_chart(bars: Sequence[Bar], *, label: str) -> Markup:
         caption = format_number(bar.amount) + (f" · {bar.note}" if bar.note else "")
         parts.append(tag("text", caption, x=WIDTH, y=y, text_anchor="end", class_="number"))
         parts.append(tag("rect", x=0, y=y + 5, width=WIDTH, height=8, rx=2, class_="track"))
+        # small amounts stay visible, zero has no bar
         width = max(1.5, round(WIDTH * bar.amount / most, 1)) if bar.amount else 0
         parts.append(tag("rect", x=0, y=y + 5, width=width, height=8, rx=2, class_=f"bar {bar.tone}"))
     return _picture(parts, height, label)
@@ -189,6 +195,7 @@ def _picture(parts: Sequence[Markup], height: int, label: str) -> Markup:
 def _pad_range(low: float, high: float, share: float = 0.06) -> tuple[float, float]:
     if high > low:
         return low - (high - low) * share, high + (high - low) * share
+    # a single value: some room around it, so that the scale has a width
     room = abs(low) * 0.1 or 1.0
     return low - room, high + room
 
@@ -207,6 +214,7 @@ def _x_axis(across: Scale, at: Sequence[float], height: int, label: str) -> Mark
     parts = [tag("line", x1=across.start, x2=across.end, y1=y, y2=y, class_="axis")]
     for value in at:
         x = across(value)
+        # labels at the ends are aligned inwards, so that they are not cut
         anchor = "start" if x < across.start + 6 else "end" if x > across.end - 6 else "middle"
         parts.append(tag("text", _short(value), x=x, y=y + 14, text_anchor=anchor, class_="tick"))
     if label:

@@ -18,8 +18,8 @@ from pairwright.tokens.stage.preview import PALETTE, token_texts
 from pairwright.tokens.stage.stage import folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 
-MAX_PAIRS = 3
-MAX_TOKENS = 600
+MAX_PAIRS = 3  # sample pairs on the page
+MAX_TOKENS = 600  # tokens that are shown of a sequence
 
 
 def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | None:
@@ -39,6 +39,7 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
         # no sequences to show, but refused and dropped content is reported in any case
         has_losses = cached is not None and bool(describe_losses(_manifest(cached)))
         return Section("tokens", "Tokens", _counts(cached)) if has_losses else None
+    # colours that occur, for the legend
     paints = {Paint(int(paint)) for _, _, sequence in sequences for paint in sequence.paint}
     keys = [tag("span", names[0], class_=f"p{int(paint)}") for paint, names in PALETTE.items() if paint in paints]
     parts = [
@@ -75,6 +76,7 @@ def _find_tokenizer(
 def _from_cache(folder: Path, pairs: list[Pair]) -> list[tuple[str, str, Sequence]]:
     ids = [pair.id for pair in pairs]
     rows = read_sequences(folder, pl.col("id").is_in(ids))
+    # in the order of the samples, chosen before rejected
     return sorted(rows, key=lambda row: (ids.index(row[0]), row[1]))
 
 
@@ -124,7 +126,9 @@ def _pair(tokenizer: ChatTokenizer, name: str, sequences: list[tuple[str, Sequen
 
 def _render_sequence(tokenizer: ChatTokenizer, side: str, sequence: Sequence) -> Markup:
     """Render a sequence around the first trained token: a long prompt is truncated at its start."""
+    # argmax of a bool array is the first True
     first_trained = int(sequence.mask.argmax()) if sequence.mask.any() else 0
+    # half of the window is the prompt right before the first trained token
     start = max(0, min(first_trained - MAX_TOKENS // 2, len(sequence) - MAX_TOKENS))
     end = min(len(sequence), start + MAX_TOKENS)
     texts = token_texts(tokenizer, sequence.ids[start:end])

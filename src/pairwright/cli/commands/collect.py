@@ -45,6 +45,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
     if as_json:
         print_json(figures)
     else:
+        # counts by kind are dicts, which have no cell in the table
         rows = [(key, value) for key, value in figures.items() if not isinstance(value, dict)]
         print_table("collected", ("figure", "value"), rows)
     for entry in collection.errors[:_MOST_ERRORS]:
@@ -52,6 +53,7 @@ def _report(collection: "Collected", output: Path, config: Path, *, as_json: boo
     if len(collection.errors) > _MOST_ERRORS:
         say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {output}/collection/ledger.jsonl")
     status = collection.status
+    # after the failures, which say why nothing was recorded
     if (reason := collection.why_empty()) is not None:
         raise PairwrightError(reason)
     for line in status.lines_without_ids():

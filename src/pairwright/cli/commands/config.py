@@ -63,6 +63,7 @@ def from_nat(
     try:
         conversion = convert(tree)
     except ConfigError as error:
+        # the conversion does not know the name of the file
         raise ConfigError(f"{file}: {error}") from None
     if output is not None:
         _write(output, _as_yaml(conversion.tree), overwrite=overwrite)
@@ -83,6 +84,7 @@ def from_nat(
 
 def _write(path: Path, text: str, *, overwrite: bool) -> None:
     try:
+        # "x" fails if the file exists, without a gap between check and write
         with path.open("w" if overwrite else "x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
@@ -98,6 +100,6 @@ def _as_yaml(value: Any) -> str:
 
     stream = StringIO()
     yaml = YAML()
-    yaml.default_flow_style = False
+    yaml.default_flow_style = False  # one key a line
     yaml.dump(value, stream)
     return stream.getvalue()

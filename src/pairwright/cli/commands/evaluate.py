@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 
 
+# Keys that are options of `evaluate compare`
 COMPARE_KEYS = (
     "evaluate.metrics", "evaluate.confidence", "evaluate.gate.min_improvement", "evaluate.gate.min_tasks",
     "evaluate.missing", "evaluate.reduce", "evaluate.tie", "evaluate.success", "evaluate.method",
@@ -83,6 +84,7 @@ def run(
             watch=view.show,
         )
     for side, collection in zip(("before", "after"), collections, strict=True):
+        # three of a side show what went wrong; the ledger has all
         for entry in collection.errors[:3]:
             say(f"{side}: task {entry.task!r}, run {entry.run} failed ({entry.kind}): {entry.message}")
     show_evaluation(evaluation, folder, as_json=as_json)
@@ -101,11 +103,13 @@ def show_evaluation(evaluation: "Evaluation", output: Path | None, *, as_json: b
     for comparison in evaluation.comparisons:
         for note in comparison.notes:
             say(f"{comparison.metric.name}: {note}")
+        # losses in descending order
         worse = comparison.regressions
         if worse:
             names = ", ".join(f"{row.task!r} ({row.difference:+.3g})" for row in worse[:3])
             more = ", …" if len(worse) > 3 else ""
             say(f"{comparison.metric.name}: worse on {len(worse):,} of {comparison.num_tasks:,} tasks: {names}{more}")
+    # the verdict comes last, since it decides the exit code
     place = "" if path is None else f" Written to {path}."
     if evaluation.verdict is not None and not evaluation.verdict.passed:
         say(f"the gate stays closed: {evaluation.verdict.reason}.{place}")

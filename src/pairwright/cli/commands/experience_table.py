@@ -39,6 +39,7 @@ def stats(folder: Dir, where: Where = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json(statistics)
         return
+    # plain values first, then each dict as rows of its own
     rows = [(name, value) for name, value in statistics.items() if not isinstance(value, dict)]
     for name, counts in statistics.items():
         if isinstance(counts, dict):
@@ -70,8 +71,10 @@ def head(
         for message in prompt:
             _print_message("  prompt       ", message)
         for message in completion:
+            # tool results and users inside of a completion are not what the model wrote
             label = "completion" if message.is_generated else "tool result" if message.role == "tool" else "prompt"
             _print_message(f"  {label:12} ", message)
+        # only preferences have sides
         for name in ("chosen", "rejected"):
             side = getattr(exp, name)
             for message in conversation_of(exp, side).completion if side else ():
@@ -127,6 +130,7 @@ def export(
         raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
     target = to or _target_of(file)
     condition = _condition(where)
+    # checked first, so that no empty file is written
     if not table.count(condition):
         which = "" if where is None else f" for which {where!r} holds"
         raise PairwrightError(f"{table.path}: no experience{which}; nothing was written")
@@ -135,6 +139,7 @@ def export(
 
 
 def _target_of(output: "Place") -> Target:
+    # a path without an ending is a folder, as a dataset on disk is
     endings = {".jsonl": Target.jsonl, ".parquet": Target.parquet, ".pwxp": Target.bytes, "": Target.hf}
     if output.suffix not in endings:
         raise ConfigError(f"{output}: unknown ending {output.suffix!r}; say --to {'|'.join(Target)}")

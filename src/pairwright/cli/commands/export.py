@@ -69,6 +69,7 @@ def export_pairs(
     try:
         summary = EXPORTERS[to](place(pairs), file, options)
     except NothingFits as error:
+        # the summary says why every pair was refused
         _report(error.summary, file, as_json=as_json)
         raise
     _report(summary, file, as_json=as_json)
@@ -82,5 +83,6 @@ def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None
         rows: list[tuple[str, int, str | None]] = [("pairs", summary.pairs, None), ("written", summary.written, None)]
         rows.append(("rows", summary.rows, None))
         for kind, counts in (("refused", summary.refused), ("noted", summary.noted)):
+            # reason, number of pairs, and the id of one of them
             rows += [(f"{kind}: {reason}", num, summary.examples[reason][0]) for reason, num in sorted(counts.items())]
         print_table(f"exported to {summary.target}", ("what", "pairs", "example"), rows)

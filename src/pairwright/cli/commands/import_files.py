@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
 )  # fmt: skip
+# Headings of these columns in a terminal
 _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
 IMPORT_KEYS = (
     "sources.format", "sources.reward", "sources.redact", "engine.name", "engine.address", "engine.workers",
@@ -43,6 +44,7 @@ def import_files(
     """Read agent traces into an experience table, and say what happened to every record."""
     from pairwright.engines.engine import without_blas_threads
 
+    # these imports load numpy, whose BLAS would start a thread per core
     with without_blas_threads():
         from pairwright.engines import open_engine
         from pairwright.paths import place
@@ -73,6 +75,7 @@ def import_files(
             progress=progress.show,
         )
     _report(summary, folder, as_json=as_json)
+    # after the report, which shows why nothing was read
     refuse_empty(summary)
     _say_added(summary, folder, is_scored=sources.reward is not None or scores is not None)
     if sources.on_bad_record == "fail" and summary.total("quarantined"):
@@ -85,6 +88,7 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
     else:
         rows = [(name, *(counts.get(column, 0) for column in _COLUMNS)) for name, counts in summary.formats.items()]
         print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
+    # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
         say(f"quarantined: {count:,} × {reason}")
     if summary.secrets:

@@ -48,6 +48,7 @@ def submit(
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
     name = settings.backend.name
     _refuse_other_job(output, is_forgotten=overwrite or resume)
+    # nemo-rl and trl write files for another machine, unless they are told to start
     is_launched = launch if launch is not None else name in ("local", "nemo-customizer")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
     job = BACKENDS[name].submit(output, request, settings, say)
@@ -55,6 +56,7 @@ def submit(
         _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
         return
+    # NeMo Customizer has its own switch in the configuration; other jobs are followed by default
     is_followed = (
         wait if wait is not None else name != "nemo-customizer" or settings.backend.nemo_customizer.wait_for_completion
     )
@@ -92,6 +94,7 @@ def show(
     folder = job_folder(name, root)
     job = read_job(folder)
     status = BACKENDS[job.backend].status(folder, job, _load(config, override))
+    # read again: the backend may have changed the file while it was asked
     job = follow_status(folder, read_job(folder), status)
     _report(job, folder, as_json=as_json, status=status)
 
@@ -120,6 +123,7 @@ def logs(
     folder = job_folder(name, root)
     job = read_job(folder)
     for line in BACKENDS[job.backend].logs(folder, job, _load(config, override), follow):
+        # lines that are followed must appear at once, also in a pipe
         print(line, flush=follow)
 
 
@@ -135,6 +139,7 @@ def cancel(
     folder, settings = job_folder(name, root), _load(config, override)
     job = read_job(folder)
     backend = BACKENDS[job.backend]
+    # a job that has ended cannot be cancelled: only report its state
     if job.state not in FINAL:
         job = backend.cancel(folder, job, settings)
         job = follow_status(folder, read_job(folder), backend.status(folder, read_job(folder), settings))
@@ -154,6 +159,9 @@ def deploy(
     _report_deployment(BACKENDS[job.backend].deploy(folder, job, _load(config, override), say), as_json=as_json)
 
 
+# Following a job to its end.
+
+
 def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
     from pairwright.jobs import BACKENDS, read_job
 
@@ -163,6 +171,7 @@ def _follow(folder: Path, config: "Config", *, as_json: bool) -> None:
         with _ProgressView() as view:
             status = backend.wait(folder, config, view.show)
     except KeyboardInterrupt as error:
+        # Ctrl-C ends the watching, not the job
         raise Interrupted(f"no longer following {job.id}, which goes on: pairwright jobs attach {folder}") from error
     job = read_job(folder)
     is_deployed = job.backend == "nemo-customizer" and config.backend.nemo_customizer.deploy_on_completion
@@ -199,11 +208,13 @@ class _ProgressView:
 
     def show(self, status: "Status") -> None:
         if self._live is not None:
+            # without a percentage the bar only shows that something is going on
             total = None if status.percentage is None else 100.0
             self._live.update(self._task, description=_line(status), completed=status.percentage or 0, total=total)
             return
         key = (status.state, status.step, status.message)
         is_new_state = self._last is None or self._last[0] is not status.state
+        # a new state is always printed, a new step at most every ten seconds
         if key != self._last and (is_new_state or time.monotonic() >= self._next):
             say(_line(status))
             self._last, self._next = key, time.monotonic() + 10
@@ -221,6 +232,9 @@ def _line(status: "Status") -> str:
     return ", ".join([*parts, *([status.message] if status.message else [])])
 
 
+# What is checked first, and what is printed.
+
+
 def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     from pairwright.jobs import is_submitted, read_job
     from pairwright.jobs.job import FILE_NAME, FINAL
@@ -228,6 +242,7 @@ def _refuse_other_job(folder: Path, *, is_forgotten: bool) -> None:
     if not (folder / FILE_NAME).exists():
         return
     job = read_job(folder)
+    # a job that was interrupted before it was handed over is submitted again
     if is_forgotten or not is_submitted(folder):
         return
     ways = (
@@ -250,6 +265,7 @@ def _report(job: "Job", folder: Path, *, as_json: bool, status: "Status | None" 
     ]
     if status is not None:
         rows += [("progress", _line(status))]
+    # each backend has some of these details
     for key in ("job_id", "output_model", "revision", "pid", "script", "slurm_id"):
         if job.details.get(key) is not None:
             rows.append((key, str(job.details[key])))

@@ -68,6 +68,7 @@ def stats(folder: Folder, as_json: AsJson = False) -> None:
     if as_json:
         print_json(statistics)
         return
+    # plain values first, then each dict as rows of its own
     rows = [(name, value) for name, value in statistics.items() if not isinstance(value, dict)]
     for name, counts in statistics.items():
         if isinstance(counts, dict):
@@ -113,6 +114,7 @@ def explain(
     if as_json:
         print_json(answer)
         return
+    # pairs are printed as lines below the table
     pairs = answer.pop("pairs", [])
     print_table(identity, ("what", "value"), list(answer.items()))
     for pair in pairs:

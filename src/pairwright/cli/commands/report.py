@@ -58,6 +58,7 @@ def explain_run(
     for ledger in ledgers:
         for note in ledger.notes:
             say(f"note: {ledger.name}: {note}")
+        # JSON has the accounts already
         for account in () if as_json else ledger.accounts:
             rows = [(fate.name, fate.turns, fate.tokens, fate.num_uncounted or "") for fate in account.fates]
             rows.append(

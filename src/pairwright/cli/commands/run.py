@@ -37,6 +37,7 @@ def run_flow(
     if dry_run:
         _show_plan(Flow(settings, folder, base=base), as_json=as_json)
         return
+    # references to the environment stay references in the file
     write_config(folder, printable_config(config, overrides=overrides))
     with live_view() as view:
         result = Flow(settings, folder, base=base, view=view).run()
@@ -56,6 +57,7 @@ class _LiveView:
     def __enter__(self) -> Any:
         from pairwright.flow import View
 
+        # holds the live table that is open, if there is one
         self._stack = ExitStack()
         self._open: Any = None
         self._kind = ""
@@ -67,6 +69,7 @@ class _LiveView:
         self._stack.close()
 
     def _say(self, line: str) -> None:
+        # a line would be overwritten by a live table: close it first
         self._stack.close()
         self._kind = ""
         say(line)

@@ -48,7 +48,7 @@ def serve_jobs(
         database_url=database,
         max_running=max_running,
         max_deployments=max_deployments,
-        max_upload_bytes=max_upload_mb * 2**20,
+        max_upload_bytes=max_upload_mb * 2**20,  # MiB to bytes
         stall_seconds=stall_minutes * 60,
         stop_seconds=stop_seconds,
     )
@@ -212,10 +212,12 @@ def serve_model(
     from pairwright.serve.model_server import check_address, run_vllm, serve_folder, vllm_command
 
     token = _token(api_key_env)
+    # without a token only this machine may connect
     check_address(host, token)
     if engine is ServeEngine.vllm:
         command = vllm_command(checkpoint, host=host, port=port, names=name or [], command=vllm, more=context.args)
         say(f"handing over to {' '.join(command)}")
+        # does not return: this process becomes vLLM
         run_vllm(command, token)
     if context.args:
         raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
@@ -236,6 +238,7 @@ def _token(variable: str | None) -> str | None:
     if variable is None:
         return None
     token = os.environ.get(variable, "")
+    # it is sent in an HTTP header
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"--api-key-env {variable}: expected a token in that variable: printable, without spaces")
     return token
@@ -247,4 +250,5 @@ app = typer.Typer(help="Serve fine-tuning jobs, or a model.", no_args_is_help=Tr
 app.command("jobs")(serve_jobs)
 app.add_typer(targets, name="targets")
 app.add_typer(token, name="token")
+# extra arguments are what follows `--`, for vLLM
 app.command("model", context_settings={"allow_extra_args": True})(serve_model)

@@ -51,6 +51,7 @@ def ask_teachers(
     from pairwright.store.table import Table
 
     settings = load_config(config, overrides=parse_overrides(override), flags=set_flags(ctx))
+    # for teachers of the command line; those of the configuration have options of their own
     options = {
         "temperature": temperature,
         "max_tokens": max_tokens,
@@ -93,6 +94,7 @@ def parse_teacher(text: str, options: dict[str, Any]) -> tuple[str, "PolicyConfi
     if where.startswith(("http://", "https://")):
         url, _, model = where.partition("#")
         return name, PolicyConfig.model_validate({**options, "base_url": url, "model": model or name})
+    # a local model needs no key, and always records token ids
     local = {key: options[key] for key in ("temperature", "max_tokens")}
     return name, PolicyConfig.model_validate({**local, "model": where})
 
@@ -118,6 +120,7 @@ def _report(states: "States", collections: "dict[str, Collected]", student: str,
         if len(collection.errors) > _MOST_ERRORS:
             ledger = collection.experience.parent / "collection" / "ledger.jsonl"
             say(f"... and {len(collection.errors) - _MOST_ERRORS:,} more in {ledger}")
+    # without the answers of a teacher its votes would be missing silently
     without_answer = [name for name, collection in collections.items() if not collection.status.num_candidates]
     if without_answer:
         raise PairwrightError(f"no answer of {', '.join(without_answer)}: see above; the same command asks again")

@@ -50,12 +50,14 @@ def build(
     flags = set_flags(ctx) | ({} if tokenizer is None else {"tokens.tokenizer": ("--tokenizer", str(tokenizer))})
     settings = load_settings(config, override, flags)
     options = settings.tokens
+    # the folders of a configuration's run
     if config is not None:
         source = source or str(Path("runs") / settings.name / "pairs")
         output = output or str(Path("runs") / settings.name / "tokens")
     if source is None or output is None or options.tokenizer is None:
         example = "pairwright tokens runs/first/pairs --tokenizer path/to/model -o runs/first/tokens"
         raise ConfigError(f"expected a source, --tokenizer DIR and -o DIR, e.g. {example}")
+    # `tokens.workers` overrides the workers of the engine
     folder, workers = place(output), options.workers or settings.engine.workers
     engine_settings = settings.engine.model_copy(update={"workers": workers})
     with Progress("encoding", "items") as progress, open_engine(engine_settings) as engine:
@@ -123,6 +125,7 @@ def show(
         return
     from rich.console import Console
 
+    # colours also where Rich does not recognise the terminal
     console = Console(force_terminal=sys.stdout.isatty() or None)
     console.print(legend())
     for title, sequence in sequences:
@@ -153,6 +156,7 @@ def check(tokenizer: TokenizerDir, chat_template: TemplateFile = None, as_json: 
             *((f"quirk: {quirk.name}", quirk.detail) for quirk in report.quirks),
         ]
         print_table(str(tokenizer), ("what", "value"), rows)
+        # trained tokens are in brackets
         print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
     say(f"{tokenizer}: {'supported' if report.is_supported else 'not supported'}, {len(report.quirks)} quirks")
     if not report.is_supported:
@@ -177,6 +181,7 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         f"{manifest['trained_share']:.1%} of tokens trained. "
         f"Next: pairwright tokens show {output} --tokenizer {tokenizer}"
     )
+    # everything was refused: say for each reason what to do
     if not manifest["sequences"]:
         from pairwright.tokens.refusals import WAY_OUT
 

@@ -13,6 +13,7 @@ from pairwright.cli.overrides import Overrides, parse_overrides, set_flags
 from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
 
+# Metrics of the live table, in this order
 _METRICS = ("loss", "rewards/margins", "rewards/accuracies", "logps/chosen", "logps/rejected", "grad_norm")
 Pairs = Annotated[
     str | None, typer.Option(metavar=PLACE, help="A pairs table (dpo, sft); also s3://...", show_default=False)
@@ -60,6 +61,7 @@ def train_model(
     """Train a causal language model on preference pairs, scored runs or hinted error turns."""
     from pairwright.config import load_config
 
+    # --lora is a switch for one value of a key, so it is added to the derived options by hand
     flags = set_flags(ctx) | ({"train.finetuning_type": ("--lora", "lora")} if lora else {})
     settings = load_config(config, overrides=parse_overrides(override), flags=flags)
     output = output or (Path("runs") / settings.name / "train" if config is not None else None)
@@ -68,6 +70,7 @@ def train_model(
             "expected --model DIR and -o RUN, e.g. pairwright train --pairs runs/x/pairs --model DIR -o runs/x"
         )
     named_tables = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+    # temporary copies of tables at an address live until training ends
     with ExitStack() as stack:
         tables = _tables(named_tables, lambda text: _fetch(text, output, settings, stack))
         _run(settings, model=model, output=output, resume=resume, as_json=as_json, **tables)
@@ -79,6 +82,7 @@ def _tables(names: dict[str, str | None], fetch: Callable[[str | None], Path | N
     if tables["tokens"] is not None:
         from pairwright.tokens.stage.stage import missing_table
 
+        # has_pairs and has_experience: whether the caller named the table
         known = {f"has_{name}": tables[name] is not None for name in ("pairs", "experience")}
         tables |= {name: fetch(str(path)) for name, path in missing_table(tables["tokens"], **known).items()}
     return tables
@@ -169,9 +173,11 @@ class TrainingView:
         import time
 
         now = time.monotonic()
+        # the first event need not be step 1: a resumed run starts later
         if self._started is None:
             self._started, self._first = now, event["step"]
         done = event["step"] - self._first
+        # mean seconds of a step so far, times the steps that are left
         left = (now - self._started) / done * (event["num_steps"] - event["step"]) if done else float("nan")
         rows = {"stage": f"step {event['step']:,} of {event['num_steps']:,}, epoch {event['epoch']:.2f}"}
         rows |= {name: f"{event[name]:.4g}" for name in _METRICS if name in event}
@@ -181,6 +187,7 @@ class TrainingView:
     def _update(self, rows: dict[str, str]) -> None:
         import time
 
+        # figures that an event does not have stay as they were
         self._rows |= rows
         if self._live is not None:
             from rich.table import Table
@@ -195,6 +202,7 @@ class TrainingView:
 
 
 def _clock(seconds: float) -> str:
+    # NaN: before the second step there is no estimate
     if seconds != seconds:
         return "-"
     minutes, rest = divmod(round(seconds), 60)

@@ -40,6 +40,7 @@ def events(data: bytes) -> Iterator[bytes]:
     # the last piece is an incomplete line; an event may have several data lines and ends with an empty one
     for line in data.replace(b"\r\n", b"\n").split(b"\n")[:-1]:
         if line.startswith(b"data:"):
+            # "data:" has five bytes; one space after it belongs to the format, further ones to the value
             lines.append(line[5:].removeprefix(b" "))
         elif not line and lines:
             yield b"\n".join(lines)
@@ -57,15 +58,18 @@ def chat_response(data: bytes) -> Json | None:
             continue
         chunk = _event_object(event)
         for key, value in chunk.items():
+            # metadata (id, model, usage) may come in any chunk; the last value counts
             if key != "choices" and value is not None:
                 response[key] = value
         for piece in chunk.get("choices") or ():
             if isinstance(piece, dict) and type(piece.get("index", 0)) is int:
                 _add(choices.setdefault(piece.get("index", 0), {"message": {"role": "assistant"}}), piece)
+    # some servers end without [DONE]: then every choice needs a finish reason
     whole = choices and all(choice.get("finish_reason") for choice in choices.values())
     if not choices or not (done or whole):
         return None
     for choice in choices.values():
+        # while a stream is assembled, tool calls are a dict by index; the response has a list
         calls = choice["message"].get("tool_calls")
         if calls:
             choice["message"]["tool_calls"] = [calls[number] for number in sorted(calls)]
@@ -89,12 +93,14 @@ def _add(choice: Json, piece: Json) -> None:
     for key, value in (delta if isinstance(delta, dict) else {}).items():
         if key == "tool_calls":
             for call in value or ():
+                # pieces of several calls are interleaved: each names the index of its call
                 _add_call(message.setdefault("tool_calls", {}), call)
         elif isinstance(value, str) and key != "role":
             message[key] = message.get(key, "") + value
         elif value is not None:
             message[key] = value
     logprobs = piece.get("logprobs")
+    # token log-probabilities and ids come in pieces that belong to the text of the same chunk
     if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
         choice.setdefault("logprobs", {"content": []})["content"] += logprobs["content"]
     if isinstance(piece.get("token_ids"), list):
@@ -111,6 +117,7 @@ def _add_call(calls: dict[int, Json], piece: Any) -> None:
     function = piece.get("function")
     for key, value in (function if isinstance(function, dict) else {}).items():
         if isinstance(value, str):
+            # names and arguments come in pieces, too
             call["function"][key] = call["function"].get(key, "") + value
     for key in ("id", "type"):
         if isinstance(piece.get(key), str):
@@ -160,6 +167,7 @@ class Exchanges:
 
     def __init__(self, batch: int | str = "record") -> None:
         self._batch = batch
+        # (session, run) -> its next step; response id -> the conversation up to and including that response
         self._steps: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._conversations: OrderedDict[str, tuple[Message, ...]] = OrderedDict()
 
@@ -199,6 +207,7 @@ class Exchanges:
         if answer.get("status") not in ("completed", "incomplete"):
             raise NotRecorded(f"a response with status {answer.get('status')!r}")
         prompt = tuple(prompt_of(request, {}))
+        # the Responses API may keep history on the server: then a request has only the new items
         previous = request.get("previous_response_id")
         if previous is not None:
             if previous not in self._conversations:
@@ -235,6 +244,7 @@ class Exchanges:
         step = place.step if place.step is not None else self._steps.get(key, 0)
         self._steps[key] = step + 1
         self._steps.move_to_end(key)
+        # bounded, since a proxy may run for weeks; the least recently used session is dropped
         while len(self._steps) > 50 * _MAX_CONVERSATIONS:
             self._steps.popitem(last=False)
         return task, place.run, step
@@ -261,6 +271,7 @@ class Exchanges:
             truncate_status="response_truncated" if completion.finish_reason == "length" else None,
             model_version=completion.model,
             info=info,
+            # one sequence of ids cannot be assigned to several messages
             **(arrays_of(completion) if len(messages) == 1 else {}),
         )
 
@@ -280,11 +291,13 @@ def decompress(data: bytes, encoding: str) -> bytes:
             return data
         if coding in ("gzip", "x-gzip", "deflate"):
             unpacker = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: detect gzip or zlib by the header
+            # at most so many bytes are produced, however small the compressed data is (a decompression bomb)
             plain = unpacker.decompress(data, MAX_DECODED_BYTES)
             if unpacker.unconsumed_tail:
                 raise NotRecorded("too large")
             return plain
         if coding == "zstd":
+            # a window larger than 128 MB is refused: it would be allocated before the first byte is read
             with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(data) as reader:
                 plain = reader.read(MAX_DECODED_BYTES + 1)
             if len(plain) > MAX_DECODED_BYTES:

@@ -21,7 +21,7 @@ from pairwright.records.messages import Json
 from pairwright.store.table import Table
 
 FILE = "feedback.jsonl"
-_ROWS = 1000
+_ROWS = 1000  # most rows of one replacement in the table
 
 
 class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -72,6 +72,7 @@ class FeedbackLog:
     def add_reward(self, experience: Experience) -> Experience:
         """The experience with the reward of earlier feedback, if there is any."""
         response_id = experience.eid.suffix.rpartition("#")[0]
+        # the last feedback counts
         for item in reversed(self._by_response.get(response_id, ())):
             if item.covers(experience):
                 return _with(experience, item)

@@ -38,8 +38,10 @@ _log = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 64 * 2**20
 MAX_RESPONSE_BYTES = 32 * 2**20
 MAX_HELD_BYTES = 256 * 2**20
-_APPLY_SECONDS = 60.0
+_APPLY_SECONDS = 60.0  # between two rounds of writing feedback to the table
+# /session/NAME/rest: groups (session name, path to forward)
 _SESSION = re.compile(r"^/session/([^/]+)(/.*)$")
+# Endings of recorded paths, and the kind of exchange that Exchanges knows
 _RECORDED = {"/chat/completions": "chat", "/responses": "responses"}
 # hop-by-hop headers, and headers that are set anew for each connection
 _HOP = {
@@ -81,6 +83,7 @@ class Proxy:
         self._timeout, self._max_response_bytes = timeout_seconds, max_response_bytes
         self._held = 0  # bytes of all responses that are buffered for recording
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="record")
+        # tasks are referenced here until they end: asyncio keeps only weak references
         self._tasks: set[asyncio.Task[None]] = set()
 
     def app(self) -> Starlette:
@@ -93,8 +96,10 @@ class Proxy:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        # the clients bound the number of connections; the proxy must not queue their requests
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         async with httpx.AsyncClient(timeout=self._timeout, limits=limits, follow_redirects=False) as self._client:
+            # feedback that arrived before a crash is applied first
             await self._in_thread(self._feedback.apply)
             applying = asyncio.create_task(self._apply_now_and_then())
             try:
@@ -113,6 +118,7 @@ class Proxy:
         try:
             body = await _body(request)
         except ClientDisconnect:
+            # 499: the code that servers log for a client that closed the request; nobody reads it
             return Response(status_code=499)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
@@ -132,6 +138,7 @@ class Proxy:
         place = Place.of(request.headers, session)
         exchange = _Exchange(kind or "", place, body, answer.headers) if is_recorded else None
         headers = [(name, value) for name, value in answer.headers.multi_items() if name.lower() not in _HOP]
+        # raw bytes are passed on, so content-encoding and content-length of the upstream stay valid
         response = StreamingResponse(self._stream(answer, exchange), status_code=answer.status_code)
         response.raw_headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         return response
@@ -142,6 +149,7 @@ class Proxy:
         try:
             async for chunk in answer.aiter_raw():
                 if copy is not None:
+                    # too large alone, or all buffered responses together: forward without a record
                     if len(copy) + len(chunk) > self._max_response_bytes or self._held > MAX_HELD_BYTES:
                         self._held -= len(copy)
                         self._not_recorded("too large")
@@ -239,7 +247,9 @@ class _Exchange:
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return self.headers.get("content-length") == str(len(response))
         if self.kind == "chat":
+            # the marker may be split between chunks, so the end of the whole response is tested
             return bytes(response[-32:]).rstrip().endswith(b"data: [DONE]")
+        # parsing is expensive: first look for the name of the event in the last chunk
         may_be = b"response.completed" in chunk or b"response.incomplete" in chunk
         return may_be and response.endswith(b"\n\n") and final_response(bytes(response)) is not None
 
@@ -273,6 +283,7 @@ def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
             continue
         if lower == "accept-encoding":  # only encodings that we can decode for the record
             codings = [item.strip() for item in value.decode("latin-1").split(",")]
+            # if nothing acceptable is left, ask for an uncompressed response
             value = (
                 ", ".join(item for item in codings if item.split(";")[0].strip() in ENCODINGS).encode() or b"identity"
             )
