@@ -10,8 +10,23 @@ from pairwright.collect.scoring import FinishedRun
 from pairwright.collect.tasks import Task
 
 __all__ = [
-    "Ask", "Candidate", "CollectError", "Collected", "Completion", "FinishedRun", "Policy", "PolicyError", "Recorder",
-    "ScorerError", "Status", "Step", "Task", "collect", "current_recorder", "recording", "step",
-]  # fmt: skip
+    "Ask",
+    "Candidate",
+    "CollectError",
+    "Collected",
+    "Completion",
+    "FinishedRun",
+    "Policy",
+    "PolicyError",
+    "Recorder",
+    "ScorerError",
+    "Status",
+    "Step",
+    "Task",
+    "collect",
+    "current_recorder",
+    "recording",
+    "step",
+]
 
 pairwright.make_callable(__name__, collect)  # pairwright.collect(...) is collect(...)

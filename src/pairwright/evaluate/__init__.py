@@ -8,9 +8,26 @@ from pairwright.evaluate.scores import Scores, read_scores, scores_of
 from pairwright.evaluate.statistics import Interval, bootstrap_intervals, mcnemar_test, sign_test
 
 __all__ = [
-    "CompareOptions", "Comparison", "Evaluation", "Gate", "Interval", "Metric", "Scores", "TaskRow", "Verdict",
-    "bootstrap_intervals", "compare", "evaluate", "evaluation_json", "judge", "mcnemar_test", "read_evaluation",
-    "read_scores", "scores_of", "sign_test", "write_evaluation",
-]  # fmt: skip
+    "CompareOptions",
+    "Comparison",
+    "Evaluation",
+    "Gate",
+    "Interval",
+    "Metric",
+    "Scores",
+    "TaskRow",
+    "Verdict",
+    "bootstrap_intervals",
+    "compare",
+    "evaluate",
+    "evaluation_json",
+    "judge",
+    "mcnemar_test",
+    "read_evaluation",
+    "read_scores",
+    "scores_of",
+    "sign_test",
+    "write_evaluation",
+]
 
 pairwright.make_callable(__name__, evaluate)  # pairwright.evaluate(...) is evaluate(...)

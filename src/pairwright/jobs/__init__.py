@@ -26,6 +26,19 @@ from pairwright.jobs.trl import TRL
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_RL, TRL)}
 
 __all__ = [
-    "BACKENDS", "Backend", "BackendError", "Job", "JobFailed", "JobRequest", "JobState", "JobTimeout", "ServiceError",
-    "Status", "Unreachable", "find_jobs", "is_submitted", "job_folder", "read_job",
-]  # fmt: skip
+    "BACKENDS",
+    "Backend",
+    "BackendError",
+    "Job",
+    "JobFailed",
+    "JobRequest",
+    "JobState",
+    "JobTimeout",
+    "ServiceError",
+    "Status",
+    "Unreachable",
+    "find_jobs",
+    "is_submitted",
+    "job_folder",
+    "read_job",
+]

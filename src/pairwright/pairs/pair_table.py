@@ -397,7 +397,19 @@ def _wide(kind: pa.DataType) -> pa.DataType:
 
 
 __all__ = [
-    "BYTES_PER_GROUP", "FILE_NAME", "NARROW_PAIR_TYPES", "PAIR_CONTENT", "PAIR_SCHEMA", "ROWS_PER_GROUP", "count_pairs",
-    "has_tools", "num_characters", "pair_batches", "pair_id", "pairs_of_batch", "pairs_to_batch", "read_pairs",
+    "BYTES_PER_GROUP",
+    "FILE_NAME",
+    "NARROW_PAIR_TYPES",
+    "PAIR_CONTENT",
+    "PAIR_SCHEMA",
+    "ROWS_PER_GROUP",
+    "count_pairs",
+    "has_tools",
+    "num_characters",
+    "pair_batches",
+    "pair_id",
+    "pairs_of_batch",
+    "pairs_to_batch",
+    "read_pairs",
     "write_pairs",
-]  # fmt: skip
+]

@@ -25,7 +25,28 @@ from pairwright.paths.scratch import build_folder, scratch, stage_file, workspac
 from pairwright.paths.writing import append_synced, publish, sync, write_atomic, write_bytes, write_json
 
 __all__ = [
-    "Place", "append_synced", "arrow_input", "at_once", "build_folder", "deliver", "is_address", "list_names",
-    "local_copy", "local_folder", "local_path", "local_workspace", "open_binary", "place", "publish", "scratch",
-    "size_of", "stage_file", "stamp_of", "sync", "workspace_of", "write_atomic", "write_bytes", "write_json",
-]  # fmt: skip
+    "Place",
+    "append_synced",
+    "arrow_input",
+    "at_once",
+    "build_folder",
+    "deliver",
+    "is_address",
+    "list_names",
+    "local_copy",
+    "local_folder",
+    "local_path",
+    "local_workspace",
+    "open_binary",
+    "place",
+    "publish",
+    "scratch",
+    "size_of",
+    "stage_file",
+    "stamp_of",
+    "sync",
+    "workspace_of",
+    "write_atomic",
+    "write_bytes",
+    "write_json",
+]

@@ -46,9 +46,22 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "ARRAYS", "EID", "RESPONSE_ARRAYS", "SIDE_ARRAYS", "CustomField", "ErrorSite", "Experience", "Json", "Kind",
-    "Message", "Pair", "Side", "SideOf", "Source", "ToolCall",
-]  # fmt: skip
+    "ARRAYS",
+    "EID",
+    "RESPONSE_ARRAYS",
+    "SIDE_ARRAYS",
+    "CustomField",
+    "ErrorSite",
+    "Experience",
+    "Json",
+    "Kind",
+    "Message",
+    "Pair",
+    "Side",
+    "SideOf",
+    "Source",
+    "ToolCall",
+]
 
 
 class Kind(StrEnum):
