@@ -1,5 +1,7 @@
 """Messages of a newcomer's first day: what is wrong, where, and the way out, before any work is done."""
 
+import json
+
 import pytest
 
 from generate.tiny_models import save_model
