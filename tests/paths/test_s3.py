@@ -336,7 +336,7 @@ def test_a_damaged_part_and_what_is_no_pairs_table_are_named(bucket, tmp_path):
     bucket.put("experience/0001.parquet", b"no parquet at all")
     with pytest.raises(PlaceError, match=r"0001\.parquet: .*[Pp]arquet"):
         list(Table(bucket.url("experience")).records())
-    with pytest.raises(TableError, match=r"pairs\.parquet: no such file; make one with"):
+    with pytest.raises(TableError, match=r"experience: an experience table; build pairs from it first"):
         pair_statistics(place(bucket.url("experience")))
     make_tokenizer(tmp_path)
     with pytest.raises(TableError, match="neither an experience table nor pairs"):

@@ -112,7 +112,7 @@ def test_recorded_ids_of_plain_text_come_first():
 def test_a_tokenizer_without_a_template_refuses_chats_and_names_the_way_out():
     chat = [Message("user", "sea"), Message("assistant", "wet")]
     for encode in (encode_chat, encode_turns):
-        with pytest.raises(Refusal, match=r"no_template: .*chat_template\.jinja"):
+        with pytest.raises(Refusal, match=r"no_template: .*--chat-template FILE"):
             encode(made_tokenizer(), chat)
     assert not made_tokenizer().has_template
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pairwright.config import Config
+from pairwright.config import Config, load_config
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
 from pairwright.train import BadLoss, Policy, read_batch, read_status, train
@@ -330,9 +330,9 @@ def test_no_pair_left_is_one_line_that_says_why(model, pairs, tmp_path):
         train(settings({"max_length": 3}), model=model, pairs=pairs, output=tmp_path)
 
 
-def test_an_unknown_loss_is_one_line_with_the_known_names(model, pairs, tmp_path):
-    with pytest.raises(ConfigError, match=r"dpoo.*sigmoid"):
-        train(settings(dpo={"loss": "dpoo"}), model=model, pairs=pairs, output=tmp_path)
+def test_an_unknown_loss_is_one_line_with_the_known_names():
+    with pytest.raises(ConfigError, match=r"train\.dpo\.loss: .*expected one of sigmoid"):
+        load_config(overrides=[("train.dpo.loss", "dpoo")], environment={})
 
 
 def test_a_tokenizer_of_another_model_is_refused(pairs, tmp_path):

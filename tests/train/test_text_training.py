@@ -146,13 +146,13 @@ def test_templated_text_of_trinity_is_never_wrapped_and_recorded_ids_come_first(
 def test_commands_show_text_as_text(pairs, base_model, tmp_path):
     runner = CliRunner()
     shown = runner.invoke(app, ["experience", "head", str(tmp_path / "experience"), "-n", "1"]).output
-    assert "given text: red is" in shown
-    assert "chosen   text: good." in shown
+    assert "prompt       text: red is" in shown
+    assert "chosen       text: good." in shown
     (tmp_path / "payload.trxp").write_bytes(payload(RESPONSES))
     import_files([str(tmp_path / "payload.trxp")], Table(tmp_path / "trinity"))
     shown = runner.invoke(app, ["experience", "head", str(tmp_path / "trinity"), "-n", "1"]).output
-    assert "given text: <|user|>red?<|end|><|assistant|>" in shown
-    assert "made  text: yes" in shown
+    assert "prompt       text: <|user|>red?<|end|><|assistant|>" in shown
+    assert "completion   text: yes" in shown
     told = runner.invoke(app, ["tokens", "show", str(pairs), "--tokenizer", str(base_model), "-n", "1", "--json"])
     (first,) = json.loads(told.stdout)
     assert {token["is"] for token in first["tokens"]} == {"text", "generated", "stop"}

@@ -103,7 +103,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
     """What is wrong with a pairs table; empty where nothing is."""
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
-    num_balanced = _count_balanced(folder, max_length_effect)
+    num_balanced = _count_balanced(folder, max_length_effect) if stats["pairs"] else 0
     # (name, whether it holds, message); counts are truthy where something was found.
     checks = [
         ("no-pairs", stats["pairs"] == 0, "there are no pairs"),
