@@ -12,7 +12,7 @@ from bench.house import LOCALS, count_comments, is_participle  # noqa: E402
 FILES = sorted((ROOT / "src" / "pairwright").rglob("*.py"))
 MAX_PARTICIPLES = 0.03
 MAX_LOCALS = 20
-MAX_FMT_SKIP = 40
+MAX_FMT_SKIP = 20
 MIN_COMMENTS = 0.04
 
 

@@ -62,8 +62,15 @@ _HOMES = {
     "config": ["Config", "load_config"],
     "errors": ["CodecError", "ConfigError", "PairwrightError", "RecordError", "SourceError", "TableError"],
     "records.grouping": [
-        "gather_action_masks", "gather_attention_masks", "gather_custom_fields", "gather_multi_modal_inputs",
-        "gather_response_attr", "gather_token_ids", "group_by", "split_preference", "split_preferences",
+        "gather_action_masks",
+        "gather_attention_masks",
+        "gather_custom_fields",
+        "gather_multi_modal_inputs",
+        "gather_response_attr",
+        "gather_token_ids",
+        "group_by",
+        "split_preference",
+        "split_preferences",
     ],
     "records.messages": ["ErrorSite", "Message", "ToolCall"],
     "export": ["ExportSummary", "export_pairs"],
@@ -76,7 +83,7 @@ _HOMES = {
     "store.importing": ["import_traces"],
     "store.table": ["Table"],
     "tokens.stage.stage": ["Encoded", "encode"],
-}  # fmt: skip
+}
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 # Packages of the flow that are used as they are: `losses.dpo(...)`; the others can be called, too: `train(...)`.
 _PACKAGES = ("collect", "evaluate", "losses", "train")

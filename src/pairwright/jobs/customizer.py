@@ -47,8 +47,12 @@ _STATES = {
     "ready": JobState.COMPLETED,
 }
 # the metrics of our trainer by the names of the service
-_NAMES = {"train_loss": "loss", "val_loss": "eval_loss", "train_accuracy": "rewards/accuracies",
-          "val_accuracy": "eval_rewards/accuracies"}  # fmt: skip
+_NAMES = {
+    "train_loss": "loss",
+    "val_loss": "eval_loss",
+    "train_accuracy": "rewards/accuracies",
+    "val_accuracy": "eval_rewards/accuracies",
+}
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:

@@ -29,10 +29,16 @@ FILE_NAME = "trained.parquet"
 TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"
 SCHEMA = pa.schema(
     [
-        ("channel", pa.string()), ("id", pa.string()), ("side", pa.string()), ("turn", pa.int32()),
-        ("tokens", pa.int32()), ("times", pa.int32()), ("fate", pa.string()), ("digest", pa.uint64()),
+        ("channel", pa.string()),
+        ("id", pa.string()),
+        ("side", pa.string()),
+        ("turn", pa.int32()),
+        ("tokens", pa.int32()),
+        ("times", pa.int32()),
+        ("fate", pa.string()),
+        ("digest", pa.uint64()),
     ]
-)  # fmt: skip
+)
 _ROWS_AT_ONCE = 65_536  # rows in memory before they are written
 
 

@@ -28,7 +28,7 @@ _ADVICE = {
     Reason.TEACHERS_DISAGREE: "a lower --min-teachers lets some through",
     Reason.NO_VOTE: "the file of votes names none of these experiences",
     Reason.CURRICULUM: "a larger --curriculum-share lets some through",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {
-    "ids": np.dtype("int32"), "mask": np.dtype("bool"), "message_index": np.dtype("int32"), "paint": np.dtype("int8"),
+    "ids": np.dtype("int32"),
+    "mask": np.dtype("bool"),
+    "message_index": np.dtype("int32"),
+    "paint": np.dtype("int8"),
     "logprobs": np.dtype("float32"),
-}  # fmt: skip
+}
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -15,13 +15,25 @@ if TYPE_CHECKING:
     from pairwright.store.importing import ImportSummary
 
 _COLUMNS = (
-    "files", "experiences", "messages", "tool_calls", "errors", "unscored", "already_there", "quarantined",
-)  # fmt: skip
+    "files",
+    "experiences",
+    "messages",
+    "tool_calls",
+    "errors",
+    "unscored",
+    "already_there",
+    "quarantined",
+)
 # Headings of these columns in a terminal
 _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_there": "already imported"}
 IMPORT_KEYS = (
-    "sources.format", "sources.reward", "sources.redact", "engine.name", "engine.address", "engine.workers",
-)  # fmt: skip
+    "sources.format",
+    "sources.reward",
+    "sources.redact",
+    "engine.name",
+    "engine.address",
+    "engine.workers",
+)
 
 
 def import_files(

@@ -111,9 +111,13 @@ REPOSITORY = "repository"
 TARGET = "target"
 DEPLOYMENT_CONFIG = "deployment config"
 PREFIXES = {
-    NAMESPACE: "ns", STORE_NAMESPACE: "ns", DATASET: "dataset", REPOSITORY: "repo", TARGET: "cust-target",
+    NAMESPACE: "ns",
+    STORE_NAMESPACE: "ns",
+    DATASET: "dataset",
+    REPOSITORY: "repo",
+    TARGET: "cust-target",
     DEPLOYMENT_CONFIG: "deployment-config",
-}  # fmt: skip
+}
 
 Document = dict[str, Any]
 

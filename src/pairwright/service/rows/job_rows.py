@@ -26,12 +26,21 @@ from pairwright.service.rows.schema import jobs
 
 # Of a curve, so that a status answer stays small.
 MAX_POINTS = 1000
-_NAMES = {"loss": "train_loss", "eval_loss": "val_loss", "rewards/accuracies": "train_accuracy",
-          "eval_rewards/accuracies": "val_accuracy"}  # fmt: skip
+_NAMES = {
+    "loss": "train_loss",
+    "eval_loss": "val_loss",
+    "rewards/accuracies": "train_accuracy",
+    "eval_rewards/accuracies": "val_accuracy",
+}
 NOTHING_YET: dict[str, Any] = {
-    "percentage_done": 0.0, "epochs_completed": 0, "steps_completed": 0, "steps_per_epoch": None, "best_epoch": None,
-    "train_loss": None, "val_loss": None,
-}  # fmt: skip
+    "percentage_done": 0.0,
+    "epochs_completed": 0,
+    "steps_completed": 0,
+    "steps_per_epoch": None,
+    "best_epoch": None,
+    "train_loss": None,
+    "val_loss": None,
+}
 _NOT_CURVES = frozenset({"step", "epoch", "time"})
 
 

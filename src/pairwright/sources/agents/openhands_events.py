@@ -205,8 +205,13 @@ FORMAT = Format(
 # One OpenHands event as an entry of the conversation: its message, and the failure that it tells of.
 
 _ENTRIES = (
-    "SystemPromptEvent", "MessageEvent", "ActionEvent", "ObservationEvent", "AgentErrorEvent", "UserRejectObservation",
-)  # fmt: skip
+    "SystemPromptEvent",
+    "MessageEvent",
+    "ActionEvent",
+    "ObservationEvent",
+    "AgentErrorEvent",
+    "UserRejectObservation",
+)
 KINDS = frozenset({*_ENTRIES, "Condensation", "ConversationStateUpdateEvent", "TokenEvent", "ConversationErrorEvent"})
 
 

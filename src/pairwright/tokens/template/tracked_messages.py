@@ -17,9 +17,14 @@ Chat = list[Json]
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Key of a message -> field of the owner of its text; every other key is OTHER.
 _FIELD_OF = {
-    "content": CONTENT, "text": CONTENT, "tool_calls": CALL, "function_call": CALL, "tool_call_id": CALL_ID,
-    "name": NAME, **dict.fromkeys(_REASONING_KEYS, REASONING),
-}  # fmt: skip
+    "content": CONTENT,
+    "text": CONTENT,
+    "tool_calls": CALL,
+    "function_call": CALL,
+    "tool_call_id": CALL_ID,
+    "name": NAME,
+    **dict.fromkeys(_REASONING_KEYS, REASONING),
+}
 
 
 # Values of a call's arguments: the model wrote all of them, so numbers and containers have an owner, too.
