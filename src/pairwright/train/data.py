@@ -221,10 +221,12 @@ def load_pairs(
     if where is not None:
         counts[FILTERED] = int((~wanted).sum())
     if not (wanted & ~held).any():
-        why = ", ".join(f"{count} × {reason}" for reason, count in counts.items()) or "the table is empty"
-        raise DataError(
-            f"{source}: no pair to train on ({why}); see pairwright tokens check --tokenizer {options.tokenizer}"
-        )
+        why = ", ".join(f"{count} × {reason}" for reason, count in counts.items())
+        way_out = f"see pairwright tokens check --tokenizer {options.tokenizer}"
+        if not why:
+            why = "all are in the validation split" if len(pairs.ids) else "the table is empty"
+            way_out = f"build them again with other options: {source}/funnel.json says what became of the candidates"
+        raise DataError(f"{source}: no pair to train on ({why}); {way_out}")
     in_order = np.argsort(rows["row"].to_numpy(), kind="stable")  # of the table, whatever the cache's order is
     return PairData(
         pairs=pairs,
