@@ -1,8 +1,8 @@
-"""Readers of agent traces: one file a format.
+"""Readers of agent traces, one module per format.
 
-`READERS` lists them by the name that `--format` takes, most specific first: the first that matches a file reads it. A
-format with more than one layout has several variants. `BINARY_READERS` are told by first bytes; so are our own bytes
-and Parquet files, which store/import_task.py reads.
+`READERS` maps each `--format` name to its variants, most specific format first; with `auto` the first format that
+matches a file reads it. A format with more than one layout has several variants. `BINARY_READERS` are detected by magic
+bytes, and so are pairwright's own binary files and Parquet files, which store/import_task.py reads.
 """
 
 from pairwright.sources.agents import atif, claude_code, codex, inspect_log, openhands, swe_agent, tau_bench

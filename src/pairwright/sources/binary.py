@@ -1,4 +1,4 @@
-"""Files that are not text: told by their first bytes, each with a function that gives their units."""
+"""Binary formats: the magic bytes that identify each one, and the function that reads its units."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ MAX_PAYLOAD_BYTES = 2 * 2**30
 
 
 def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
-    """The experiences of a file that is one Trinity payload; a record that cannot be read is rejected by itself."""
+    """Yield the experiences of a file that holds one Trinity payload; each unreadable record is yielded as Rejected."""
     if path.stat().st_size > MAX_PAYLOAD_BYTES:
         raise BadRecord(f"a Trinity payload of more than {MAX_PAYLOAD_BYTES:,} bytes")
     for item in read_payload(path.read_bytes()):

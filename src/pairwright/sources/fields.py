@@ -1,7 +1,8 @@
-"""Typed access to decoded JSON that nobody has checked yet.
+"""Typed access to unvalidated JSON values.
 
-A reader asks for what it needs (`mapping`, `items`, `text`, ...) and either gets that type or raises BadRecord, which
-sends the record to quarantine with the reason. `where` is the path inside the record.
+Each function (`mapping`, `items`, `text`, ...) returns the value with the requested type or raises BadRecord, which
+sends the record to quarantine with the reason. `where` is the path inside the record, for error messages. Also helpers
+for JSON stored as text and for the remaining small fields of a row.
 """
 
 import math
@@ -15,7 +16,7 @@ from pairwright.records.messages import Json
 
 
 class BadRecord(PairwrightError, ValueError):
-    """A record that its reader cannot use; the message is the reason that the user sees."""
+    """Raised for a record that its reader cannot use; the message is the reason shown to the user."""
 
 
 def mapping(value: Any, where: str) -> Json:
@@ -37,12 +38,12 @@ def text(value: Any, where: str) -> str:
 
 
 def optional_mapping(value: Any, where: str) -> Json:
-    """An object; {} where it is null or absent."""
+    """Return an object, or {} if the value is null or absent."""
     return {} if value is None else mapping(value, where)
 
 
 def optional_items(value: Any, where: str) -> list[Any]:
-    """A list; [] where it is null or absent."""
+    """Return a list, or [] if the value is null or absent."""
     return [] if value is None else items(value, where)
 
 
@@ -51,7 +52,7 @@ def optional_text(value: Any, where: str) -> str | None:
 
 
 def identifier(value: Any) -> int | str | None:
-    """A value used as an id: text or a whole number; anything else is no id."""
+    """Return the value if it is a valid id (non-empty text or an integer), else None."""
     # bool is a subclass of int in Python, and never an id.
     if isinstance(value, bool):
         return None
@@ -59,7 +60,7 @@ def identifier(value: Any) -> int | str | None:
 
 
 def index(value: Any) -> int | None:
-    """A value used as a number of a run or step; anything but a whole number of at least 0 is none."""
+    """Return a run or step number as an int, or None if it is not a non-negative integer."""
     # At most 18 digits, so that the number fits a signed 64-bit column.
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         return int(value)
@@ -69,7 +70,7 @@ def index(value: Any) -> int | None:
 
 
 def score(value: Any) -> float | None:
-    """A reward: number, bool or number as text. None where there is none; NaN and infinities are kept."""
+    """Convert a reward (number, bool or numeric text) to float, or return None. NaN and infinities are preserved."""
     if isinstance(value, bool | int | float):
         try:
             return float(value)
@@ -85,7 +86,7 @@ def score(value: Any) -> float | None:
 
 
 def json_text(value: Any) -> str:
-    """The arguments of a call as JSON text: text stays as it came, a value is encoded once."""
+    """Return call arguments as JSON text: text is returned unchanged, any other value is encoded."""
     if isinstance(value, str):
         return value
     try:
@@ -101,11 +102,11 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-# JSON inside JSON: fields that some files hold as text, so that a table can store them.
+# Fields that hold JSON encoded as text, as files with flat tables store them.
 
 
 def json_value(value: Any, where: str) -> Any:
-    """The value of a field that may be JSON text; empty text is None."""
+    """Decode a field that may hold JSON text; empty text is None."""
     if not isinstance(value, str):
         return value
     if not value.strip():
@@ -116,14 +117,14 @@ def json_value(value: Any, where: str) -> Any:
         raise BadRecord(f"{where}: text that is no JSON ({error})") from None
 
 
-# What a row says beyond the fields that its reader knows: kept in `info` as long as it is small.
+# Remaining fields of a row: kept in `info` if they are small.
 
 _NUMBERS = (float, int, bool)
 _SMALL_BYTES = 2_000
 
 
 def small_fields(row: Json, known: frozenset[str]) -> Json:
-    """The fields that are not `known`, null or large; the names of the large ones are under "not_read"."""
+    """Return the fields that are not in `known`, not null and not large; names of large ones are listed under "not_read"."""
     info: Json = {}
     not_read: list[str] = []
     for key, value in row.items():

@@ -1,7 +1,7 @@
-"""Files of any kind as decoded JSON units: JSON, JSON lines, gzip and zstd, in bounded memory.
+"""Read JSON and JSON Lines files, plain or compressed with gzip or zstd, as decoded units in bounded memory.
 
-A unit comes with its line and ordinal. What cannot be decoded comes as Rejected, with the line and the reason, and
-reading goes on behind it: a torn last line, invalid UTF-8, a line of a gigabyte, a list nested ten thousand deep.
+Each unit carries its line number and ordinal. Input that cannot be decoded (a truncated last line, invalid UTF-8, an
+overlong line, excessive nesting) is yielded as Rejected with its line and the reason, and reading continues after it.
 """
 
 import gzip
@@ -38,13 +38,15 @@ Unit = tuple[Origin, Any]
 
 
 def expand_paths(paths: list[str]) -> list[Place]:
-    """The files that paths, folders and globs name, each once, in a stable order. A path with no file is an error."""
+    """Expand paths, folders and globs to files, without duplicates and in a stable order. No match is a SourceError."""
     return list(relative_names(paths))
 
 
 def relative_names(paths: list[str]) -> dict[Place, str]:
-    """The files of `expand_paths`, each with its path relative to the folder, or to the root of the glob, that named
-    it. The name of a file that was named itself is relative to its own folder."""
+    """Map each file of `expand_paths` to its path relative to the folder or glob root that matched it.
+
+    A file given by its own path is named relative to its parent folder.
+    """
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
     for path in paths:
         files = list_files(path, skipped=_SKIPPED_NAMES)
@@ -57,7 +59,7 @@ def relative_names(paths: list[str]) -> dict[Place, str]:
 
 @contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """A file as bytes, decompressed by what its first bytes say; the name does not matter."""
+    """Open a file for binary reading, decompressing gzip or zstd as detected from its magic bytes, not its name."""
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
@@ -75,7 +77,7 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
 def read_lines(
     path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> Iterator[tuple[int, bytes | int]]:
-    """The non-empty lines that begin in [start, stop), each with its number; an overlong line only as its length."""
+    """Yield (line number, line) for non-empty lines that start in [start, stop); for an overlong line, yield its length."""
     with open_bytes(path) as file:
         if start:
             file.seek(start)
@@ -97,7 +99,7 @@ def read_lines(
 
 
 def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
-    """The whole of a line that begins so, and its length; of one over the limit only the end is kept."""
+    """Read the rest of a line that starts with `begin`; return it and its length. Over the limit, only the tail is kept."""
     pieces, num_bytes = [begin], len(begin)
     while pieces[-1][-1:] != b"\n" and (piece := file.readline(_CHUNK)):
         num_bytes += len(piece)
@@ -109,7 +111,7 @@ def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
 
 
 def _decode_line(path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
-    """The value of a line, or Rejected with the reason."""
+    """Decode one line; return its value, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
     try:
@@ -130,14 +132,14 @@ def line_units(
     decode: Callable[[bytes], Any] = _decode,
     label: str = "",
 ) -> Iterator[Unit | Rejected]:
-    """Each line of a JSON lines file as a unit; its ordinal is its line number less one."""
+    """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
     return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label)
 
 
 def decode_units(
     path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode, label: str = ""
 ) -> Iterator[Unit | Rejected]:
-    """Lines that were read from a file, as units."""
+    """Decode numbered lines of a file and yield them as units."""
     file = str(path)
     for number, text in lines:
         value = _decode_line(path, number, text, decode)
@@ -145,7 +147,7 @@ def decode_units(
 
 
 def document(path: Place) -> Any:
-    """The value of a whole JSON file, or Rejected with the reason."""
+    """Decode a whole JSON file; return its value, or Rejected with the reason."""
     with open_bytes(path) as file:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
     if len(data) > MAX_DOCUMENT_BYTES:
@@ -157,7 +159,10 @@ def document(path: Place) -> Any:
 
 
 def first_items(path: Place, num_items: int) -> list[Any] | None:
-    """So many first items of a JSON list; None if it is none, has fewer, or they go beyond the first megabytes."""
+    """Return the first `num_items` items of a JSON list.
+
+    None if the file is not a list, has fewer items, or they do not fit in the first chunk (4 MiB).
+    """
     with open_bytes(path) as file:
         text = file.read(_CHUNK).decode("utf-8", "replace")
     items: list[Any] = []
@@ -173,7 +178,11 @@ def first_items(path: Place, num_items: int) -> list[Any] | None:
 
 
 def is_json_lines(path: Place) -> bool:
-    """True if the first non-empty line is a JSON value of its own and another line follows, or the file is one line."""
+    """Whether a file is JSON Lines rather than one JSON document.
+
+    True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file is
+    named .jsonl or .ndjson. An invalid first line is accepted if the second one looks like an object.
+    """
     with open_bytes(path) as file:
         pieces = [file.read(_CHUNK).lstrip()]
         num_bytes = len(pieces[0])
@@ -197,7 +206,7 @@ def is_json_lines(path: Place) -> bool:
 
 
 def ranges(path: Place, size: int) -> list[tuple[int, int, int]]:
-    """An uncompressed JSON lines file cut into (start, stop, first line number), each of about `size` bytes."""
+    """Split an uncompressed JSON Lines file into (start, stop, first line number) ranges of about `size` bytes each."""
     # `cuts`: (offset, number of its first line) of each range.
     total, cuts, line, position = size_of(path), [(0, 1)], 1, 0
     buffer = bytearray(_BUFFER)
@@ -221,7 +230,7 @@ def _num_newlines(data: Array) -> int:
 
 
 def _second_look(path: Place, number: int | None, data: bytes, error: Exception) -> Any:
-    """Python's own JSON has NaN and infinities, which the fast decoder does not; anything else is rejected."""
+    """Retry with Python's JSON decoder, which accepts NaN and infinities; return Rejected for any other error."""
     raw = data[:2000].decode("utf-8", "replace")
     if isinstance(error, RecursionError):
         return Rejected(str(path), number, "nested too deep", raw=raw)
@@ -235,5 +244,5 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception)
     return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
 
 
-# What reading a compressed file that is damaged raises.
+# Exceptions raised when reading a damaged compressed file.
 BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)

@@ -1,7 +1,7 @@
-"""Any file as experiences: tell its format, cut it into units, read each unit, keep what fails as Rejected.
+"""Read files of any supported format: detect the format, split the file into units, read each unit.
 
-The format is told by content: the first bytes (a zip, a Trinity payload), then each reader's own `matches` on the first
-units. Reading is a stream; a record that cannot be used never stops it.
+The format is detected from the content: magic bytes first (zip, Trinity payload), then each reader's `matches` on the
+first units. Reading is streaming; unusable records are yielded as Rejected and never stop it.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,13 +21,13 @@ from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
-# Units that are looked at to tell a format, and characters of a rejected unit that quarantine keeps.
+# Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """What a file is: its format, the variant of it that reads the file, and whether it has a value a line."""
+    """Detected layout of a file: its format, the variant that reads it, and whether it is JSON Lines, JSON or binary."""
 
     format: str
     variant: int = 0
@@ -39,12 +39,15 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def splits(self) -> bool:
-        """True if parts of the file can be read apart from one another."""
+        """Whether ranges of the file can be read independently."""
         return self.shape == "lines" and self.reader.unit == "record"
 
 
 def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
-    """The layout of a file, or Rejected with the reason. With a format's name only that format is considered."""
+    """Detect the layout of a file; return Rejected with the reason if there is none.
+
+    If `format_name` is not "auto", only that format is considered.
+    """
     if format_name != "auto" and format_name not in READERS:
         raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
     try:
@@ -63,7 +66,7 @@ def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
 
 
 def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
-    """All experiences of a file, and what had to be left out."""
+    """Yield all experiences of a file, and Rejected for input that cannot be used."""
     units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout)
     yield from read_units(units, layout, options)
 
@@ -74,9 +77,10 @@ def read_units(
     options: Options,
     finish: Callable[[Experience, Any], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
-    """The experiences of units; the one place where a bad record is caught.
+    """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is applied to each experience and the unit it was read from, None for one that came ready.
+    `finish` is called with each experience and the unit it was read from (None if the source yields experiences directly)
+    and returns the experience to yield.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:
@@ -96,7 +100,7 @@ def read_units(
 
 
 def file_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Rejected]:
-    """The units of a JSON or JSON lines file, as its reader wants them."""
+    """Yield the units of a JSON or JSON Lines file; a damaged file ends with Rejected."""
     try:
         yield from _file_units(path, layout, label)
     except BROKEN_STREAM as error:
@@ -104,6 +108,7 @@ def file_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | 
 
 
 def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Rejected]:
+    """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
     if layout.splits:
         yield from line_units(path, decode=layout.reader.decode, label=label)
@@ -129,6 +134,7 @@ def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Reje
 
 
 def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
+    """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
     if is_json_lines(path):
         sample = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
@@ -152,7 +158,7 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
 
 
 def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"], format_name: str) -> Layout | None:
-    """The first format that matches: the file as a whole, or one of its records."""
+    """Return the layout of the first format that matches the whole file or one of its records."""
     for name, variants in READERS.items():
         if format_name not in ("auto", name):
             continue
@@ -166,7 +172,7 @@ def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"],
 
 
 def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Experience | Rejected]:
-    """The units of a file that is not text, or its experiences where the format holds them itself."""
+    """Yield the units of a binary file, or its experiences if the format stores them directly."""
     if layout.format not in BINARY_READERS:
         raise SourceError(f"{path}: pairwright bytes and tables are read by the importer alone")
     _, units_of = BINARY_READERS[layout.format]

@@ -1,6 +1,6 @@
-"""Secrets in traces: API keys, tokens and private keys replaced by typed placeholders, counted, and listed.
+"""Redaction of secrets in traces: API keys, tokens and private keys are replaced by typed placeholders and reported.
 
-Only forms that are keys for certain are replaced (a known prefix and length); guessing would damage training data.
+Only unambiguous forms (known prefix and length) are replaced; false positives would damage training data.
 """
 
 import re
@@ -32,19 +32,20 @@ _ANY = re.compile(
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A secret that was replaced: what kind, and the path in its record."""
+    """A redacted secret: its kind, and its path in the record."""
 
     kind: str
     where: str
 
 
 def redact(value: Any, where: str = "") -> tuple[Any, list[Finding]]:
-    """A decoded JSON value with its secrets replaced by `[REDACTED:kind]`, and what was found where."""
+    """Replace the secrets in a decoded JSON value by `[REDACTED:kind]`; return the new value and the findings."""
     findings: list[Finding] = []
     return _redact_value(value, where, findings), findings
 
 
 def _redact_value(value: Any, where: str, findings: list[Finding]) -> Any:
+    """Redact a value recursively, appending to `findings`."""
     if isinstance(value, str):
 
         def placeholder(match: re.Match[str]) -> str:

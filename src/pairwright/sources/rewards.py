@@ -1,8 +1,8 @@
-"""Which number is the reward: a component by name, an expression over components, or scores from a file.
+"""Selection of rewards: a component by name, an expression over components, or scores from a file.
 
-`--reward correct` takes the component of that name, `--reward metadata.reward` a number of the record by its path;
-`--reward "0.7*correct + 0.3*metadata.style"` computes with them. Only numbers, names, paths, + - * / and parentheses
-are understood: an expression is parsed, never run as code.
+`--reward correct` selects the component of that name, `--reward metadata.reward` a number in the record by its path;
+`--reward "0.7*correct + 0.3*metadata.style"` combines them. Expressions may contain numbers, names, paths, + - * / and
+parentheses; they are parsed, never executed as code.
 """
 
 import ast
@@ -30,22 +30,22 @@ _MAX_SCORE_BYTES = 256 * 2**20
 # Levels of nested objects that are searched for numbers.
 _MAX_DEPTH = 3
 _MAX_NAMES = 64  # of one record, for an error message
-# What a conversation is made of: no place to look for rewards.
+# Fields that hold the conversation; not searched for rewards.
 _NO_SCORES = frozenset({"messages", "tools", "functions", "prompt", "completion", "conversations", "traj", "trajectory",
                         "response", "responses_create_params", "request", "usage", "not_read"})  # fmt: skip
 
 
 def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | None:
-    """The reward that a name, a path or an expression gives for an experience; None where it lacks one of the numbers.
+    """Evaluate a name, path or expression for an experience; None if one of its numbers is missing.
 
-    `row` is the record as it was decoded, where the format has one for each experience.
+    `row` is the decoded record, for formats with one record per experience.
     """
     named = reward_by_name(exp, expression, row)
     return _value(parse_reward(expression), exp, row) if named is None else named
 
 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
-    """The number of a name or dotted path: of the components, else of the row, else of what was kept of it."""
+    """Look up a number by name or dotted path in the reward components, then the row, then `info` and `metrics`."""
     # A component that is itself called "reward" goes before the record's own.
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
@@ -56,7 +56,7 @@ def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
 
 
 def reward_names(exp: Experience, row: Any = None) -> list[str]:
-    """The names and paths of the numbers that a record has, those that sound like scores first."""
+    """List the names and paths of the numbers in a record, those with score-like names first."""
     names: dict[str, None] = {"reward": None} if exp.reward is not None else {}
     names |= dict.fromkeys(name for name, value in exp.reward_components.items() if score(value) is not None)
     for fields in (row, exp.info, exp.metrics):
@@ -68,7 +68,7 @@ _SCORE_WORDS = ("reward", "score", "rating", "grade", "correct", "pass", "succes
 
 
 def _at(fields: Any, path: str) -> Any:
-    """The value of a key, or of a dotted path of keys; None where there is none."""
+    """Return the value at a key or dotted path, or None."""
     if not isinstance(fields, dict):
         return None
     # A key that has a dot in it goes before a path.
@@ -87,7 +87,7 @@ def _number_paths(fields: Any, depth: int) -> Iterator[str]:
 
 
 def parse_reward(expression: str) -> ast.expr:
-    """The expression as a tree of numbers, names and arithmetic; ConfigError for anything else."""
+    """Parse an expression of numbers, names and arithmetic; raise ConfigError for anything else."""
     try:
         tree = ast.parse(expression, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -114,6 +114,7 @@ def parse_reward(expression: str) -> ast.expr:
 
 
 def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
+    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero."""
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
@@ -134,7 +135,7 @@ def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
 
 
 class Scores:
-    """Rewards from a file, by the id of a record or by task and run; counts which of them were used."""
+    """Rewards read from a file, keyed by record id or by task and run (optionally step)."""
 
     def __init__(self, by_id: dict[str, float | None], by_run: dict[tuple[str, int, int | None], float | None]) -> None:
         self._by_id, self._by_run = by_id, by_run
@@ -142,14 +143,14 @@ class Scores:
 
     @property
     def example(self) -> str:
-        """One of the keys that the file has, for an error message."""
+        """One key of the file, for error messages."""
         # (task, run, step); a step of None means the whole run.
         for task, run, step in self._by_run:
             return f"task {task!r}, run {run}" + ("" if step is None else f", step {step}")
         return next((f"id {name!r}" for name in self._by_id), "no row")
 
     def of(self, exp: Experience) -> tuple[bool, float | None, Any]:
-        """Whether there is a score for this experience, the score, and the key that it was found under."""
+        """Return whether the experience has a score, the score, and the matching key."""
         for key in _ids_of(exp):
             if key in self._by_id:
                 return True, self._by_id[key], key
@@ -162,7 +163,7 @@ class Scores:
 
 
 def read_scores(path: Path) -> Scores:
-    """Scores from CSV or JSON lines: `reward` (or score, rating) with `id`, or with `task`, `run` and maybe `step`."""
+    """Read scores from CSV or JSON Lines: `reward` (or score, rating) with `id`, or with `task`, `run` and optional `step`."""
     by_id: dict[str, float | None] = {}
     by_run: dict[tuple[str, int, int | None], float | None] = {}
     for number, row in enumerate(_score_rows(path), start=1):
@@ -181,6 +182,7 @@ def read_scores(path: Path) -> Scores:
 
 
 def _score_rows(path: Path) -> list[dict[str, Any]]:
+    """Read the rows of a CSV or JSON Lines file."""
     try:
         if path.stat().st_size > _MAX_SCORE_BYTES:
             raise SourceError(f"{path}: more than {_MAX_SCORE_BYTES:,} bytes of scores")
@@ -201,13 +203,13 @@ def _score_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def matching_keys(exp: Experience) -> str:
-    """What a file of scores may say to name this experience, for an error message."""
+    """Describe the keys that a score file can use for this experience, for error messages."""
     own, _, *named = _ids_of(exp)
     ids = f"id {named[0]!r}" if named else f"id {own!r}"
     return f"{ids}, or task {str(exp.eid.task)!r} with run {exp.eid.run}"
 
 
 def _ids_of(exp: Experience) -> list[str]:
-    """The ids under which feedback may name a record: its own, and whatever ids its source gave it."""
+    """Return the ids that a score file can use for a record: its own, and the ids from its source in `info`."""
     named = [value for key, value in exp.info.items() if key == "id" or key.endswith("_id") or key == "uid"]
     return [exp.eid.uid, exp.eid.suffix, *(str(value) for value in named if isinstance(value, str | int))]

@@ -1,4 +1,4 @@
-"""Conversations in whatever shape a tracing tool logged them, as messages.
+"""Convert conversations logged by tracing tools to messages, detecting their shape:
 
     chat        {role, content, tool_calls[{id, function{name, arguments}}], tool_call_id}
     parts       {role, parts[{type: text | tool_call | tool_call_response | reasoning | ...}]} (OTel GenAI)
@@ -6,8 +6,8 @@
     items       function_call, function_call_output, reasoning, message (Responses API)
     blocks      {role, content[text, thinking, tool_use, tool_result]} (Anthropic)
 
-and inside envelopes: {messages}, {choices[{message}]}, {generations[[{message}]]}, {output}, {input}, JSON text of any
-of these. What is none of these is text: text as it came, any other value as JSON text, never a repr.
+Envelopes are unwrapped: {messages}, {choices[{message}]}, {generations[[{message}]]}, {output}, {input}, and JSON text
+of any of these. Anything else becomes a text message: text unchanged, other values as JSON text, never a repr.
 """
 
 from typing import Any
@@ -22,27 +22,27 @@ from pairwright.sources.shapes.responses import messages_from_items
 
 _ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "AIMessageChunk": "assistant"}
 _LANGCHAIN_TYPES = frozenset({"human", "ai", "system", "tool", "function", "developer", "AIMessageChunk"})
-# Types that tell a shape: items of the Responses API, then blocks of Anthropic's messages.
+# Types that identify a shape: items of the Responses API, then Anthropic content blocks.
 _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
 _BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
 _CONTENT_TYPES = _BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
-# Keys whose one text stands for the whole object, as in {"question": "..."}.
+# Keys whose text replaces a single-key object, as in {"question": "..."}.
 _TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "content", "text", "response", "result")
-# What LangChain logs beside the message itself: bookkeeping that says nothing about the conversation.
+# LangChain bookkeeping fields, which are not part of the conversation.
 _LANGCHAIN_NOISE = frozenset(
     {"type", "id", "example", "additional_kwargs", "response_metadata", "invalid_tool_calls", "tool_call_chunks"}
 )
 # A dict is a message if it has one of these roles and one of these keys; either alone is too common.
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "human", "ai", "model"})
 _BODY = frozenset({"content", "parts", "tool_calls", "function_call", "reasoning_content", "additional_kwargs"})
-# Envelopes in envelopes, as deep as they are opened.
+# Maximum depth of nested envelopes.
 _MAX_DEPTH = 8
 
 
 def conversation(value: Any, where: str, *, role: str) -> list[Message]:
-    """The messages in a value of any shape; text is one message of `role`, None is no message."""
+    """Convert a value of any shape to messages; plain text becomes one message with `role`, None no message."""
     messages = _read_known_shape(value, where, role, 0)
     if messages is not None:
         return messages
@@ -50,7 +50,7 @@ def conversation(value: Any, where: str, *, role: str) -> list[Message]:
 
 
 def answers(value: Any, where: str) -> list[list[Message]]:
-    """The alternative answers in an output: one for each choice of a response, else one in all."""
+    """Return the alternative answers in an output: one per choice or generation of a response, otherwise at most one."""
     inside = decode_json_text(value)
     if isinstance(inside, dict) and isinstance(inside.get("choices"), list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
@@ -65,7 +65,7 @@ def answers(value: Any, where: str) -> list[list[Message]]:
 
 
 def decode_json_text(value: Any) -> Any:
-    """The value of JSON text that holds an object or a list; anything else as it is."""
+    """Decode text that holds a JSON object or list; return anything else unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             return decode(value)
@@ -75,12 +75,12 @@ def decode_json_text(value: Any) -> Any:
 
 
 def is_torn(value: Any) -> bool:
-    """Whether this is the beginning of a JSON list of messages that was cut, as exporters with a length limit do."""
+    """Whether the value is a truncated JSON list of messages, as written by exporters with a length limit."""
     return isinstance(value, str) and value.lstrip().startswith('[{"') and decode_json_text(value) is value
 
 
 def plain_text(value: Any) -> str:
-    """Text as it is; the one text of an object like {"question": "..."}; else the value as JSON text."""
+    """Return text unchanged, the text of a single-key object such as {"question": "..."}, or the value as JSON text."""
     if isinstance(value, dict) and len(value) == 1:
         key, inner = next(iter(value.items()))
         if key in _TEXT_KEYS and isinstance(inner, str):
@@ -89,14 +89,14 @@ def plain_text(value: Any) -> str:
 
 
 def instructions_in(value: Any) -> list[Message]:
-    """The system prompt that stands beside the messages of a request or response."""
+    """Return the system prompt from the `instructions` of a request or response."""
     inside = decode_json_text(value)
     text = inside.get("instructions") if isinstance(inside, dict) else None
     return [Message("system", text)] if isinstance(text, str) and text else []
 
 
 def tools_in(value: Any) -> list[Json]:
-    """The tool schemas in a request or response; what is no schema is left out."""
+    """Return the tool schemas of a request or response; other values are skipped."""
     inside = decode_json_text(value)
     if isinstance(inside, dict):
         inside = inside.get("tools") or inside.get("functions")
@@ -107,14 +107,14 @@ def tools_in(value: Any) -> list[Json]:
 
 
 def error_of_mark(position: int, message: Message) -> str | None:
-    """The error kind of a tool result that says itself that it is an error."""
+    """Return the error kind of a tool result that is marked as an error, or None."""
     if message.extra.get("status") == "error" or message.extra.get("is_error") is True:
         return "tool_error"
     return None
 
 
 def tool_content(value: Any) -> str | list[Json] | None:
-    """What a tool gave back: text, parts that have a type, else JSON text."""
+    """Convert a tool output to message content: text or typed parts unchanged, anything else as JSON text."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(_type(part) in _CONTENT_TYPES for part in value):
@@ -123,7 +123,7 @@ def tool_content(value: Any) -> str | list[Json] | None:
 
 
 def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Message] | None:
-    """The messages of a value that has one of the shapes, or None."""
+    """Convert a value with a known shape to messages, or return None."""
     value = decode_json_text(value)
     if depth > _MAX_DEPTH:
         return None
@@ -149,6 +149,7 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
 
 
 def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Message] | None:
+    """Convert a list of messages, items or content parts to messages, or return None."""
     if not value:
         return []
     if len(value) == 1 and isinstance(value[0], list):  # a batch of one, as LangChain logs it
@@ -176,7 +177,7 @@ def _is_message(value: Json) -> bool:
 
 
 def _choice(value: Any, where: str) -> list[Message]:
-    """One choice or generation: its message, with the reason why the model stopped."""
+    """Convert one choice or generation to messages; `finish_reason` goes to `extra` of the last one."""
     choice = mapping(value, where)
     if isinstance(choice.get("message"), dict):
         message = choice["message"]
@@ -192,7 +193,7 @@ def _choice(value: Any, where: str) -> list[Message]:
 
 
 def _messages(item: Json, where: str) -> list[Message]:
-    """The messages of one item: more than one where tool results stand inside a user's turn."""
+    """Convert one item to messages; tool results inside a user turn become separate messages."""
     if isinstance(item.get("kwargs"), dict) and "role" not in item:
         # A serialized LangChain object: its class is the last name of `id`, e.g. [..., "AIMessageChunk"] -> "ai".
         path = item.get("id")
@@ -211,7 +212,7 @@ def _messages(item: Json, where: str) -> list[Message]:
 
 
 def _as_chat(item: Json, where: str) -> Json:
-    """A message in the chat shape, from chat or LangChain."""
+    """Normalize a chat or LangChain message to the chat shape."""
     role = item.get("role", item.get("type"))
     chat = {key: value for key, value in item.items() if key not in _LANGCHAIN_NOISE}
     chat["role"] = _ROLES.get(text(role, f"{where}.role"), role)
@@ -241,7 +242,7 @@ def _as_chat_call(call: Any) -> Any:
 
 
 def _from_blocks(chat: Json, where: str) -> list[Message]:
-    """Anthropic's content blocks: thinking is reasoning, tool_use a call, tool_result a tool message of its own."""
+    """Convert Anthropic content blocks: thinking to reasoning, tool_use to tool calls, tool_result to tool messages."""
     results: list[Message] = []
     rest: list[Any] = []
     thoughts: list[str] = []
@@ -273,7 +274,7 @@ def _from_blocks(chat: Json, where: str) -> list[Message]:
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
-    """A GenAI message: its parts in order; each tool response is a tool message of its own."""
+    """Convert a GenAI message with parts; each tool response becomes a separate tool message."""
     messages: list[Message] = []
     content: list[Json] = []
     calls: list[ToolCall] = []

@@ -1,17 +1,17 @@
-"""Items of OpenAI's Responses API: the shape that NeMo Gym and Codex log inside.
+"""Convert items of OpenAI's Responses API, the shape that NeMo Gym and Codex log, to messages.
 
-A conversation is a flat list of items; one message of ours gathers the items that the model wrote in one go:
+A conversation is a flat list of items; consecutive items of one model turn are merged into one message:
 
     message               {role, content: text or parts}; a bare {role, content} is the same
     reasoning             {summary[{text}], content[{text}], encrypted_content}: `reasoning` of the assistant message
     function_call         {name, arguments, call_id}: one of its `tool_calls`; custom_tool_call and local_shell_call too
-    function_call_output  {call_id, output}: a tool message; an output that is no text or parts becomes JSON text
+    function_call_output  {call_id, output}: a tool message; an output that is not text or parts becomes JSON text
 
-Reasoning, text and calls that follow one another in this order are one assistant message. What would break the order
-(text after a call, a second text) begins the next one, since merging would change the order in which the model wrote.
-The content of reasoning is preferred to its summary, which then goes to `extra`; encrypted reasoning leaves a mark.
+Consecutive reasoning, text and calls, in this order, form one assistant message. An item out of this order (text after
+a call, a second text) starts a new message, since merging would change the order of the model's output.
+Reasoning content takes precedence over its summary, which then goes to `extra`; encrypted reasoning sets a flag there.
 An item of any other type becomes an assistant message with `generated` False and the whole item in `extra["item"]`.
-A list among the items is read as if its items stood in its place. Ids and a status of "completed" are not kept.
+Nested lists of items are flattened. Ids and a status of "completed" are dropped.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ _NOT_KEPT = frozenset(
 
 
 def messages_from_items(values: list[Any], where: str) -> list[Message]:
-    """The messages of a list of items; `where` is its path in the record, for errors."""
+    """Convert a list of items to messages; `where` is its path in the record, for error messages."""
     messages: list[Message] = []
     turn: Json = {}  # the open assistant message: keyword arguments of Message
     for number, item in enumerate(values):
@@ -78,7 +78,7 @@ def messages_from_items(values: list[Any], where: str) -> list[Message]:
 
 
 def is_item_list(value: Any) -> bool:
-    """Whether this is a list of items, as far as its first item tells; lists in it are looked into."""
+    """Whether the value looks like a list of items, judging by its first item or first nested list."""
     if not isinstance(value, list) or not value:
         return isinstance(value, list)
     first = value[0]
@@ -105,7 +105,7 @@ def _function_call(item: Json, where: str, number: int) -> ToolCall:
 
 
 def _other_call(item: Json, where: str) -> ToolCall:
-    """A call of a tool that takes free text (custom) or of the built-in shell."""
+    """Convert a custom tool call (free-text input) or a local shell call."""
     kind = item["type"]
     if kind == "custom_tool_call":
         value = item.get("input")
@@ -133,7 +133,7 @@ def _call_id(item: Json) -> str | None:
 
 
 def _any_message(item: Json, where: str, number: int) -> Message:
-    """A message with parts, with more keys than usual, or in the chat shape with calls or a call's result."""
+    """Convert a message with parts, additional keys, or chat fields such as tool calls."""
     where = f"{where}[{number}]"
     if not _CHAT_KEYS.isdisjoint(item):
         return message_from_chat({key: value for key, value in item.items() if key not in ("type", "id")}, where)
@@ -142,7 +142,7 @@ def _any_message(item: Json, where: str, number: int) -> Message:
 
 
 def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
-    """The text of an assistant item; one `output_text` that was completed is the usual case, and quick."""
+    """Add the text of an assistant item to the open turn, with a fast path for a single completed `output_text`."""
     content = item.get("content")
     # Usual: one part with type, text, and perhaps annotations and logprobs, which are not kept.
     if type(content) is list and len(content) == 1 and type(part := content[0]) is dict:
@@ -161,6 +161,7 @@ def _add_text(item: Json, turn: Json, where: str, number: int) -> None:
 
 
 def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
+    """Add a reasoning item to the open turn: content or else summary, and flags in `extra`."""
     full, summary = item.get("content"), item.get("summary")
     full = _join_reasoning(full, f"{where}[{number}].content") if full else ""
     summary = _join_reasoning(summary, f"{where}[{number}].summary") if summary else ""
@@ -177,7 +178,7 @@ def _add_reasoning(item: Json, turn: Json, where: str, number: int) -> None:
 
 
 def _join_reasoning(parts: Any, where: str) -> str:
-    """The texts of the parts of reasoning, one below the other."""
+    """Join the texts of reasoning parts with newlines."""
     # The usual case first: one part of the summary.
     if type(parts) is list and len(parts) == 1 and type(part := parts[0]) is dict:
         return optional_text(part.get("text"), where) or ""
@@ -192,7 +193,7 @@ def _join_reasoning(parts: Any, where: str) -> str:
 
 
 def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
-    """Content and what to keep in `extra`: one text part is text, more stay parts, a refusal is text with a mark."""
+    """Return content and `extra`: a single text part becomes text, other parts stay parts, a refusal becomes flagged text."""
     if value is None or isinstance(value, str):
         return value, {}
     if isinstance(value, dict):
@@ -217,7 +218,7 @@ def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
 
 
 def _leftover(item: Json) -> Json:
-    """What a message item says beyond what a message holds."""
+    """Return the fields of a message item that Message has no field for."""
     return {
         key: value
         for key, value in item.items()
@@ -226,7 +227,7 @@ def _leftover(item: Json) -> Json:
 
 
 def _other_item(item: Json, where: str, number: int) -> Message:
-    """The result of another kind of call, or an item of a type that has no place in a message."""
+    """Convert the output of another call type to a tool message, or wrap an item of unknown type."""
     kind = item.get("type")
     if not isinstance(kind, str):
         raise BadRecord(f"{where}[{number}]: an item with neither a type nor a role")

@@ -1,7 +1,7 @@
-"""Does the text of a tool result say that the call failed? For formats that do not mark failures.
+"""Detection of failed tool calls: failure kinds, failures in the text of tool results, and error sites.
 
-Only what a tool writes at the very start counts ("Error: ...", a traceback, {"error": "..."}), since results that are
-fine may well contain the word.
+For formats that do not mark failures, only the start of a result counts ("Error: ...", a traceback, {"error": "..."}),
+since successful results may contain the word as well.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ import msgspec
 
 from pairwright.records.messages import ErrorSite, Json, Message
 
-# The kind of a failure (messages.ERROR_KINDS), from its type or text, in the words that all formats use.
+# Failure kinds (messages.ERROR_KINDS), shared by all formats.
 
-# (kind, words that tell it); the first kind that fits counts, so special ones stand before general ones.
+# (kind, patterns); the first match wins, so specific kinds come before general ones.
 _WORDS = (
     ("timeout", ("timeout", "timed out")),
     ("file_not_found", ("filenotfound", "no such file")),
@@ -30,6 +30,7 @@ _WORDS = (
 
 
 def failure_kind(hint: object, default: str) -> str:
+    """Classify an error type or message as a failure kind; return `default` if no pattern matches."""
     words = hint[:1000].lower() if isinstance(hint, str) else ""
     for kind, signs in _WORDS:
         if any(sign in words for sign in signs):
@@ -37,20 +38,20 @@ def failure_kind(hint: object, default: str) -> str:
     return default
 
 
-# Does the text of a tool result say that the call failed? For formats that do not mark failures.
+# Failures detected from the text of tool results, for formats that do not mark them.
 
 _STARTS = ("error:", "error ", "[error]", "traceback (most recent call last)", "exception:", "execution failed")
 _WRAPPERS = ("output", "result", "content", "message")
 
 
 def result_error_kind(position: int, message: Message) -> str | None:
-    """The kind of failure that a tool message shows, or None."""
+    """Return the failure kind of a tool message, or None."""
     content = message.content
     return text_error_kind(content if type(content) is str else message.text)
 
 
 def text_error_kind(text: str) -> str | None:
-    """The kind of failure that the text of a result shows, or None."""
+    """Return the failure kind indicated by the text of a tool result, or None."""
     start = text.lstrip()
     if start[:1] != "{":
         return _word(text) if start[:40].lower().startswith(_STARTS) else None
@@ -67,7 +68,7 @@ def _word(reason: str) -> str:
 
 
 def _reason(text: str) -> str | None:
-    """What a JSON result gives as its error: {"error": ...}, a lone {"detail": ...}, or an error as its output."""
+    """Extract the error from a JSON result: {"error": ...}, a lone {"detail": ...}, or an error text in its output."""
     if not _may_name(text):
         return None
     try:
@@ -88,7 +89,7 @@ def _reason(text: str) -> str | None:
 
 
 def _may_name(text: str) -> bool:
-    """Whether JSON text can have one of the keys that `_reason` looks at; decoding every result would take long."""
+    """Whether JSON text may contain a key that `_reason` checks; a cheap test that avoids decoding every result."""
     return (
         '"error"' in text
         or '"detail"' in text
@@ -101,14 +102,14 @@ def _may_name(text: str) -> bool:
     )
 
 
-# Error sites: failures that a conversation shows, found on the tool results that show them.
+# Error sites of a conversation.
 
 # Is this tool result an error? Returns its kind, or None. Formats that mark errors pass their own.
 ErrorKind = Callable[[int, Message], str | None]
 
 
 def tool_names(tools: list[Json]) -> tuple[str, ...]:
-    """The names in tool schemas of either shape: {"function": {"name"}} or {"name"}."""
+    """Return the names in tool schemas of either shape: {"function": {"name"}} or {"name"}."""
     names: list[str] = []
     for tool in tools:
         function = tool.get("function")
@@ -119,7 +120,7 @@ def tool_names(tools: list[Json]) -> tuple[str, ...]:
 
 
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
-    """The error sites of a conversation: what `kind_of` says of a tool result, and calls of tools that do not exist."""
+    """Return the error sites of a conversation: tool results that `kind_of` classifies, and calls of unknown tools."""
     available = tool_names(tools)
     # Call id -> name of the tool, since results often lack the name.
     callers: dict[str, str] = {}
@@ -158,5 +159,5 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
 
 
 def no_errors(index: int, message: Message) -> str | None:
-    """For formats that do not mark failed calls."""
+    """An `ErrorKind` function for formats without failed calls; always None."""
     return None

@@ -1,4 +1,4 @@
-"""A trace, as all tracing tools have it: model calls and tool runs in the order in which they happened, and scores."""
+"""Traces in a form common to all tracing tools: model calls and tool runs in chronological order, and their scores."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """One request to the model. `parent` is the span that it belongs to."""
+    """One request to the model; `parent` is the enclosing span."""
 
     id: str
     input: list[Message]
@@ -32,7 +32,7 @@ class ModelCall(msgspec.Struct, frozen=True):
 
 
 class ToolRun(msgspec.Struct, frozen=True):
-    """One execution of a tool; `call_id` is the id that the model gave the call, where it was logged."""
+    """One tool execution; `call_id` is the id of the model's tool call, if it was logged."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class ToolRun(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A score of the whole trace, or of the span `target` and what lies under it."""
+    """A score of the whole trace, or of the span `target` and its descendants."""
 
     name: str
     value: Any
@@ -52,7 +52,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A trace: its calls and tool runs in the order in which they happened."""
+    """A trace: its model calls and tool runs in chronological order, scores, and span hierarchy."""
 
     id: int | str | None
     events: list[ModelCall | ToolRun]
@@ -63,7 +63,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def task_in(*places: Any) -> int | str | None:
-    """The task id among a trace's own attributes, under the names in use."""
+    """Return the first task id found in the given attribute dicts, under any of TASK_KEYS."""
     for place in places:
         if isinstance(place, dict):
             for key in TASK_KEYS:
@@ -73,12 +73,12 @@ def task_in(*places: Any) -> int | str | None:
 
 
 def run_of(name: int | str | None, position: int) -> int:
-    """The number of a run that has a name: 48 bits of its hash, so that runs of different files stay apart."""
+    """Derive a run number from a name (48 bits of its hash, to avoid collisions between files); default `position`."""
     return position if name is None or name == "" else int(content_hash(name)[:12], 16)
 
 
 def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
-    """The spans that lie in none of the others: a provider's call inside a framework's is the same call again."""
+    """Return the spans not nested in any of the others: a provider's span inside a framework's span is the same call."""
     own, outermost = set(spans), set()
     for span in spans:
         above = parents.get(span)
@@ -91,20 +91,20 @@ def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
     return outermost
 
 
-# Scores by name: which of them concern a conversation, and which of those is the reward.
+# Scores: selecting those of a conversation, and the reward among them.
 
 DEFAULT_NAMES = ("reward", "score")
 _MAX_KEPT = 20  # values of one name for one span; more than these say nothing new
 _MAX_ANCESTORS = 1000
 
-# What each span (None: the whole trace) was given: by name, the value that was logged last first.
+# Scores per span (None: the whole trace) and name, most recent value first.
 ScoreIndex = dict[str | None, dict[str, list[Any]]]
 
 
 def pick_reward(components: Json, name: str | None) -> float | None:
-    """The component that the user names; by default the one called reward or score, else the only number there is.
+    """Select the named component; by default "reward" or "score", else the only number.
 
-    Scores of several names are never averaged: nobody said that they share a scale or a direction.
+    Scores with different names are never averaged: their scales and directions may differ.
     """
     if name is not None:
         return score(components.get(name))
@@ -116,6 +116,7 @@ def pick_reward(components: Json, name: str | None) -> float | None:
 
 
 def index_scores(scores: list[Score]) -> ScoreIndex:
+    """Group scores by target span and name, most recent value first."""
     by_target: ScoreIndex = {}
     # Backwards, so that the last value comes first: a score that was corrected counts as corrected.
     for one in reversed(scores):
@@ -126,7 +127,7 @@ def index_scores(scores: list[Score]) -> ScoreIndex:
 
 
 def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str | None]) -> tuple[Json, Json]:
-    """Of each name the nearest score (of the spans, then of an ancestor, then of the trace), and all where several."""
+    """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several."""
     # Span -> how many levels it lies above the nearest of the calls; 0 for a call itself.
     distances: dict[str, int] = {}
     for own_span in spans:
