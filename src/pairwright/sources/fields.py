@@ -124,7 +124,7 @@ _SMALL_BYTES = 2_000
 
 
 def small_fields(row: Json, known: frozenset[str]) -> Json:
-    """Return the fields that are not in `known`, not null and not large; names of large ones are listed under "not_read"."""
+    """Return the fields that are not in `known`, null or large; the names of large ones are listed under "not_read"."""
     info: Json = {}
     not_read: list[str] = []
     for key, value in row.items():

@@ -77,7 +77,7 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
 def read_lines(
     path: Place, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> Iterator[tuple[int, bytes | int]]:
-    """Yield (line number, line) for non-empty lines that start in [start, stop); for an overlong line, yield its length."""
+    """Yield (line number, line) for non-empty lines that start in [start, stop); an overlong line yields its length."""
     with open_bytes(path) as file:
         if start:
             file.seek(start)
@@ -99,7 +99,7 @@ def read_lines(
 
 
 def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
-    """Read the rest of a line that starts with `begin`; return it and its length. Over the limit, only the tail is kept."""
+    """Return the whole line that starts with `begin`, and its length; over the limit, only its tail is kept."""
     pieces, num_bytes = [begin], len(begin)
     while pieces[-1][-1:] != b"\n" and (piece := file.readline(_CHUNK)):
         num_bytes += len(piece)
@@ -180,8 +180,8 @@ def first_items(path: Place, num_items: int) -> list[Any] | None:
 def is_json_lines(path: Place) -> bool:
     """Whether a file is JSON Lines rather than one JSON document.
 
-    True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file is
-    named .jsonl or .ndjson. An invalid first line is accepted if the second one looks like an object.
+    True if the first non-empty line is a JSON object or list and more lines follow, or if it is an object and the file
+    is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
     with open_bytes(path) as file:
         pieces = [file.read(_CHUNK).lstrip()]

@@ -65,8 +65,8 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     """Cells of a table row, named after the table's columns (store/columns.py).
 
     A fast path for large files, where building and validating records would dominate import time. The reader guarantees
-    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the source; all
-    other columns are null.
+    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the source;
+    all other columns are null.
     """
 
     uid: str
@@ -132,9 +132,9 @@ def build(
 ) -> Experience:
     """Build an experience and its id from the task and run of the format; the id suffix is a hash of the content.
 
-    If `task` is None, the task is a hash of prompt, tools and `task_metadata`. If `run` is None, the run is the record's
-    position in its file. Ids are therefore reproducible, and equal records of one file, or of two files with different
-    labels, are all kept.
+    If `task` is None, the task is a hash of prompt, tools and `task_metadata`. If `run` is None, the run is the
+    record's position in its file. Ids are therefore reproducible, and equal records of one file, or of two files with
+    different labels, are all kept.
     `arrays` are the token fields, as returned by `tokens_of_turns`.
     """
     info = info or {}

@@ -27,7 +27,7 @@ _RAW_CHARACTERS = 2000
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Detected layout of a file: its format, the variant that reads it, and whether it is JSON Lines, JSON or binary."""
+    """Detected layout of a file: its format, the variant that reads it, and its shape (JSON Lines, JSON or binary)."""
 
     format: str
     variant: int = 0
@@ -79,8 +79,8 @@ def read_units(
 ) -> Iterator[Experience | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is called with each experience and the unit it was read from (None if the source yields experiences directly)
-    and returns the experience to yield.
+    `finish` is called with each experience and the decoded unit it was read from (None for units that already are
+    experiences) and returns the experience to yield.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:

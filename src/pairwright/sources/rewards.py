@@ -163,7 +163,10 @@ class Scores:
 
 
 def read_scores(path: Path) -> Scores:
-    """Read scores from CSV or JSON Lines: `reward` (or score, rating) with `id`, or with `task`, `run` and optional `step`."""
+    """Read scores from CSV or JSON Lines.
+
+    Each row has `reward` (or score, rating) and either `id`, or `task` and `run` with an optional `step`.
+    """
     by_id: dict[str, float | None] = {}
     by_run: dict[tuple[str, int, int | None], float | None] = {}
     for number, row in enumerate(_score_rows(path), start=1):

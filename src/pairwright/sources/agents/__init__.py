@@ -1,1 +1,1 @@
-"""Formats in which agents log their own runs."""
+"""Log formats of agents."""

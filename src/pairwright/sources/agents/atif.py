@@ -1,16 +1,16 @@
-"""ATIF trajectories (Harbor, NAT): `{schema_version, session_id, agent{}, steps[]}`, one run in one file.
+"""ATIF trajectories (Harbor, NAT): `{schema_version, session_id, agent{}, steps[]}`, one run per file.
 
-A step is a message of the system, the user or the agent; the agent's has its reasoning, its tool calls and an
-observation with their results. A result belongs to the call that its source_call_id names, or to the only call of the
-step; where the step has no calls (agents that write commands as text) the result is what the agent was shown next: a
-user message. Steps with `is_copied_context`, and agent steps with `llm_call_count` 0, were not written by the model
-here and are not generated. `subagent_trajectories` inside the file are experiences of the same run with their own step;
-references to other files stay in `extra`.
+A step is a system, user or agent message; an agent step has reasoning, tool calls and an observation with their
+results. A result belongs to the call named by its source_call_id, or to the only call of the step. If the step has no
+calls (agents that write commands as text), the result becomes the next user message. Steps with `is_copied_context`,
+and agent steps with `llm_call_count` 0, were not written by the model in this run and are not generated.
+`subagent_trajectories` inside the file are experiences of the same run with their own step; references to other files
+stay in `extra`.
 
-The reward is in `result.json` beside the file or in the folder above: verifier_result.rewards, by default the component
-"reward", else the only one. task = the result's task_name, else a hash of the prompt; run = a number made from the
+The reward is in `result.json` in the same folder or its parent: verifier_result.rewards, by default the component
+"reward", else the only one. task = the result's task_name, else a hash of the prompt; run = a number derived from the
 trial's name, else from session_id; step = `continuation_index`, so a continued run is one run. Recorded token ids are
-kept where the steps continue one another.
+kept if each step's prompt extends the steps before it.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
 from pairwright.sources.shapes.traces import pick_reward, run_of
 
 NAME = "atif"
-# Of result.json, which is found beside the trace and not named by the user.
+# Size limit of result.json, which is discovered next to the trace, not named by the user.
 MAX_RESULT_BYTES = 16 * 2**20
 _ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _FAILED = frozenset({"failed", "error", "timeout", "cancelled"})
@@ -55,6 +55,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a trajectory, then those of its subagents."""
     trajectory = mapping(value, "trajectory")
     result, note = _result_beside(origin.path)
     agent = optional_mapping(trajectory.get("agent"), "agent")
@@ -80,6 +81,7 @@ def _experience(
     step: int,
     parent: Json | None = None,
 ) -> Experience:
+    """Build the experience of one trajectory; `parent` is the enclosing trajectory of a subagent."""
     agent = optional_mapping(trajectory.get("agent"), "agent")
     steps = [mapping(item, f"steps[{n}]") for n, item in enumerate(items(trajectory.get("steps"), "steps"))]
     tools = tools_from_chat(agent.get("tool_definitions"), "agent.tool_definitions")
@@ -120,7 +122,7 @@ def _experience(
 
 
 def _messages(step: Json, where: str) -> list[Message]:
-    """The message of a step, and the results that its observation holds."""
+    """Return the message of a step, followed by the results in its observation."""
     source = text(step.get("source"), f"{where}.source")
     if source not in _ROLES:
         raise BadRecord(f"{where}.source: expected system, user or agent, got {source!r}")
@@ -156,6 +158,7 @@ def _call(call: Json, where: str) -> ToolCall:
 
 
 def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: str) -> Message:
+    """Convert an observation result to a tool message, or to a user message if the step has no calls."""
     result = mapping(value, where)
     extra = dict(optional_mapping(result.get("extra"), f"{where}.extra"))
     references = result.get("subagent_trajectory_ref")
@@ -178,7 +181,7 @@ def _result(value: Any, calls: list[ToolCall], failed: set[str | None], where: s
 
 
 def _status(call: Json) -> str:
-    """How a call ended, where NAT's exporter logs it."""
+    """Return the status of a call, if logged by NAT's exporter, else ""."""
     extra = call.get("extra")
     invocation = extra.get("invocation") if isinstance(extra, dict) else None
     status = invocation.get("status") if isinstance(invocation, dict) else None
@@ -196,7 +199,7 @@ def _error_kind(position: int, message: Message) -> str | None:
 
 
 def _add_exception(result: Json, messages: list[Message], errors: list[ErrorSite]) -> None:
-    """The exception that ended the trial shows on the last message."""
+    """Add an error site at the last message for the exception that ended the trial."""
     raised = result.get("exception_info")
     if isinstance(raised, dict):
         kind, description = raised.get("exception_type"), raised.get("exception_message")
@@ -208,7 +211,7 @@ def _add_exception(result: Json, messages: list[Message], errors: list[ErrorSite
 
 
 def _tokens(steps: list[Json]) -> tuple[Json | None, str | None]:
-    """The token fields, or why recorded ids are not kept; neither where none were recorded."""
+    """Return the token fields, or the reason for dropping them; (None, None) if none were recorded."""
     turns = []
     recorded = False
     for step in steps:
@@ -255,7 +258,7 @@ def _components(result: Json) -> Json:
 
 
 def _result_beside(path: Path) -> tuple[Json, str | None]:
-    """The trial's result.json, from the trajectory's folder or the one above; or a note why it was not read."""
+    """Read the trial's result.json from the trajectory's folder or its parent; on failure return {} and a note."""
     for folder in (path.parent, path.parent.parent):
         candidate = folder / "result.json"
         try:

@@ -1,12 +1,12 @@
-"""Claude Code sessions: JSONL lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
+"""Claude Code sessions: JSON Lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
 
-A file is a tree (claude_tree.py); every way from a root to a leaf is an experience. task = sessionId, step = number of
-the root in its session (a compaction, a `/clear` and a sidechain each begin a new one), run = number of the branch. So
-the branches of one root share task, step and prompt and can be compared from where they part. The assistant turns that
-a branch shares with an earlier one are `generated=False`: nothing is trained twice. Also not generated: lines that were
-copied from another session (`forkedFrom`), the notices that the program writes in the assistant's name (model
-`<synthetic>`), and compaction summaries. A result with `is_error` is an error
-site. A conversation whose beginning is not in the file is kept with info["prompt_missing"]. There is no reward.
+A file is a tree (sources/agents/claude_session.py); every path from a root to a leaf is an experience. task =
+sessionId, step = number of the root in its session (a compaction, a `/clear` and a sidechain each start a new one),
+run = number of the branch. Branches of one root therefore share task, step and prompt and can be compared from the
+point where they diverge. Assistant turns shared with an earlier branch are `generated=False`, so that nothing is
+trained twice. Also not generated: lines copied from another session (`forkedFrom`), program notices in the assistant's
+name (model `<synthetic>`), and compaction summaries. A result with `is_error` is an error site. A conversation whose
+start is not in the file is kept with info["prompt_missing"]. There is no reward.
 """
 
 import re
@@ -35,7 +35,7 @@ NAME = "claude-code"
 MAX_BRANCHES = 256  # of one root: each repeats what it shares, so their number bounds what a file can grow to
 _CLEAR = re.compile(r"\s*<command-name>/clear</command-name>")
 _INFO_KEYS = ("cwd", "gitBranch", "version", "slug", "agentId")
-# How results with `is_error` begin, by kind; the first that matches counts.
+# Start of results with `is_error`, by kind; the first match wins.
 _ERROR_STARTS = (
     ("unknown_tool", re.compile(r"(<tool_use_error>)?\s*(Error: )?No such tool available")),
     ("invalid_arguments", re.compile(r"(<tool_use_error>)?\s*InputValidationError")),
@@ -50,6 +50,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Read a session: parse its lines, build the trees, and yield one experience per branch."""
     lines: list[Line] = []
     others: Counter[str] = Counter()
     summaries: list[str] = []
@@ -90,6 +91,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _experiences(
     root: Turn, origin: Origin, session: int | str | None, step: int, file_info: Json
 ) -> Iterator[Experience | Rejected]:
+    """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
     context_of_turn: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
     for run, branch in enumerate(branches_of(root)):
         leaf = branch[-1].lines[-1].number
@@ -133,6 +135,7 @@ def _experiences(
 
 
 def _line(value: Any, number: int, seen: set[str]) -> Line:
+    """Parse one line and its messages; raise BadRecord if its uuid is in `seen`."""
     kind = text(mapping(value, "line").get("type"), "line.type")
     if kind not in ("user", "assistant"):
         return _link(value, number)
@@ -186,7 +189,7 @@ def _info(root: Turn, branch: list[Turn]) -> Json:
 
 
 def _usage(turns: list[Turn]) -> Json:
-    """Tokens of the turns; every line of one message repeats its usage, so the last one counts."""
+    """Sum the token usage of the turns; each line of a message repeats its usage, so only the last line counts."""
     total: Counter[str] = Counter()
     for turn in turns:
         usage = _message_of(turn).get("usage")

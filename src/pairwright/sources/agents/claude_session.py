@@ -1,4 +1,6 @@
-"""The messages of Claude Code lines: content blocks to messages, the lines of one message to one message.
+"""Claude Code sessions: the tree of turns and branches, and the messages of their lines.
+
+Content blocks map to message fields as follows; the lines of one assistant message are merged into one message.
 
 text, image, ...   content           thinking     reasoning        tool_use  tool_calls
 tool_result        a tool message; `is_error` is kept in `extra`
@@ -11,12 +13,12 @@ from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import json_text, optional_text, text
 from pairwright.sources.shapes.chat_messages import content_from_chat
 
-# The tree of a Claude Code session: lines joined into turns, turns into branches.
+# Session tree: lines grouped into turns, turns into branches.
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One line of the file; `messages` is empty where the line is not part of the conversation."""
+    """One line of the file; `messages` is empty if the line is not part of the conversation."""
 
     number: int
     value: Json
@@ -42,7 +44,7 @@ class Line:
 
 @dataclass(eq=False)
 class Turn:
-    """One node of the conversation: an assistant message, the results of its calls, or a turn of the user."""
+    """One node of the conversation tree: an assistant message, the results of its calls, or a user turn."""
 
     parent: "Turn | None"
     lines: list[Line]
@@ -56,7 +58,7 @@ class Turn:
 
 
 def roots_of(lines: list[Line]) -> list[Turn]:
-    """The first turn of every conversation in the file, in file order, with the tree below it."""
+    """Build the conversation trees of a file and return their root turns in file order."""
     parents = _parents(lines)
     # By position in `lines`: the positions of the lines that name it as their parent.
     children: list[list[int]] = [[] for _ in lines]
@@ -82,7 +84,7 @@ def roots_of(lines: list[Line]) -> list[Turn]:
 
 
 def branches_of(root: Turn) -> Iterator[list[Turn]]:
-    """Every way from the root to a leaf, in file order."""
+    """Yield every path from the root to a leaf, in file order."""
     path: list[Turn] = []
     stack = [(root, 0)]
     while stack:
@@ -97,7 +99,7 @@ def branches_of(root: Turn) -> Iterator[list[Turn]]:
 
 
 def _join_turn(line: Line, above: Turn | None) -> Turn:
-    """The turn that a line belongs to: one that is there already, or a new one below `above`."""
+    """Add a line to the turn it belongs to, or to a new turn below `above`; return that turn."""
     asked = above  # the assistant turn that the line continues or answers
     if above is not None and above.answered:
         asked = above.parent
@@ -121,7 +123,7 @@ def _join_turn(line: Line, above: Turn | None) -> Turn:
 
 
 def _parents(lines: list[Line]) -> list[int | None]:
-    """For each line the position of its parent; None where a conversation begins. There are no circles in it."""
+    """Return the position of each line's parent, or None at the start of a conversation. The result has no cycles."""
     by_uuid: dict[str, int] = {}
     for position, line in enumerate(lines):
         if line.uuid is not None:
@@ -140,7 +142,7 @@ def _parents(lines: list[Line]) -> list[int | None]:
 
 
 def _cut_circles(parents: list[int | None]) -> None:
-    """Make the first line of every circle a beginning; only a damaged or hostile file has one."""
+    """Break cycles by making the first line of each one a root; only damaged or malicious files contain cycles."""
     finished: set[int] = set()
     for start in range(len(parents)):
         path: dict[int, None] = {}
@@ -154,10 +156,11 @@ def _cut_circles(parents: list[int | None]) -> None:
         finished.update(path)
 
 
-# The messages of Claude Code lines: content blocks to messages, the lines of one message to one message.
+# Messages: content blocks converted to messages, lines of one message merged.
 
 
 def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
+    """Yield the message of an assistant line: text parts, reasoning, tool calls and flags."""
     parts, thoughts, calls, extra = [], [], [], {}
     for number, block in enumerate(blocks):
         where = f"message.content[{number}]"
@@ -191,7 +194,7 @@ def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterato
 
 
 def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
-    """The tool results of a line, each a message, and what the user said beside them."""
+    """Yield the tool results of a user line as tool messages, then the remaining content as a user message."""
     parts = []
     for number, block in enumerate(blocks):
         if block.get("type") != "tool_result":
@@ -214,7 +217,7 @@ def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Mes
 
 
 def _plain(parts: list[Json]) -> str | list[Json] | None:
-    """No part is None, one text is text, anything more stays parts."""
+    """Return None for no parts, text for a single text part, else the parts."""
     if not parts:
         return None
     if len(parts) == 1 and parts[0].get("type") == "text" and isinstance(parts[0].get("text"), str):
@@ -223,7 +226,7 @@ def _plain(parts: list[Json]) -> str | list[Json] | None:
 
 
 def messages_of(turn: Turn) -> list[Message]:
-    """The messages of a turn: the lines of an assistant message merged, tool results in file order."""
+    """Return the messages of a turn: lines of an assistant message merged, tool results in file order."""
     lines = sorted(turn.lines, key=lambda line: line.number)
     if not turn.first.is_assistant:
         return [message for line in lines for message in line.messages]
@@ -234,7 +237,7 @@ def messages_of(turn: Turn) -> list[Message]:
 
 
 def _merge_messages(left: Message, right: Message) -> Message:
-    """Two lines of one message. What a line repeats of an earlier one (some versions do) is taken once."""
+    """Merge two lines of one message, dropping duplicates (some versions repeat earlier content)."""
     parts = _parts(left)
     parts += [part for part in _parts(right) if part not in parts]
     thoughts = [left.reasoning] if left.reasoning is not None else []

@@ -1,15 +1,15 @@
-"""Codex CLI sessions: JSONL lines `{timestamp, type, payload}`, or older files with the bare items.
+"""Codex CLI sessions: JSON Lines `{timestamp, type, payload}`, or older files with bare items.
 
     session_meta    id (the task), instructions (a system message), cwd, versions    turn_context   the model
-    response_item   an item of the Responses API (responses.py): the conversation
+    response_item   an item of the Responses API (sources/shapes/responses.py): the conversation
     compacted       the context was replaced by `replacement_history`, else by the summary in `message`
-    event_msg       what the screen showed. It repeats the items, so only what it alone says is read: how a call ended
-                    (`*_end` with exit_code or success), calls that are no item, and `thread_rolled_back`
+    event_msg       UI events. They repeat the items; only additional data is read: the outcome of calls (`*_end` with
+                    exit_code or success), calls that are not items, and `thread_rolled_back`
 
-task = session id. step = number of compactions before: each begins an experience whose prompt is the new context, not
-generated. run = number of roll-backs in that step: what was rolled back is an experience, and the one after it repeats
-the turns that were kept as context. There is no reward. A call whose result tells of an exit code other than 0, of a
-failure or of a timeout is an error site.
+task = session id. step = number of preceding compactions: each starts an experience whose prompt is the new context,
+not generated. run = number of rollbacks in that step: the part that was rolled back is an experience, and the next one
+repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code, a failure
+or a timeout is an error site.
 """
 
 import re
@@ -33,7 +33,7 @@ MAX_ROLLBACKS = 256  # each attempt repeats what was kept, so their number bound
 _WRAPPED = frozenset({"session_meta", "response_item", "event_msg", "turn_context", "compacted"})
 _BARE = frozenset({"message", "reasoning", "function_call", "function_call_output", "local_shell_call"})
 _INFO_KEYS = ("cwd", "cli_version", "originator", "source", "model_provider", "forked_from_id")
-# How messages begin that the program writes in the user's name: they do not count as turns in a roll-back.
+# Start of user messages written by the program; they do not count as turns in a rollback.
 _NOT_A_TURN = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
 # Either form of a shell result: "Exit code: 1" at the start, "Process exited with code 1" at the start of a line.
 _EXIT_CODE = re.compile(r"(?:^Exit code:|^Process exited with code|\nProcess exited with code) (-?\d+)")
@@ -46,7 +46,7 @@ _FAILURES = (
 
 @dataclass
 class Session:
-    """What has been read of a file, and the attempt that is under way."""
+    """Parser state: data of the session, and the current attempt."""
 
     meta: Json = field(default_factory=dict)
     model: str | None = None
@@ -72,6 +72,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Read a session, ending an attempt at each compaction and rollback, and yield one experience per attempt."""
     session = Session()
     lines = items(value, "session")
     call_ids = _call_ids(lines)
@@ -101,7 +102,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number: int) -> None:
-    """Take one line into the session."""
+    """Process one line: update the session, or append an item to the current attempt."""
     item: Json | None = None
     if kind == "session_meta":
         session.meta = session.meta or payload  # a resumed or forked file repeats the line of its origin
@@ -123,7 +124,7 @@ def _take(session: Session, kind: str, payload: Json, call_ids: set[str], number
 
 
 def _end_attempt(session: Session, origin: Origin) -> Iterator[Experience | Rejected]:
-    """The attempt that ends here, if anything was said in it."""
+    """Yield the experience of the current attempt, if it has any items, and reset it."""
     if not session.items:
         return
     number = session.first_line or 1
@@ -166,7 +167,7 @@ def _conversation(session: Session) -> list[Message]:
 
 
 def _compact_context(payload: Json) -> list[Message]:
-    """The context after a compaction."""
+    """Return the context messages after a compaction, marked as not generated."""
     history = payload.get("replacement_history")
     if isinstance(history, list) and history:
         messages = messages_from_items(history, "replacement_history")
@@ -179,7 +180,7 @@ def _compact_context(payload: Json) -> list[Message]:
 
 
 def _roll_back(session: Session, payload: Json) -> list[Message]:
-    """What a roll-back leaves: everything before the turn of the user that is the n-th from the end."""
+    """Return the messages before the last `num_turns` user turns, as context."""
     num_turns = index(payload.get("num_turns"))
     if num_turns is None:
         raise BadRecord("thread_rolled_back.num_turns: expected a number of turns")
@@ -190,7 +191,7 @@ def _roll_back(session: Session, payload: Json) -> list[Message]:
 
 
 def _unwrap_line(line: Any) -> tuple[str, Json]:
-    """The kind of a line and what it holds."""
+    """Return the kind and payload of a line."""
     line = mapping(line, "line")
     kind = line.get("type")
     if _is(kind, _WRAPPED):
@@ -205,7 +206,7 @@ def _unwrap_line(line: Any) -> tuple[str, Json]:
 
 
 def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
-    """Some versions log a result as {content, success}; the model was given the content."""
+    """Replace a result logged as {content, success} by its content; record a failure in `failed`."""
     output = item.get("output")
     if not isinstance(output, dict) or "content" not in output:
         return item
@@ -215,7 +216,7 @@ def _with_plain_output(item: Json, failed: dict[str, str]) -> Json:
 
 
 def _note_failure(event: Json, failed: dict[str, str]) -> None:
-    """Remember how a call ended where an event tells."""
+    """Record a failed call in `failed`, if the event reports one."""
     call_id, exit_code = event.get("call_id"), event.get("exit_code")
     if not isinstance(call_id, str):
         return
@@ -226,6 +227,7 @@ def _note_failure(event: Json, failed: dict[str, str]) -> None:
 
 
 def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
+    """Return the failure kind of a tool result from its text, its exit code or `failed`."""
     text = message.text
     for kind, start in _FAILURES:
         if start.match(text):
@@ -244,7 +246,7 @@ def _error_kind(message: Message, failed: dict[str, str]) -> str | None:
 
 
 def _call_ids(lines: list[Any]) -> set[str]:
-    """The ids of calls that are items."""
+    """Return the ids of calls logged as items rather than events."""
     payloads = [
         line.get("payload", line) for line in lines if isinstance(line, dict) and line.get("type") != "event_msg"
     ]

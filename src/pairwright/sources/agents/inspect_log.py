@@ -1,15 +1,15 @@
-"""Inspect logs: a `.json` log `{eval, samples[]}`, or one sample of an `.eval` file `{eval, sample}` (inspect_eval.py).
+"""Inspect logs: a `.json` log `{eval, samples[]}`, or an `.eval` file (zip), read as one `{eval, sample}` per sample.
 
     sample {id, epoch, input, target, messages[], output, scores{name: {value, answer}}, attachments{}, events[], error}
 
 task = sample id, run = epoch. The conversation is `messages`; the prompt ends before the first assistant message that
-the model generated (`source` is not "input"). Tools are those of the model events whose answers stand in it.
-`attachment://` (and `tc://` of old logs) is replaced by the text that it stands for.
+the model generated (`source` is not "input"). Tools are those of the model events with answers in the conversation.
+`attachment://` references (`tc://` in old logs) are replaced by the text they refer to.
 
 Reward: "C" (correct) is 1, "I" (incorrect) 0, "P" (partial) 0.5, "N" (no answer) 0, yes/true 1, no/false 0; numbers and
-booleans are what they are. By default the first scorer's, which is the one that Inspect reports first; options.reward
-names another scorer, or `scorer.key` where a value is an object. An object without a named key gives no reward, unless
-it has one key only. All are kept in reward_components.
+booleans keep their value. The default is the first scorer, which Inspect also reports first; options.reward selects
+another scorer, or `scorer.key` if a value is an object. An object without a selected key gives no reward unless it has
+only one key. All scores are kept in reward_components.
 """
 
 import json
@@ -43,13 +43,14 @@ from pairwright.sources.format import Format, Options, Origin, Rejected, build, 
 from pairwright.sources.shapes.chat_messages import content_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites
 
-# Messages and tools of Inspect samples.
+# Messages and tools of samples.
 
-# Inspect's error types in our words; the others are "tool_error".
+# Inspect error type -> failure kind; others are "tool_error".
 _KINDS = {"parsing": "invalid_arguments", "timeout": "timeout", "file_not_found": "file_not_found"}
 
 
 def message_from_inspect(value: Any, where: str) -> Message:
+    """Convert a message of an Inspect sample; errors of tool results and of call parsing go to `extra`."""
     turn = mapping(value, where)
     role = text(turn.get("role"), f"{where}.role")
     content = content_from_chat(turn.get("content"), f"{where}.content")
@@ -97,7 +98,7 @@ def error_kind(position: int, message: Message) -> str | None:
 
 
 def resolve_references(value: Any, stored: Json) -> Any:
-    """The value with every text that is a reference replaced by what it refers to."""
+    """Replace every text that is a reference by the stored text, recursively."""
     if isinstance(value, str):
         # Only a text that is a reference as a whole: the keys of `stored` have their prefixes.
         return stored.get(value, value)
@@ -111,7 +112,7 @@ def resolve_references(value: Any, stored: Json) -> Any:
 
 
 def tools_of_events(sample: Json, stored: Json) -> list[Json]:
-    """The tools that the model was offered, by name, in the requests whose answers are in the conversation."""
+    """Return the tools, unique by name, offered in the model events whose answers are in the conversation."""
     ids = {turn.get("id") for turn in _dicts(sample.get("messages")) if isinstance(turn.get("id"), str)}
     events = sample.get("events")
     if events is None and isinstance(sample.get("transcript"), dict):
@@ -145,6 +146,7 @@ def _call(call: Json, where: str) -> ToolCall:
 
 
 def _without_reasoning(parts: list[Json]) -> tuple[str | list[Json] | None, list[str]]:
+    """Split content parts into content and reasoning texts."""
     thoughts = []
     others = []
     for part in parts:
@@ -163,7 +165,7 @@ def _dicts(value: Any) -> list[Json]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-# Inspect logs: a `.json` log `{eval, samples[]}`, or one sample of an `.eval` file `{eval, sample}` (inspect_eval.py).
+# Reader of logs and samples.
 
 NAME = "inspect"
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -177,6 +179,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a log or of a single sample."""
     log = mapping(value, "log")
     header = optional_mapping(log.get("eval"), "eval")
     if isinstance(log.get("problem"), str):  # a member of an .eval file that could not be read
@@ -195,6 +198,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _experience(sample: Json, header: Json, origin: Origin, options: Options) -> Experience:
+    """Build the experience of one sample."""
     stored = _stored_texts(sample)
     output = optional_mapping(sample.get("output"), "output")
     messages = _messages(sample, output, stored)
@@ -222,7 +226,7 @@ def _experience(sample: Json, header: Json, origin: Origin, options: Options) ->
 
 
 def _stored_texts(sample: Json) -> Json:
-    """Texts that are kept once and referred to, by their reference."""
+    """Return deduplicated texts of the sample, keyed by reference."""
     stored: Json = {}
     transcript = sample.get("transcript")
     old = transcript.get("content") if isinstance(transcript, dict) else None
@@ -233,6 +237,7 @@ def _stored_texts(sample: Json) -> Json:
 
 
 def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
+    """Return the messages of a sample, or its input and first output if it has none."""
     turns = resolve_references(sample.get("messages"), stored)
     if not turns:  # some logs keep only what went in and what came out
         input_messages = resolve_references(sample.get("input"), stored)
@@ -248,14 +253,14 @@ def _messages(sample: Json, output: Json, stored: Json) -> list[Message]:
 
 
 def _scores(sample: Json) -> Json:
-    """The entries of the scorers by name; old logs have one without a name."""
+    """Return the scorer entries by name; old logs have a single unnamed one."""
     if isinstance(sample.get("scores"), dict):
         return dict(sample["scores"])
     return {"score": sample["score"]} if isinstance(sample.get("score"), dict) else {}
 
 
 def _reward(scores: Json, name: str | None) -> tuple[float | None, Json]:
-    """The reward, and all scores that are numbers."""
+    """Return the reward, and all numeric scores."""
     grades = {key: grade for key, value in _values(scores).items() if (grade := _grade(value)) is not None}
     if name is None:
         # The default is the first scorer's value; an object of several values has no default.
@@ -265,7 +270,7 @@ def _reward(scores: Json, name: str | None) -> tuple[float | None, Json]:
 
 
 def _values(scores: Json) -> Json:
-    """The value of every scorer; an object gives one value for each key, as `scorer.key`."""
+    """Return the value of each scorer; an object yields one value per key, named `scorer.key`."""
     values: Json = {}
     for scorer, entry in scores.items():
         value = entry.get("value") if isinstance(entry, dict) else entry
@@ -285,6 +290,7 @@ def _grade(value: Any) -> float | None:
 
 
 def _info(sample: Json, header: Json) -> Json:
+    """Return the `info` fields of a sample: ids, target, metadata, error, answers and non-numeric scores."""
     info: Json = {}
     for key in ("task", "run_id", "eval_id"):
         if isinstance(header.get(key), str):
@@ -337,7 +343,7 @@ def _stop_reason(output: Json) -> Any:
 FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Inspect evaluation logs")
 
 
-# Samples of an Inspect `.eval` file, one at a time: a zip of `header.json` and `samples/<id>_epoch_<n>.json`.
+# `.eval` files: a zip of `header.json` and `samples/<id>_epoch_<n>.json`, read one sample at a time.
 
 MAX_MEMBER_BYTES = 1 << 30
 MAX_RATIO = 250  # repetitive logs shrink to a hundredth; deflate itself could reach a thousandth
@@ -358,7 +364,7 @@ _UNREADABLE = (
 
 
 def read_eval(path: Path) -> Iterator[Json]:
-    """Yield `{"eval": header's eval, "sample": sample}`; a sample that cannot be read has None and a "problem"."""
+    """Yield `{"eval": eval header, "sample": sample}`; an unreadable sample is None, with a reason under "problem"."""
     try:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             yield from _samples(archive, file, path)
@@ -367,6 +373,7 @@ def read_eval(path: Path) -> Iterator[Json]:
 
 
 def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[Json]:
+    """Yield the samples of the archive, limiting the total decompressed size."""
     header = _header(archive, file, path)
     # A bound on all samples together, beside the bound on each: a zip bomb may have many small members.
     allowed = max(MAX_MEMBER_BYTES, MAX_RATIO * path.stat().st_size)
@@ -389,7 +396,7 @@ def _samples(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Iterator[
 
 
 def _header(archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> Json:
-    """The `eval` of the header: which task, which model."""
+    """Return the `eval` object of the header, which names task and model."""
     for name in ("header.json", "_journal/start.json"):
         member = archive.NameToInfo.get(name)
         if member is None:
@@ -418,6 +425,7 @@ def _bytes(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -
 
 
 def _open_member(member: zipfile.ZipInfo, archive: zipfile.ZipFile, file: IO[bytes]) -> IO[bytes]:
+    """Open a zip member for reading: stored, deflate or zstd."""
     if member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return archive.open(member)
     if member.compress_type != _ZSTD:  # bzip2 and lzma would swell one piece without bound

@@ -1,17 +1,17 @@
-"""OpenHands: the events of a conversation (JSONL); rows and logs of requests are handed to openhands_rows.py.
+"""OpenHands conversations as events (JSON Lines); rows and request logs are read by sources/agents/openhands_events.py.
 
-    SystemPromptEvent   system message, tools                 MessageEvent   a turn of the user or the agent
-    ActionEvent         thought, reasoning and a call; those of one llm_response_id are one assistant message
+    SystemPromptEvent   system message, tools                 MessageEvent   a user or agent message
+    ActionEvent         thought, reasoning and a call; those with one llm_response_id form one assistant message
     ObservationEvent    a tool message; is_error, timeout, exit_code become an error site
     AgentErrorEvent, UserRejectObservation    a tool message and an error site
-    Condensation        the context loses forgotten_event_ids and gains a summary: a new step begins, and what it keeps
-                        is context, not generated
+    Condensation        removes forgotten_event_ids from the context and adds a summary: a new step starts, with the
+                        remaining messages as context, not generated
     TokenEvent          the recorded token ids of one request
 
-A row whose `history` is such events is read as well. task = the conversation's id (a full_state event) or the row's
-instance_id, else a hash of prompt and tools; step = number of condensations before. Reward: as in rows; events alone
-have none, but options.reward="critic" takes the last critic_result.score. Events with no prompt before them (a part of
-a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
+A row whose `history` contains such events is read as well. task = the conversation id (a full_state event) or the row's
+instance_id, else a hash of prompt and tools; step = number of preceding condensations. Reward: as in rows; events alone
+have none, but options.reward="critic" selects the last critic_result.score. Events without a prompt before them (part
+of a conversation) are kept with info["prompt_missing"]. Other kinds of events are counted in info["other_events"].
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ MAX_CONDENSATIONS = 256  # each step repeats the context that was kept
 
 @dataclass
 class Conversation:
-    """What has been read of a conversation, and the step that is under way."""
+    """Parser state: data of the conversation, and the current step."""
 
     row: Json
     tools: list[Json] = field(default_factory=list)
@@ -59,6 +59,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a file of events, or of one or more rows."""
     if isinstance(value, list) and any(_is_event(item) for item in value):
         yield from _experiences(value, {}, origin, options)
         return
@@ -83,6 +84,7 @@ def _row(row: Any, origin: Origin, options: Options) -> Iterator[Experience | Re
 
 
 def _experiences(events: list[Any], row: Json, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Process events, ending a step at each condensation, and yield one experience per step."""
     talk = Conversation(row, task=identifier(row.get("instance_id")))
     has_steps = False
     for position, value in enumerate(events):
@@ -111,7 +113,7 @@ def _experiences(events: list[Any], row: Json, origin: Origin, options: Options)
 
 
 def _take(talk: Conversation, event: Json) -> None:
-    """Take one event into the conversation."""
+    """Process one event: add it to the conversation, its tokens or the event counts."""
     entry = entry_of_event(event)
     if entry is not None:
         if event.get("kind") == "SystemPromptEvent":
@@ -136,7 +138,7 @@ def _take(talk: Conversation, event: Json) -> None:
 
 
 def _take_state(talk: Conversation, event: Json) -> None:
-    """The id of the conversation and the model, from the updates of its state."""
+    """Update the conversation id and model from a state update event."""
     state = event.get("value")
     if event.get("kind") != "ConversationStateUpdateEvent" or not isinstance(state, dict):
         return
@@ -149,7 +151,7 @@ def _take_state(talk: Conversation, event: Json) -> None:
 
 
 def _condense(talk: Conversation, event: Json) -> list[Entry]:
-    """The context after a condensation."""
+    """Return the context entries after a condensation."""
     forgotten = {
         event_id
         for event_id in optional_items(event.get("forgotten_event_ids"), "forgotten_event_ids")
@@ -166,7 +168,7 @@ def _condense(talk: Conversation, event: Json) -> list[Entry]:
 
 
 def _end_step(talk: Conversation, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
-    """The step that ends here, if anything happened in it."""
+    """Yield the experience of the current step, if it has new entries."""
     if talk.num_new == 0:
         return
     messages = [entry.message for entry in talk.entries]

@@ -1,4 +1,7 @@
-"""One OpenHands event as an entry of the conversation: its message, and the failure that it tells of."""
+"""OpenHands rows and request logs in the OpenAI chat shape, and the conversion of single events to messages.
+
+sources/agents/openhands.py reads files of events.
+"""
 
 import re
 from collections.abc import Iterator
@@ -31,12 +34,12 @@ from pairwright.sources.shapes.chat_messages import (
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites
 
-# OpenHands rows and logs of single requests, in the OpenAI chat shape; openhands.py reads events.
+# Rows and request logs.
 
 NAME = "openhands"
 # The footer of a shell result; of several commands the last footer counts.
 _EXIT_CODE = re.compile(r"\[(?:Command finished|The command completed) with exit code (-?\d{1,12})\.?\]")
-# How results of failed calls begin; in order, since the last pattern is the widest.
+# Start of failed results; the first match wins, and the last pattern is the broadest.
 _FAILURES = (
     ("file_not_found", re.compile(r"Ran into \[Errno 2\]|(ERROR:\s*)?The path .{1,500} does not exist")),
     ("invalid_arguments", re.compile(r"(ERROR:\s*)?(Invalid `|Error validating|Parameter `)")),
@@ -72,7 +75,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
-    """The reward of a row and the scores that it was chosen from."""
+    """Return the reward of a row, and the scores it was selected from."""
     result = row.get("test_result")
     report = result.get("report") if isinstance(result, dict) else None
     # Where scores may stand; the first place that has the number wins.
@@ -87,7 +90,7 @@ def scores_of(row: Json, name: str | None) -> tuple[float | None, Json]:
 
 
 def info_of(row: Json) -> Json:
-    """What a row says beside the conversation, without the logs of its tests."""
+    """Return the metadata of a row, without its test logs."""
     info: Json = {key: row[key] for key in ("run_id", "error", "attempt") if row.get(key) is not None}
     result = row.get("test_result")
     if isinstance(result, dict):
@@ -98,7 +101,7 @@ def info_of(row: Json) -> Json:
 
 
 def error_kind_of_text(text: str) -> str | None:
-    """The kind of failure that the text of a result tells of."""
+    """Return the failure kind indicated by the text of a tool result, or None."""
     text = text.removeprefix("OBSERVATION:\n").lstrip()
     for kind, start in _FAILURES:
         if start.match(text):
@@ -111,6 +114,7 @@ def error_kind_of_text(text: str) -> str | None:
 
 
 def _row(row: Json, origin: Origin, options: Options) -> Experience:
+    """Build the experience of a row."""
     messages = messages_from_chat(row.get("messages"), "messages")
     tools = tools_from_chat(row.get("tools"), "tools")
     prompt, completion = split_at_first_answer(messages)
@@ -132,6 +136,7 @@ def _row(row: Json, origin: Origin, options: Options) -> Experience:
 
 
 def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+    """Yield one experience per choice of a request log."""
     prompt = messages_from_chat(log.get("messages"), "messages")
     schemas_in_log = log.get("tools")
     tools = tools_from_chat(
@@ -172,7 +177,7 @@ def _choices(log: Json, origin: Origin) -> Iterator[Experience | Rejected]:
 
 
 def _tokens(response: Json, choice: Json) -> tuple[Json | None, Json]:
-    """The recorded ids of one request, and why they were dropped if they were."""
+    """Return the recorded token fields of a request, and the reason if they are dropped."""
     fields = choice.get("provider_specific_fields")
     ids = choice.get("token_ids") or (fields.get("token_ids") if isinstance(fields, dict) else None)
     if not ids:
@@ -202,7 +207,7 @@ FORMAT = Format(
 )
 
 
-# One OpenHands event as an entry of the conversation: its message, and the failure that it tells of.
+# Events: each one as an entry with its message and failure kind.
 
 _ENTRIES = (
     "SystemPromptEvent",
@@ -217,7 +222,7 @@ KINDS = frozenset({*_ENTRIES, "Condensation", "ConversationStateUpdateEvent", "T
 
 @dataclass(eq=False)
 class Entry:
-    """A message with the ids of its events, the request that it came from, and the kind of error that it shows."""
+    """A message with the ids of its events, the id of its model response, and its failure kind."""
 
     message: Message
     ids: set[str]
@@ -225,7 +230,7 @@ class Entry:
     error: str | None = None
 
     def add(self, other: "Entry") -> None:
-        """Take in a further action of the same answer."""
+        """Merge another action of the same model response."""
         left, right = self.message, other.message
         self.ids |= other.ids
         self.message = Message(
@@ -249,7 +254,7 @@ class Entry:
 
 
 def entry_of_event(event: Json) -> Entry | None:
-    """The entry of an event; None where the event is not part of the conversation."""
+    """Convert an event to an entry; None if it is not part of the conversation."""
     kind = event.get("kind")
     if kind not in _ENTRIES:
         return None
@@ -283,6 +288,7 @@ def _message(event: Json) -> Message:
 
 
 def _action(event: Json) -> Message:
+    """Convert an action event to an assistant message with one tool call."""
     if event.get("tool_call") is not None:
         call = call_from_chat(event["tool_call"], "tool_call")
     else:
@@ -334,7 +340,7 @@ def _error_of_event(event: Json, message: Message) -> str | None:
 
 
 def _content(value: Any, where: str) -> str | list[Json] | None:
-    """Content without the marks for the prompt cache: one text part is text, none is None, more stay parts."""
+    """Return content without prompt cache markers: one text part becomes text, no parts None, others stay parts."""
     content = content_from_chat(value, where)
     if not isinstance(content, list):
         return content

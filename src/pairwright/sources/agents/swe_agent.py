@@ -1,14 +1,15 @@
-"""SWE-agent `.traj` files, and those of mini-SWE-agent (mini_swe_agent.py): one attempt at one instance a file.
+"""SWE-agent `.traj` files and mini-SWE-agent trajectories: one attempt at one instance per file.
 
     SWE-agent   {trajectory[{action, observation, response, thought, state, query}], history[], info, replay_config}
+    mini        {messages[], info, trajectory_format}, or a bare list of messages
 
-`history` is the conversation. Where it is missing, the `query` of the last step is (what the model was last given).
-What only the trajectory holds (the step that submitted, the last observation) is added at the end, never as generated:
-the step names the command but not the tool call that was made, and a step may be the program's own notice of an exit.
-Demonstrations (`is_demo`) are not generated either.
+`history` is the conversation; if it is missing, the `query` of the last step is used (the last input of the model).
+Steps and observations found only in the trajectory (the submission, the last observation) are appended, never as
+generated: a step contains the command but not the tool call, and may be the program's own exit notice. Demonstrations
+(`is_demo`) are not generated either.
 
-task = instance id: `instance_id`, replay_config's problem_statement.id, else the file's name. Reward: `resolved`, else
-`score`, else `reward` of info, the file or its report; options.reward names another. Most files have none.
+task = instance id: `instance_id`, replay_config's problem_statement.id, else the file name. Reward: `resolved`, else
+`score`, else `reward` of info, the file or its report; options.reward selects another. Most files have none.
 """
 
 import re
@@ -24,7 +25,7 @@ from pairwright.sources.format import Format, Options, Origin, Rejected, build, 
 from pairwright.sources.shapes.chat_messages import message_from_chat
 from pairwright.sources.shapes.responses import messages_from_items
 
-# The messages of mini-SWE-agent, in the shapes of its versions.
+# mini-SWE-agent: messages in the shapes of its versions.
 
 # The first line of an observation, and below it what is kept of a turn's `extra`.
 _RETURN_CODE = re.compile(r"\s*<returncode>\s*(-?\d{1,12})\s*</returncode>")
@@ -36,7 +37,7 @@ _MINI_FAILURES = (
 
 
 def is_mini(value: Any) -> bool:
-    """Whether this is a whole mini-SWE-agent file."""
+    """Whether the value is a complete mini-SWE-agent file."""
     if isinstance(value, dict):
         form, info = value.get("trajectory_format"), value.get("info")
         if not isinstance(value.get("messages"), list):
@@ -48,13 +49,14 @@ def is_mini(value: Any) -> bool:
 
 
 def is_plain_list(value: Any) -> bool:
-    """A bare list of turns is ours only if an observation in it looks like ours: any chat is a list of turns."""
+    """Whether a bare list of messages is from mini-SWE-agent: an observation must have its return code tag."""
     if not isinstance(value, list) or not all(isinstance(turn, dict) and "role" in turn for turn in value):
         return False
     return any(isinstance(turn.get("content"), str) and _RETURN_CODE.match(turn["content"]) for turn in value)
 
 
 def messages_of_mini(value: Any, where: str) -> list[Message]:
+    """Convert the messages of mini-SWE-agent, in the shapes of its versions."""
     messages: list[Message] = []
     for number, turn in enumerate(items(value, where)):
         turn, here = mapping(turn, f"{where}[{number}]"), f"{where}[{number}]"
@@ -77,7 +79,7 @@ def messages_of_mini(value: Any, where: str) -> list[Message]:
 
 
 def mini_error_kind(message: Message) -> str | None:
-    """What an observation tells of a failure: a return code, an exception, or the program's own complaint."""
+    """Return the failure kind of an observation: an exception, a program message or a return code; else None."""
     code: Any = message.extra.get("returncode")
     if code is None and (match := _RETURN_CODE.match(message.text)):
         code = int(match[1])
@@ -98,6 +100,7 @@ def model_of_mini(info: Json) -> str | None:
 
 
 def _with_extra(message: Message, kept: Json) -> Message:
+    """Return the message with additional `extra` fields."""
     if not kept:
         return message
     return Message(
@@ -112,14 +115,14 @@ def _with_extra(message: Message, kept: Json) -> Message:
     )
 
 
-# SWE-agent `.traj` files, and those of mini-SWE-agent (mini_swe_agent.py): one attempt at one instance a file.
+# SWE-agent `.traj` files, and the reader of both formats.
 
 NAME = "swe-agent"
 _REWARDS = ("resolved", "score", "reward")
-# Names of files that say nothing about the instance.
+# File names that do not identify an instance.
 _NAMES_OF_NO_INSTANCE = ("", "traj", "trajectory", "trajectories", "output", "last_mini_run")
 _NOT_KEPT = ("thought", "message_type", "thinking_blocks", "tool_call_ids", "cache_control", "tags")
-# How observations begin that tell of a failure, by kind; the first that matches counts.
+# Start of failed observations, by kind; the first match wins.
 _FAILURES = (
     ("tool_error", re.compile(r"\s*Your proposed edit has introduced new syntax error")),
     ("invalid_arguments", re.compile(r"\s*Your (bash command contained syntax errors|output (could|was) not)")),
@@ -151,6 +154,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _experience(value: Any, origin: Origin, options: Options, file_name: str | None) -> Experience:
+    """Build the experience of one trajectory of either program."""
     row: Json = {"messages": value} if isinstance(value, list) else mapping(value, "file")
     row_info = optional_mapping(row.get("info"), "info")
     info = {
@@ -185,7 +189,7 @@ def _experience(value: Any, origin: Origin, options: Options, file_name: str | N
 
 
 def _messages(row: Json, info: Json) -> list[Message]:
-    """The conversation of a SWE-agent file, and what only its trajectory holds."""
+    """Return the conversation of a SWE-agent file, with the steps that are only in its trajectory appended."""
     steps = [
         mapping(step, f"trajectory[{number}]")
         for number, step in enumerate(optional_items(row.get("trajectory"), "trajectory"))
@@ -219,7 +223,7 @@ def _messages(row: Json, info: Json) -> list[Message]:
 
 
 def _last_told(steps: list[Json], answers: list[Message]) -> int:
-    """The position of the step that the last answer of the history belongs to."""
+    """Return the position of the step that matches the last answer of the history."""
     # From the end, since equal answers may repeat; without an equal one, steps and answers are matched by count.
     last = answers[-1].text.strip()
     for position in range(len(steps) - 1, -1, -1):
@@ -239,6 +243,7 @@ def _observation(step: Json, asked: Message) -> list[Message]:
 
 
 def _message(value: Any, where: str) -> Message:
+    """Convert one history entry to a message."""
     turn = mapping(value, where)
     plain = {key: item for key, item in turn.items() if key not in _NOT_KEPT}
     ids = turn.get("tool_call_ids")
@@ -255,7 +260,7 @@ def _message(value: Any, where: str) -> Message:
 
 
 def _errors(messages: list[Message], start: int, kind_of: Any) -> list[ErrorSite]:
-    """Observations that tell of a failure; without tool calls they are turns of the user."""
+    """Return error sites for failed observations, which are user turns if there are no tool calls."""
     callers: dict[str, str] = {}
     sites = []
     for position, message in enumerate(messages[start:], start):
@@ -274,7 +279,7 @@ def _error_kind(message: Message) -> str | None:
 
 
 def _replay(row: Json) -> Json:
-    """How the run was configured: an object, or its JSON text."""
+    """Return the run configuration, which is an object or JSON text."""
     config = row.get("replay_config")
     if isinstance(config, str):
         config = canonical_arguments(config)

@@ -1,7 +1,7 @@
 """tau-bench results: a list of `{task_id, trial, reward, info, traj: [messages]}`.
 
-task = task_id, run = trial, reward = reward. The prompt is what stands before the first assistant turn of `traj`;
-the simulated user's later turns stay inside the completion, not generated. `info` is kept whole.
+task = task_id, run = trial, reward = reward. The prompt is everything before the first assistant turn of `traj`; later
+turns of the simulated user stay in the completion, not generated. `info` is kept in full.
 """
 
 from collections.abc import Iterator

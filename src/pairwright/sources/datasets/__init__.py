@@ -1,1 +1,1 @@
-"""Formats of datasets: chats and preferences."""
+"""Dataset formats: chats and preferences."""

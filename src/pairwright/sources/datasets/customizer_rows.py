@@ -1,10 +1,10 @@
-"""Datasets of NeMo Customizer.
+"""NeMo Customizer datasets.
 
     customizer        {prompt, chosen_response, rejected_response}    a preference; scores are the rewards of its sides
     customizer-sft    {prompt, completion} or {messages}              a demonstration: an experience with reward 1.0
 
 The prompt is text or messages with the full history; an answer is text, a message or messages. Other small fields go
-to info. Rows of `{messages}` are demonstrations only where the format is named, and so are rows that have a score.
+to info. Rows of `{messages}`, and rows with a score, are read as demonstrations only if the format is given by name.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from pairwright.sources.format import Format, Options, Origin, Rejected, build, 
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
-# Keys of a judged answer: with one of them a row is no demonstration.
+# Keys of scored answers; a row with one of them is not a demonstration.
 _SCORED = ("label", "reward", "score", "rating")
 _READ_SFT = frozenset({"prompt", "completion", "messages", "tools"})
 _READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES})
@@ -56,6 +56,7 @@ def matches_sft(value: Any) -> bool:
 
 
 def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a demonstration; raise BadRecord if prompt or answer is missing or empty."""
     row = mapping(value, "row")
     if "messages" in row:
         prompt, answer = split_at_first_answer(messages_from_chat(row["messages"], "messages"))

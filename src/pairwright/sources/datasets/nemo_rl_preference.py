@@ -1,12 +1,12 @@
-"""Preference data of NeMo RL.
+"""NeMo RL preference data.
 
     {context, completions: [{rank, completion}, ...]}    PreferenceDataset: text or messages; a lower rank is better
-    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only where the format is named, since
-                                                         TRL has rows of these keys. Text is a turn of a chat here
+    {prompt, chosen, rejected}                           BinaryPreferenceDataset; only if the format is given by name,
+                                                         since TRL uses the same keys. Text becomes a chat turn
 
-Two completions of different ranks are a preference. More than two, or two of one rank, are no single preference: each
-is read as an experience of one task with reward = -rank, from which pairs are then built like any others. A `reward` of
-a completion is the reward of its side or experience.
+Two completions with different ranks are a preference. More than two, or two with equal ranks, become one experience
+each, of one task with reward = -rank, from which pairs are built as usual. The `reward` of a completion, if present, is
+the reward of its side or experience.
 """
 
 from collections.abc import Iterator
@@ -44,6 +44,7 @@ def matches(value: Any) -> bool:
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield one preference for two completions of different rank, else one experience per completion."""
     row = mapping(value, "row")
     if "completions" not in row:
         yield _binary(row, origin)

@@ -1,8 +1,8 @@
-"""OpenAI preference fine-tuning data (also of Together and Fireworks).
+"""OpenAI preference fine-tuning data (also Together and Fireworks).
 
     {input: {messages, tools, parallel_tool_calls}, preferred_output: [...], non_preferred_output: [...]}
 
-The messages of the input are the prompt, whatever their roles; the outputs are the two sides.
+The input messages are the prompt, regardless of their roles; the outputs are the two sides.
 """
 
 from collections.abc import Iterator
@@ -24,6 +24,7 @@ def matches(value: Any) -> bool:
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the preference of a row."""
     row = mapping(value, "row")
     input_value = row.get("input")
     # `input` may also be the messages themselves, or the text of the user.

@@ -1,11 +1,11 @@
-"""Our own JSON Lines: experiences as `pairwright experience export` writes them, and back, equal in every field.
+"""pairwright's own JSON Lines, as written by `pairwright experience export`; reading restores every field exactly.
 
     {uid, eid, kind, prompt, completion, reward, info, tokens: {dtype, values}, ...}
 
-A row has every field that is not its default. NaN and infinities are `{"$float": "nan"}` (records/json_text.py). An
-array is its dtype and its values; where these do not give it back bit for bit (NaN, an empty array of several
-dimensions) its bytes (base64, little-endian) and shape stand beside them. Rows keep their ids and sources: reading
-them back is no new import of what they were read from.
+A row contains every field that differs from its default. NaN and infinities are `{"$float": "nan"}`
+(records/json_text.py). An array is stored as dtype and values; if these do not restore it bit for bit (NaN, an empty
+array of several dimensions), its shape and bytes (base64, little-endian) are added. Rows keep their ids and sources:
+reading them back is not a new import of the original files.
 """
 
 import base64
@@ -38,7 +38,7 @@ NAME = "pairwright"
 _DEFAULTS: tuple[Any, ...] = (None, (), {}, [])
 _OPEN_JSON = ("info", "metrics", "reward_components", "reward")
 _KINDS = ("single_turn", "multi_turn", "preference")
-# The type that each field is checked against. Arrays, sides and open JSON are read by functions below.
+# Expected type of each field. Arrays, sides and open JSON are handled by the functions below.
 _TYPES: dict[str, Any] = {
     "eid": EID,
     "kind": str,
@@ -74,7 +74,7 @@ def matches(value: Any) -> bool:
 
 
 def experience_to_json(exp: Experience) -> Json:
-    """An experience as plain JSON values; `experience_from_json` gives it back."""
+    """Convert an experience to plain JSON values; the inverse of `experience_from_json`."""
     fields: Json = {"uid": exp.eid.uid}
     for name in exp.__struct_fields__:
         value = getattr(exp, name)
@@ -96,7 +96,7 @@ def experience_to_json(exp: Experience) -> Json:
 
 
 def experience_from_json(value: Any) -> Experience:
-    """Invert `experience_to_json`; BadRecord or RecordError where the value is no such row."""
+    """Convert a row back to an experience; raise BadRecord or RecordError if it is not valid."""
     row = dict(mapping(value, "row"))
     uid = row.pop("uid", None)
     fields: Json = {}
@@ -163,6 +163,7 @@ def _array_to_json(array: Array) -> Json:
 
 
 def _array_from_json(value: Any, where: str) -> Array:
+    """Decode an array from its bytes if present, else from its values."""
     fields = mapping(value, where)
     try:
         if "bytes" not in fields:

@@ -1,7 +1,7 @@
-"""Preferences: two answers to one prompt, of which one was preferred. What the preference formats have in common.
+"""Common code of the preference formats: two answers to one prompt, of which one is preferred.
 
-An answer is text, a message or a list of messages. Two lists that begin with the prompt are whole conversations, and
-part where sides.py says. Scores of the answers are the rewards of the sides; the preference itself has none.
+An answer is text, a message or a list of messages. Two lists that start with the prompt are full conversations and are
+split by `split_sides`. Scores of the answers are the rewards of the sides; the preference itself has none.
 """
 
 from typing import Any
@@ -14,11 +14,11 @@ from pairwright.sources.format import Origin, build
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
-# The prompt that two conversations share, and where each goes its own way.
+# Splitting two conversations at the end of their shared prompt.
 
 
 def split_sides(chosen: list[Message], rejected: list[Message]) -> tuple[list[Message], list[Message], list[Message]]:
-    """The shared prompt, and the rest of either conversation."""
+    """Split two conversations into their shared prompt and the remainder of each."""
     # The prompt ends before the last answer of either side, so that each side keeps one.
     limit = min(_last_answer(chosen, "chosen"), _last_answer(rejected, "rejected"))
     length = 0
@@ -39,20 +39,20 @@ def _last_answer(messages: list[Message], where: str) -> int:
     raise BadRecord(f"{where}: no assistant message, so there is no answer")
 
 
-# Preferences: two answers to one prompt, of which one was preferred. What the preference formats have in common.
+# Building preferences from rows.
 
-# Names of the score of a side, with "chosen" or "rejected" in the braces.
+# Keys for the score of a side; the placeholder is "chosen" or "rejected".
 _SCORE_KEYS = ("score_{}", "{}_score", "{}_rating", "{}-rating", "{}_reward", "reward_{}")
 SCORES = frozenset(key.format(side) for key in _SCORE_KEYS for side in ("chosen", "rejected"))
 
 
 def prompt_from(value: Any, where: str) -> list[Message]:
-    """A prompt that is text (one user turn), a message or a list of messages."""
+    """Convert a prompt (text as one user turn, a message or a list of messages) to messages."""
     return _messages(value, where, "user")
 
 
 def answer_from(value: Any, where: str) -> list[Message]:
-    """An answer that is text (one assistant turn), a message or a list of messages; at least one message."""
+    """Convert an answer (text as one assistant turn, a message or a list of messages) to messages; at least one."""
     answer = _messages(value, where, "assistant")
     if not answer:
         raise BadRecord(f"{where}: no messages, so there is no answer")
@@ -60,14 +60,14 @@ def answer_from(value: Any, where: str) -> list[Message]:
 
 
 def is_preference_row(value: Any) -> bool:
-    """Whether a row has a prompt and two answers, under the keys that TRL, NeMo RL and Trinity share."""
+    """Whether a row has a prompt and two answers, under the keys shared by TRL, NeMo RL and Trinity."""
     return isinstance(value, dict) and all(key in value for key in ("prompt", "chosen", "rejected"))
 
 
 def conversations_from(
     prompt: list[Message], chosen: list[Message], rejected: list[Message]
 ) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt, chosen and rejected answer, where the answers may be whole conversations that begin with the prompt."""
+    """Return prompt, chosen and rejected answer; the answers may be full conversations that include the prompt."""
     is_answer = [side[0].is_generated for side in (chosen, rejected)]
     if all(is_answer) and prompt:
         return prompt, chosen, rejected
@@ -96,7 +96,7 @@ def preference_from(
     rejected_reward: float | None = None,
     info: Json | None = None,
 ) -> Experience:
-    """The experience of a preference, with the error sites of the prompt and of each side."""
+    """Build the experience of a preference, with the error sites of the prompt and of each side."""
     prompt_errors, chosen_errors = _errors(prompt, chosen, tools)
     return build(
         name,
@@ -116,7 +116,7 @@ def preference_from(
 def preference_of_row(
     name: str, origin: Origin, row: Json, sides: tuple[list[Message], list[Message], list[Message]], info: Json
 ) -> Experience:
-    """A preference whose task, tools and scores stand in the row; `sides` are prompt and both answers."""
+    """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
     return preference_from(
         name,
@@ -133,7 +133,7 @@ def preference_of_row(
 
 
 def side_score(row: Json, side: str) -> float | None:
-    """The score of the chosen or rejected answer, under any of the names in use."""
+    """Return the score of the chosen or rejected answer, under any of its common names."""
     for key in _SCORE_KEYS:
         value = row.get(key.format(side))
         if value is not None:
@@ -142,7 +142,7 @@ def side_score(row: Json, side: str) -> float | None:
 
 
 def _errors(prompt: list[Message], answer: list[Message], tools: list[Json]) -> tuple[list[ErrorSite], list[ErrorSite]]:
-    """Error sites of the prompt and of the answer; positions count from the first message of the prompt."""
+    """Return the error sites of the prompt and of the answer; indices count from the start of the prompt."""
     sites = error_sites([*prompt, *answer], tools, result_error_kind)
     return [site for site in sites if site.index < len(prompt)], [site for site in sites if site.index >= len(prompt)]
 

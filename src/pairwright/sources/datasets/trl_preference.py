@@ -1,16 +1,16 @@
-"""Preference data of TRL, and rows of the same keys.
+"""TRL preference data, and other rows with the same keys.
 
     {prompt, chosen, rejected}        explicit: text or messages
-    {chosen, rejected}                implicit: two conversations; the prompt is what both begin with
+    {chosen, rejected}                implicit: two conversations; the prompt is their common prefix
     {prompt, completion, label}       unpaired: an experience with reward 1.0 or 0.0
-    {prompt, completions, labels}     stepwise: an experience whose answer has a part for each step; the labels are in
-                                      info["step_labels"], and it is unscored, since no outcome was judged
+    {prompt, completions, labels}     stepwise: an experience whose answer has one part per step; the labels are in
+                                      info["step_labels"], and it is unscored, since the outcome was not judged
 
 Rows whose prompt and answers are all text are TRL's standard rows: raw text, which TRL trains without a chat template.
-They are read as messages of role text. Text is a chat where the row says so: the prompt stands under `question`, or
-`instruction` with `input`; there is a `system` prompt or are `tools`; one of the others is messages; or it is a
-transcript ("\\n\\nHuman: ..."), which is read turn by turn. Then it is a user or an assistant turn, and leaves
-info["form"] = "text". Of other text without a prompt the prompt is the common beginning, up to the last white space.
+They are read as messages of role text. Text is read as a chat turn (user or assistant), with info["form"] = "text", if
+the prompt is under `question`, or `instruction` with `input`; if there is a `system` prompt or `tools`; if another
+field contains messages; or if it is a transcript ("\\n\\nHuman: ..."), which is split into turns. For other text
+without a prompt, the prompt is the common prefix, up to the last white space.
 """
 
 import re
@@ -38,12 +38,13 @@ _READ = frozenset(
 )  # fmt: skip
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
 _HUMAN = "\n\nHuman:"
-# The turns of Anthropic's HH transcripts: the group is the role.
+# Turn markers of Anthropic's HH transcripts; the group is the role.
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
 def matches(value: Any) -> bool:
+    """Whether a row has one of the four layouts and no key of another format."""
     if not isinstance(value, dict) or any(key in value for key in _FOREIGN):
         return False
     if "chosen" in value and "rejected" in value:
@@ -71,6 +72,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
 
 
 def _pair(row: Json, origin: Origin) -> Experience:
+    """Build the preference of a row."""
     info = small_fields(row, _READ)
     sides = row["chosen"], row["rejected"]
     # Transcripts hold the prompt in both sides, as conversations do.
@@ -94,6 +96,7 @@ def _pair(row: Json, origin: Origin) -> Experience:
 
 
 def _read_unpaired(row: Json, origin: Origin, options: Options) -> Experience:
+    """Build the experience of an unpaired row, with its label as reward."""
     info = small_fields(row, _READ)
     completion = row.get("completion")
     if isinstance(completion, str) and _is_raw_text(row, completion):
@@ -115,6 +118,7 @@ def _read_unpaired(row: Json, origin: Origin, options: Options) -> Experience:
 
 
 def _stepwise(row: Json, origin: Origin) -> Experience:
+    """Build the unscored experience of a stepwise row."""
     steps = [
         text(step, f"completions[{number}]") for number, step in enumerate(items(row["completions"], "completions"))
     ]
@@ -131,7 +135,7 @@ def _stepwise(row: Json, origin: Origin) -> Experience:
 
 
 def _prompt(row: Json) -> list[Message]:
-    """The prompt under any of its names; [] where there is none."""
+    """Return the prompt under any of its names, or []."""
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
     if key is None:
         return []
@@ -145,7 +149,7 @@ def _prompt(row: Json) -> list[Message]:
 
 
 def _is_raw_text(row: Json, *answers: Any) -> bool:
-    """Whether a row is one of TRL's standard rows: text throughout, and nothing in it that only a chat has."""
+    """Whether a row is a TRL standard row: only text, and no field specific to chats."""
     if any(row.get(key) is not None for key in _PROMPTS[1:]) or row.get("system") or tools_of(row):
         return False
     prompt = row.get("prompt")
@@ -153,7 +157,7 @@ def _is_raw_text(row: Json, *answers: Any) -> bool:
 
 
 def _texts(prompt: str | None, chosen: str, rejected: str) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt and answers of raw text; without a prompt, it is what both texts begin with."""
+    """Return prompt and answers of raw text; without a prompt, it is the common prefix of both texts."""
     if prompt is None:
         prompt = _common_beginning(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]

@@ -1,13 +1,13 @@
-"""UltraFeedback: several answers to one instruction, each with its ratings.
+"""UltraFeedback: several answers to one instruction, each with ratings.
 
     {instruction, completions: [{model, response, overall_score, annotations}]}   the original
-    {instruction | prompt, generations | responses, ratings}                      lists side by side
+    {instruction | prompt, generations | responses, ratings}                      parallel lists
     {raw_text, completions: [text], models, aspect, text}                         requests to a judge
 
 Each answer is an experience of one task. The reward is `overall_score`, else `fine-grained_score`, else `score` or
-`rating`; `options.reward` names another one or an aspect ("helpfulness"), whose rating is taken. Ratings of the aspects
-are the reward components. Answers in a request to a judge are unscored. The system prompt that UltraFeedback varied
-from answer to answer stays in info, because the answers were rated against the instruction alone.
+`rating`; `options.reward` selects another score or the rating of an aspect ("helpfulness"). Aspect ratings are the
+reward components. Answers in a request to a judge are unscored. The system prompt, which UltraFeedback varied between
+answers, stays in info, because the answers were rated against the instruction alone.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from pairwright.sources.fields import BadRecord, identifier, items, mapping, sco
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
 
 NAME = "ultrafeedback"
-# The names in use for each field; of several that a row has the first counts.
+# Common names of each field; the first one present is used.
 _PROMPTS = ("instruction", "raw_text", "prompt", "question")
 _ANSWERS = ("completions", "generations", "responses")
 _RATINGS = ("ratings", "rating", "scores")
@@ -32,6 +32,7 @@ _READ_OF_ANSWER = frozenset({"response", "completion", "text", "model", "annotat
 
 
 def matches(value: Any) -> bool:
+    """Whether a row has a prompt and a list of answers in one of the layouts above."""
     if not isinstance(value, dict) or not any(isinstance(value.get(key), str | list) for key in _PROMPTS):
         return False
     # Keys of other formats: TRL's stepwise rows, NeMo RL, preferences.
@@ -47,6 +48,7 @@ def matches(value: Any) -> bool:
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield one experience per answer."""
     row = mapping(value, "row")
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
     if key is None:
@@ -77,6 +79,7 @@ def _experience(
     info: Json,
     task: int | str | None,
 ) -> Experience:
+    """Build the experience of one answer."""
     components = _components(answer)
     if options.reward is None:
         reward = next((score for key in _SCORES if (score := components.get(key)) is not None), None)
@@ -99,7 +102,7 @@ def _experience(
 
 
 def _components(answer: Json) -> Json:
-    """All numbers that were given to an answer: its scores by their names, and the rating of each aspect."""
+    """Return all numeric scores of an answer by name, and the rating of each aspect."""
     components: Json = {key: score(answer.get(key)) for key in _SCORES if score(answer.get(key)) is not None}
     annotations = answer.get("annotations")
     for aspect, annotation in annotations.items() if isinstance(annotations, dict) else ():
@@ -113,7 +116,7 @@ def _components(answer: Json) -> Json:
 
 
 def _beside(row: Json, number: int, answer: str) -> Json:
-    """An answer that is text, with what the lists beside the answers say of it."""
+    """Return a text answer as an object, with its score and model from the parallel lists."""
     fields_of_answer: Json = {"response": answer}
     # Ratings and models are lists of their own, in the order of the answers.
     for name, keys in (("score", _RATINGS), ("model", _MODELS)):

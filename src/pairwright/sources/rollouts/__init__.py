@@ -1,1 +1,1 @@
-"""Formats of rollouts in reinforcement learning."""
+"""Rollout formats of reinforcement learning frameworks."""

@@ -1,10 +1,11 @@
-"""The usual NeMo Gym response, decoded by type, and its completion without Message objects.
+"""Fast path for typical NeMo Gym responses: typed decoding, and completions without Message objects.
 
-Most items of a large import are calls, results, assistant texts and reasoning summaries that hold nothing unusual.
-`read_completion` turns those into what the table holds of a completion. It equals what `messages_from_items`
-(responses.py) and `canonical_messages` (canonical.py) give, which tests/sources/test_gym_rows.py compares. A field that
-is not listed raises ValidationError, and the line is left to the general code of nemo_gym.py. Fields that the reader
-ignores are listed as Any, so that they are still decoded: invalid JSON or UTF-8 anywhere in a line is noticed.
+Most items of a large import are plain calls, results, assistant texts and reasoning summaries. `read_completion`
+converts them directly to the completion cells of the table. The result equals that of `messages_from_items`
+(sources/shapes/responses.py) and `canonical_messages` (records/canonical.py); tests/sources/test_gym_rows.py compares
+them. An unlisted field raises ValidationError, and the line falls back to the general code of
+sources/rollouts/nemo_gym.py. Ignored fields are declared as Any so that they are still decoded, and invalid JSON or
+UTF-8 anywhere in a line is detected.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ class _Part(Struct, gc=False, forbid_unknown_fields=True):
 
 
 class Item(Struct, gc=False, forbid_unknown_fields=True):
-    """An item of any usual type; no tagged union, since `type` often comes last and the item would be scanned twice."""
+    """An item of any common type; not a tagged union, since `type` often comes last and would need a second scan."""
 
     type: str
     id: Any = None
@@ -66,7 +67,7 @@ else:
 
 
 class _Call(Struct, gc=False, omit_defaults=True):
-    """Encodes as the ToolCall that it stands for, and checks nothing."""
+    """Encodes like ToolCall, without validation."""
 
     name: str
     arguments: str
@@ -74,7 +75,7 @@ class _Call(Struct, gc=False, omit_defaults=True):
 
 
 class _Turn(Struct, gc=False, omit_defaults=True):
-    """Encodes as the Message that it stands for, and checks nothing."""
+    """Encodes like Message, without validation."""
 
     role: str
     content: str | None = None
@@ -94,7 +95,7 @@ _END = Item(type="")  # behind the last item, so that the last turn is closed
 
 
 def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completion | None:
-    """The turns of items, joined as responses.py does; None if an item is unusual or shows an error."""
+    """Merge items into turns as sources/shapes/responses.py does; None if an item is not typical or shows an error."""
     turns: list[_Turn] = []
     canonical: list[Any] = []
     # Call ids as numbers in order of appearance: canonical messages do not depend on how ids were made.
@@ -147,7 +148,7 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
 
 
 def _read_text(item: Item) -> str | None:
-    """The text of an assistant message that holds nothing else."""
+    """Return the text of an assistant message with no other content, or None."""
     if item.type != "message" or item.role != "assistant" or item.status not in (None, "completed"):
         return None
     if item.name is not UNSET or item.summary is not None:

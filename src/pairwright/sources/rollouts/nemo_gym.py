@@ -1,16 +1,18 @@
-"""NeMo Gym rollouts: one JSON object a line, with items of the Responses API.
+"""NeMo Gym rollouts: JSON Lines with items of the Responses API.
 
-    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions lead it
-    response.output           items, see responses.py (older files: `output` at the top): the completion
+    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions come first
+    response.output           items, see sources/shapes/responses.py (older files: top-level `output`): the completion
     agent_ref, _ng_task_index the task, as the JSON text of [agent name, index]; without an index a hash of the prompt
     _ng_rollout_index         the run; the batch is the name of the file
-    reward, reward_components numbers; `options.reward` names a component, or a number at the top of the row
-    everything else           info, as long as it is small; the names of the rest are in info["not_read"]
+    reward, reward_components numbers; `options.reward` names a component, or a top-level number of the row
+    everything else           info, if it is small; the names of larger fields are in info["not_read"]
 
-System, developer and user turns at the start of the output are prompt; later ones stay inside the completion.
+System, developer and user turns at the start of the output belong to the prompt; later ones stay in the completion.
 A failed rollout has an empty completion and is kept. A row of a reward profile ({"mean/reward": ..., "sample": row}) is
-read as its sample, without a reward, since a mean over rollouts is no rollout's; the statistics are its metrics.
-A response that was cut off (`incomplete_details`) is `response_truncated`.
+read as its sample, without a reward, since a mean over rollouts is not the reward of one; the statistics are its
+metrics. A truncated response (`incomplete_details`) is `response_truncated`.
+
+Typical lines take a fast path from JSON text to table cells (`read_row`); all others use `decode` and `read`.
 """
 
 import math
@@ -53,8 +55,8 @@ _READ = frozenset(
 )
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
-# Caches of what the rollouts of a task repeat. `_PARAMS_SEEN`: the JSON text of the parameters -> the decoded object.
-# `_MADE`: id of that object -> (object, prompt, tools); the entry holds the object, so its id is not used again.
+# Caches of data shared by the rollouts of a task. `_PARAMS_SEEN`: JSON text of the parameters -> decoded object.
+# `_MADE`: id of that object -> (object, prompt, tools); the entry references the object, so its id is not reused.
 _NUM_SHARED = 64
 _PARAMS_SEEN: dict[bytes, Any] = {}
 _MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
@@ -82,6 +84,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _experience(
     row: Json, origin: Origin, options: Options, *, metrics: Json | None = None, is_profile: bool = False
 ) -> Experience:
+    """Build the experience of one rollout row."""
     params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)
@@ -125,6 +128,7 @@ def _is_profile(row: Json) -> bool:
 
 
 def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
+    """Return the output items of a row; [] for a failed rollout, BadRecord if the row is not a rollout."""
     output = response.get("output")
     if output is None:
         output = row.get("output")
@@ -140,7 +144,7 @@ def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
 
 
 def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
-    """Prompt and tools. The rollouts of a task share `params` (see `decode`), so theirs are made once."""
+    """Return prompt and tools, cached per `params` object, which the rollouts of a task share (see `decode`)."""
     # The response adds to what the parameters say: not the same for all rollouts, so not shared.
     if (not params.get("instructions") and response.get("instructions")) or (
         not params.get("tools") and response.get("tools")
@@ -160,7 +164,7 @@ def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json
 
 
 def decode(line: bytes) -> Any:
-    """A line as JSON, in which equal `responses_create_params` are one object: the rollouts of a task repeat them."""
+    """Decode a line, reusing one object for equal `responses_create_params`, which the rollouts of a task repeat."""
     row: Any = _decode_raw(line)
     params = row.get(PARAMS)
     if params is None:
@@ -175,6 +179,7 @@ def decode(line: bytes) -> Any:
 
 
 def prompt_of(params: Json, response: Json) -> list[Message]:
+    """Return the prompt messages: instructions as system messages, then the input."""
     given = params.get("input")
     if isinstance(given, list):
         prompt = messages_from_items(given, "input")
@@ -203,7 +208,7 @@ def _batch(file: str) -> str:
 
 
 def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
-    """The reward and its components. A reward that is an object is read as components."""
+    """Return the reward and its components. A reward that is an object is read as components."""
     value, components = row.get("reward"), row.get("reward_components")
     # The usual row, without the lookups below.
     if type(value) is float and components is None and options.reward is None:
@@ -222,7 +227,7 @@ def _reward(row: Json, options: Options) -> tuple[float | None, Json | None]:
 
 
 def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple[Json, ...]) -> list[ErrorSite]:
-    """The error sites; most rollouts have none, and are passed over quickly."""
+    """Return the error sites, with a fast check for the common case of none."""
     names: list[Any] | None = None
     for message in (*prompt, *completion):
         if message.role == "tool":
@@ -238,8 +243,8 @@ def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple
     return error_sites([*prompt, *completion], list(tools), result_error_kind)
 
 
-# The usual line straight to its row. What raises or is None here is left to the general code above, which alone says
-# what is wrong with a line. tests/sources/test_gym_rows.py compares the two.
+# Fast path from a typical line to its table row. Lines that raise or return None here fall back to the general code
+# above, which reports all errors. tests/sources/test_gym_rows.py compares the two.
 
 _NULL = Raw(b"null")
 _NOT_USUAL = ("output", "reward_components", "tokens_dropped")
@@ -255,7 +260,7 @@ class _Tools(Struct, gc=False):
 
 
 class _Task(Struct, gc=False):
-    """What the rollouts of a task share: the cells and hashes of their `responses_create_params`."""
+    """Data shared by the rollouts of a task: cells and hashes derived from `responses_create_params`."""
 
     params: bytes
     messages: tuple[Message, ...]
@@ -285,7 +290,7 @@ _decode_response = msgspec.json.Decoder(WholeResponse).decode
 
 
 def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
-    """The row of a usual line; None if the line is for `decode` and `read`."""
+    """Convert a typical line to its table row; None if it needs `decode` and `read`."""
     try:
         return _ready_row(line, origin)
     except _UNUSUAL:
@@ -293,6 +298,7 @@ def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
 
 
 def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
+    """Build the row of a typical line; returns None or raises one of _UNUSUAL for any other line."""
     row, more = _decode_row(line)
     response, task = row.response, _task_of(bytes(row.responses_create_params))
     completion = read_completion(response.output, task.tools.names)
@@ -348,7 +354,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
 
 
 def _decode_row(line: bytes) -> tuple[_Row, Json]:
-    """A row, and its fields that not every rollout has."""
+    """Decode a line into its known fields and a dict of additional fields."""
     global _is_bare
     if _is_bare:
         try:
@@ -374,7 +380,7 @@ _is_bare = True  # whether the last row had no more fields: which way to decode 
 
 
 def _task_of(params: bytes) -> _Task:
-    """Mostly that of the line before, which is told without hashing the text."""
+    """Return the task of the parameters; usually that of the previous line, found without hashing the text."""
     global _last_task
     if _last_task is None or _last_task.params != params:
         _last_task = _read_task(params)
@@ -386,6 +392,7 @@ _last_task: _Task | None = None
 
 @lru_cache(maxsize=_NUM_SHARED)
 def _read_task(text: bytes) -> _Task:
+    """Decode `responses_create_params` and compute the cells and hashes that its rollouts share."""
     fields = _decode_raw(text)
     tools = _read_tools(bytes(fields.pop("tools", _NULL)))
     params = {key: _decode(value) for key, value in fields.items()}
@@ -420,7 +427,7 @@ def _read_tools(text: bytes) -> _Tools:
 
 
 def _task_ids(task: _Task, key: tuple[str, bytes, Any]) -> tuple[str, str]:
-    """The `task` and `tid` of a row from batch, agent and task index, kept for the rollouts that follow."""
+    """Return the `task` and `tid` cells for batch, agent and task index, cached for the following rollouts."""
     # Types are compared as well: 1, 1.0 and True are equal in Python and different as task ids.
     if task.ids_key != key or type(task.ids_key[2]) is not type(key[2]):
         batch, agent, number = key[0], _agent_name({"agent_ref": _decode(key[1])}), identifier(key[2])

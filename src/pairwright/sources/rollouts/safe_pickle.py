@@ -1,9 +1,9 @@
-"""Pickles of other programs, read without running anything that they ask for.
+"""Read untrusted pickles without executing code.
 
-A pickle is a program: it may name any importable function and call it. Here it may build plain containers, numbers,
-text and bytes. Nothing that it names is imported. The classes in `holders` stand in as empty objects that only hold
-attributes, and numpy's scalars are read as the numbers that their bytes are; any other name becomes an inert object,
-and the value that holds it is refused by that name. Sizes that the bytes claim are checked before any allocation.
+A pickle is a program that may name and call any importable function. This unpickler builds only plain containers,
+numbers, text and bytes, and imports nothing. Classes listed in `holders` are replaced by objects that only hold
+attributes, and numpy scalars are decoded from their bytes. Any other name is replaced by an inert object, and a value
+that contains one is rejected with that name. Sizes claimed by the pickle are checked before anything is allocated.
 """
 
 import io
@@ -20,7 +20,7 @@ from pairwright.errors import CodecError, CorruptBytes, TruncatedBytes, UnsafeBy
 _MAX_DEPTH = 200
 _MIN_BUDGET, _MAX_GROWTH = 2**24, 64  # how far shared parts may make a pickle grow when it is written out
 _NODE_BYTES = 32
-# They load from a registry or a callback of the process, past `find_class`.
+# Opcodes that load from a registry or callback of the process, bypassing `find_class`.
 _REFUSED = frozenset({"EXT1", "EXT2", "EXT4", "PERSID", "BINPERSID", "NEXT_BUFFER", "READONLY_BUFFER"})
 _MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
@@ -31,13 +31,13 @@ Holders = Mapping[tuple[str, str], Any]
 
 
 class Held:
-    """An object of a foreign class: its name, and the attributes that the pickle gave it."""
+    """Base of the placeholders for known foreign classes; instances hold the attributes set by the pickle."""
 
     kind = ""
 
 
 class Foreign:
-    """Stands in for an object of an unknown class or function: it takes whatever it gets, and does nothing."""
+    """Inert placeholder for an unknown class or function: accepts any call or item and does nothing."""
 
     name = ""
 
@@ -58,28 +58,27 @@ class Foreign:
 
 
 class Loaded(NamedTuple):
-    """The value of a pickle as it was loaded, with objects in it that stand for others."""
+    """The loaded value of a pickle, which may still contain placeholder objects."""
 
     value: Any
     budget: list[int]
 
     def plain(self, value: Any) -> Any:
-        """A part of the value as dicts, lists, text, bytes and numbers; UnsafeBytes where it holds anything else."""
+        """Convert a part of the value to dicts, lists, text, bytes and numbers; raise UnsafeBytes for anything else."""
         return _plain(value, 0, self.budget)
 
 
 def load_plain(data: bytes, holders: Holders | None = None) -> Any:
-    """The value of a pickle as dicts, lists, text, bytes and numbers; tuples and sets become lists.
+    """Load a pickle as dicts, lists, text, bytes and numbers; tuples and sets become lists.
 
-    `holders` maps (module, name) to what the name stands for. A value that is a subclass of Held comes out as a dict
-    of its attributes.
+    `holders` maps (module, name) to its replacement. Instances of Held subclasses become dicts of their attributes.
     """
     loaded = load(data, holders)
     return loaded.plain(loaded.value)
 
 
 def load(data: bytes, holders: Holders | None = None) -> Loaded:
-    """The value of a pickle, whose parts can be made plain one by one: a bad one does not spoil the others."""
+    """Load a pickle; its parts are converted separately with `Loaded.plain`, so that a bad part affects no other."""
     _check_opcodes(data)
     try:
         value = _PlainUnpickler(data, holders or {}).load()
@@ -93,7 +92,7 @@ def load(data: bytes, holders: Holders | None = None) -> Loaded:
 
 
 def holder(kind: str) -> type[Held]:
-    """A class that stands in for a foreign one. Made anew for each load, so that no pickle can leave a mark on it."""
+    """Create a placeholder class for a foreign class; a new one per load, so that no pickle can modify the next."""
     return type(kind, (Held,), {"kind": kind})
 
 
@@ -112,7 +111,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _NumpyDtype:
-    """The dtype of a numpy scalar, as the pickle describes it."""
+    """The dtype of a numpy scalar, as described by the pickle."""
 
     __slots__ = ("name", "order")
 
@@ -124,12 +123,12 @@ class _NumpyDtype:
             self.order = state[1]
 
 
-# Called by the pickle as functions. They are classes with a `__setstate__`, so that its BUILD opcode, which sets
-# attributes on what it is applied to, fails on them and leaves no mark for the next load.
+# Called by the pickle as functions. They are classes with a `__setstate__`, so that the BUILD opcode, which sets
+# attributes on its target, fails on them and cannot affect the next load.
 
 
 class _NumpyScalar(Foreign):
-    """The number or text of a numpy scalar, read from its bytes; of other dtypes it stays foreign."""
+    """Decodes a numpy scalar (number or text) from its bytes; scalars of other dtypes stay Foreign."""
 
     name = "a numpy scalar that is no number and no text"
 
@@ -144,7 +143,7 @@ class _NumpyScalar(Foreign):
 
 
 class _Latin1(Foreign):
-    """Bytes, as pickles before protocol 3 spell them."""
+    """Decodes bytes as encoded by pickles before protocol 3."""
 
     name = "_codecs.encode"
 
@@ -163,7 +162,7 @@ _NUMPY: Holders = {
 
 
 def _check_opcodes(data: bytes) -> None:
-    """Refuse what claims more than is there: lengths beyond the bytes, and memo slots that were never filled."""
+    """Reject opcodes that load external objects, lengths beyond the data, and memo slots above the opcode count."""
     num_opcodes = 0
     try:
         for opcode, argument, _ in pickletools.genops(data):
@@ -180,7 +179,7 @@ def _check_opcodes(data: bytes) -> None:
 
 
 def _plain(value: Any, depth: int, budget: list[int]) -> Any:
-    """A copy made of plain values; `budget` bounds it, since shared parts can make a short pickle expand endlessly."""
+    """Copy a value as plain types; `budget` limits the size, since shared parts can make a short pickle expand."""
     budget[0] -= _NODE_BYTES + (len(value) if isinstance(value, str | bytes | bytearray) else 0)
     if budget[0] < 0:
         raise CorruptBytes(f"pickle: expands to more than {_MAX_GROWTH} times its size")

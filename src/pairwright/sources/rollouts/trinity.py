@@ -1,12 +1,12 @@
-"""Trinity's JSONL: experiences as its `to_dict` writes them, conversations for SFT, and answers that await a judgement.
+"""Trinity data: serialized experiences (`TRXP` bytes or whole pickles), and JSON Lines with these rows:
 
-    {eid, type, messages, reward, ...}             an experience; fields as in trinity_bytes.py, without the tensors
+    {eid, type, messages, reward, ...}             an experience from `to_dict`; fields as in the bytes, without tensors
     {messages: JSON text, tools: JSON text}        a conversation; the prompt ends before the first assistant turn
-    {prompt, answer1, answer2, ...}                unjudged answers: an unscored experience each, all of one task
-    {system, prompt, chosen, rejected}             plaintext for DPO; only where the format is named, since TRL has rows
-                                                   of these keys. Trinity renders the texts as turns of a chat
+    {prompt, answer1, answer2, ...}                unjudged answers: one unscored experience each, all of one task
+    {system, prompt, chosen, rejected}             plaintext for DPO; only if the format is given by name, since TRL
+                                                   uses the same keys. Trinity renders the texts as chat turns
 
-Trinity's bytes (TRXP) are read by `loads_trinity`.
+`loads_trinity` reads the bytes.
 """
 
 import struct
@@ -47,7 +47,7 @@ from pairwright.sources.rollouts.safe_pickle import Foreign, Holders, Loaded, ho
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
-# Trinity's serialized experiences: `TRXP` bytes, and the whole pickles that came before them.
+# Serialized experiences: `TRXP` bytes, and the older whole pickles.
 
 MAGIC = b"TRXP"
 _VERSION = 1
@@ -65,7 +65,7 @@ _TRUNCATIONS = (None, "prompt_truncated", "response_truncated")
 
 
 class BadItem(msgspec.Struct, frozen=True):
-    """A record of a payload that cannot be read: its number, from 0, of how many, and the error."""
+    """An unreadable record of a payload: its number (from 0), the total number of records, and the error."""
 
     number: int
     total: int
@@ -105,7 +105,7 @@ def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = Non
 
 
 def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
-    """The records of a payload in their order; CodecError where it cannot be read at all."""
+    """Yield the records of a payload in order; raise CodecError if the payload as a whole is unreadable."""
     if not data.startswith(MAGIC):
         loaded, rows, tensors = *_whole_pickle(data), {}
     else:
@@ -138,7 +138,7 @@ def _experience(row: Any, arrays: dict[str, Array | CorruptBytes]) -> Experience
 
 
 def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
-    """One experience of the fields of Trinity's class; `arrays` holds its tensors."""
+    """Build an experience from the fields of Trinity's Experience class and its tensors (`arrays`)."""
     info = dict(optional_mapping(row.get("info"), "info"))
     truncate_status = row.get("truncate_status")
     # A status that we do not know is kept in `info`.
@@ -180,7 +180,10 @@ def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
 
 
 def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience:
-    """A preference: the shared prompt, and each side with its own tokens. One mask for two answers means nothing."""
+    """Build a preference: the shared prompt, and each side with its own tokens.
+
+    Per-token arrays are dropped, since nothing says which side they belong to.
+    """
     prompt: list[Message] = []
     chosen: list[Message] = []
     rejected: list[Message] = []
@@ -206,7 +209,7 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
 
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
-    """The metadata and the tensors, after their lengths have been held against the bytes that are there."""
+    """Split a payload into metadata and tensor bytes, checking the lengths in the header."""
     if len(data) < _HEADER.size:
         raise TruncatedBytes(f"header: {len(data)} bytes, expected {_HEADER.size}")
     _, version, metadata_length, tensor_length = _HEADER.unpack_from(data)
@@ -222,7 +225,7 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _rows(loaded: Loaded) -> list[Any]:
-    """The items of the metadata, each still to be made plain."""
+    """Return the items of the metadata, not yet converted to plain values."""
     metadata = loaded.value
     if isinstance(metadata, Foreign) or not isinstance(metadata, dict):
         metadata = loaded.plain(metadata)
@@ -236,7 +239,7 @@ def _rows(loaded: Loaded) -> list[Any]:
 
 
 def _tensors(data: bytes) -> dict[str, Array | CorruptBytes]:
-    """The tensors by name, and in the place of one that cannot be read the error."""
+    """Decode the tensors by name; an unreadable tensor maps to its error."""
     try:
         stored = safetensors.deserialize(data)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
@@ -292,7 +295,7 @@ def _custom_fields(value: Any) -> tuple[CustomField, ...]:
     return tuple(fields)
 
 
-# Trinity's JSONL: experiences as its `to_dict` writes them, conversations for SFT, and answers that await a judgement.
+# JSON Lines: experiences from `to_dict`, conversations for SFT, unjudged answers, and plaintext for DPO.
 
 NAME = "trinity"
 _KINDS = ("single_turn", "multi_turn", "dpo")
@@ -333,6 +336,7 @@ def _from_dict(row: Json, origin: Origin, options: Options) -> Experience:
 
 
 def _conversation(row: Json, origin: Origin, options: Options) -> Experience:
+    """Build the experience of a conversation row."""
     messages = messages_from_chat(json_value(row["messages"], "messages"), "messages")
     tools = tools_of(row)
     prompt, completion = split_at_first_answer(messages)
@@ -365,7 +369,7 @@ def _plaintext(row: Json, origin: Origin) -> Experience:
 
 
 def _read_unjudged(row: Json, origin: Origin) -> Iterator[Experience | Rejected]:
-    """The answers to one prompt, in the order of their numbers; which is better was not yet said."""
+    """Yield one unscored experience per answer, in numeric order."""
     prompt = [Message("user", text(row.get("prompt"), "prompt"))]
     number = 1
     # answer1, answer2, ... up to the first number that is missing

@@ -50,7 +50,7 @@ def conversation(value: Any, where: str, *, role: str) -> list[Message]:
 
 
 def answers(value: Any, where: str) -> list[list[Message]]:
-    """Return the alternative answers in an output: one per choice or generation of a response, otherwise at most one."""
+    """Return the alternative answers in an output: one per choice or generation of a response, else at most one."""
     inside = decode_json_text(value)
     if isinstance(inside, dict) and isinstance(inside.get("choices"), list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]

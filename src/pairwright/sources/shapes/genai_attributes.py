@@ -1,4 +1,4 @@
-"""Messages and tools in the attributes and events of a span.
+"""Read messages and tools from span attributes and events.
 
 OpenInference has flat keys such as `llm.input_messages.0.message.role`:
 
@@ -7,8 +7,8 @@ OpenInference has flat keys such as `llm.input_messages.0.message.role`:
     llm.input_messages.N.message.contents.M.message_content.{type, text, image.image.url}
     llm.tools.N.tool.json_schema        JSON text of a schema
 
-The older GenAI attributes number their messages in the same way: gen_ai.prompt.N.{role, content, tool_calls.M.*}. Still
-older instrumentations write an event for each message: gen_ai.user.message, gen_ai.choice, gen_ai.content.prompt, ...
+Older GenAI attributes number messages in the same way: gen_ai.prompt.N.{role, content, tool_calls.M.*}. The oldest
+instrumentations write one event per message: gen_ai.user.message, gen_ai.choice, gen_ai.content.prompt, ...
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from pairwright.sources.shapes.chat_messages import message_from_chat
 
 
 def number_groups(attributes: Json, prefix: str) -> list[Json]:
-    """The groups of keys `prefix.0.*`, `prefix.1.*`, ... in the order of their numbers."""
+    """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed."""
     groups: dict[int, Json] = {}
     start = f"{prefix}."
     for key, value in attributes.items():
@@ -33,7 +33,7 @@ def number_groups(attributes: Json, prefix: str) -> list[Json]:
 
 
 def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
-    """The messages under `llm.input_messages` or `llm.output_messages`."""
+    """Read the messages under `llm.input_messages` or `llm.output_messages`."""
     messages = []
     for number, group in enumerate(number_groups(attributes, prefix)):
         # Keys of one message, e.g. "message.role" -> "role"; calls and parts are numbered groups in it.
@@ -49,7 +49,7 @@ def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
 
 
 def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
-    """The messages under `gen_ai.prompt` or `gen_ai.completion`."""
+    """Read the messages under `gen_ai.prompt` or `gen_ai.completion`."""
     messages = []
     for number, group in enumerate(number_groups(attributes, prefix)):
         calls = [_call(call, "") for call in number_groups(group, "tool_calls")]
@@ -63,7 +63,7 @@ def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
 
 
 def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
-    """The tool schemas, and how many could not be read because they were cut."""
+    """Return the tool schemas, and the number of schemas that could not be decoded (usually truncated)."""
     if tools := tools_in(attributes.get("gen_ai.tool.definitions")):
         return tools, 0
     schemas = [group.get("tool.json_schema") for group in number_groups(attributes, "llm.tools")]
@@ -88,7 +88,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def messages_of_events(events: list[tuple[str, Json]], *, answers_wanted: bool) -> list[Message]:
-    """The messages that a call was given, or with `answers_wanted` those that the model gave back."""
+    """Read the input messages of a call from its events, or its output messages if `answers_wanted`."""
     messages: list[Message] = []
     for name, attributes in events:
         # The body is JSON text in one attribute, or its fields are the attributes themselves.

@@ -1,7 +1,7 @@
-"""Token ids and log-probabilities that a rollout recorded, turn by turn.
+"""Token ids and log-probabilities recorded by a rollout, per turn.
 
-They are the sequence only if each turn's prompt continues what came before it; else the turns were re-rendered on the
-way and no single sequence exists.
+They form one token sequence only if each turn's prompt extends the tokens before it; otherwise the conversation was
+re-rendered between turns and no single sequence exists. Includes the token fields of NeMo Gym items.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from pairwright.records.messages import Json
 
 
 class TurnTokens(msgspec.Struct, frozen=True):
-    """What one request to the model recorded: its whole prompt, what it generated, and the log-probabilities."""
+    """Tokens recorded for one model request: the full prompt, the generated ids, and their log-probabilities."""
 
     prompt: list[int]
     generated: list[int]
@@ -21,7 +21,10 @@ class TurnTokens(msgspec.Struct, frozen=True):
 
 
 def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None:
-    """The recorded fields of a turn if they are of use: non-empty lists of ids, log-probs one for each id."""
+    """Validate the recorded fields of a turn.
+
+    Returns None unless both id lists are valid and not empty; invalid log-probabilities are dropped.
+    """
     if not _are_ids(prompt) or not _are_ids(generated) or not prompt or not generated:
         return None
     if (
@@ -34,9 +37,9 @@ def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None
 
 
 def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
-    """The token fields of an experience, or None where the turns do not continue one another.
+    """Return the token fields of an experience, or None if a turn's prompt does not extend the turns before it.
 
-    The prompt is the first turn's; after it, generated ids have mask 1 and what the environment added has mask 0.
+    The prompt is the first turn's; after it, generated ids have mask 1 and tokens added by the environment mask 0.
     """
     if not turns or any(turn is None for turn in turns):
         return None
@@ -66,20 +69,20 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
 
 
 def _are_ids(value: Any) -> bool:
-    """Whether this is a list of token ids; by whole-list operations, since a rollout repeats thousands of them."""
+    """Whether the value is a list of token ids; uses whole-list operations, since the lists are long."""
     if not isinstance(value, list) or not value:
         return isinstance(value, list)
     # Ids are stored as int32.
     return set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31
 
 
-# Token ids on the items of NeMo Gym rollouts.
+# Token fields of NeMo Gym items.
 
 _GENERATED = ("reasoning", "function_call", "custom_tool_call", "local_shell_call")
 
 
 def recorded_tokens(output: list[Any], info: Json) -> Json | None:
-    """The token fields of an experience, or None; the reason for dropping them goes to `info`."""
+    """Return the token fields of an experience, or None; if they are dropped, the reason is stored in `info`."""
     # The usual rollout has no token ids, and is done here. Nested lists are looked into below.
     for item in output:
         if isinstance(item, list) or "generation_token_ids" in item:
@@ -101,7 +104,7 @@ def recorded_tokens(output: list[Any], info: Json) -> Json | None:
 
 
 def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
-    """What the answers recorded, and the reason why it cannot be used."""
+    """Return the recorded tokens per turn, and the reason if they are unusable."""
     turns: list[TurnTokens] = []
     is_open = is_missing = False  # has the model written items since the last recorded ids?
     for item in _flat(output):
@@ -123,7 +126,7 @@ def _turns(output: list[Any]) -> tuple[list[TurnTokens], str | None]:
 
 
 def _flat(output: list[Any]) -> list[Json]:
-    """The items, with those of nested lists in their place; messages_from_items has checked that this is all."""
+    """Flatten nested lists of items; messages_from_items has already validated them."""
     flat: list[Json] = []
     for item in output:
         flat += item if isinstance(item, list) else [item]

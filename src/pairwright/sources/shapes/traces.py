@@ -78,7 +78,7 @@ def run_of(name: int | str | None, position: int) -> int:
 
 
 def outermost_of(spans: list[str], parents: dict[str, str | None]) -> set[str]:
-    """Return the spans not nested in any of the others: a provider's span inside a framework's span is the same call."""
+    """Return the spans not nested in any other: a provider's span inside a framework's span is the same call."""
     own, outermost = set(spans), set()
     for span in spans:
         above = parents.get(span)

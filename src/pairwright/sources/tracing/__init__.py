@@ -1,1 +1,1 @@
-"""Formats of tracing systems."""
+"""Export formats of tracing systems."""

@@ -1,13 +1,14 @@
-"""Langfuse exports: `{trace{id, input, output, metadata, scores[]}, observations[]}`, or the trace with both inside.
+"""Langfuse exports: `{trace{id, input, output, metadata, scores[]}, observations[]}`, or a trace containing both.
 
-The model calls are the observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool
-message); inputs and outputs may be JSON text, in any of the shapes of message_shapes.py. Calls become experiences as
-call_chains.py says; without any GENERATION the agent's, the root's or the trace's own input and output are the call.
-Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions` become the system message.
+Model calls are observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool message).
+Inputs and outputs may be JSON text, in any shape of sources/shapes/any_messages.py. Calls are converted to experiences
+by sources/tracing/trace_to_experiences.py; without any GENERATION, the input and output of the agent, the root or the
+trace are the call. Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions` become the
+system message.
 
-task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number made from the
-trace id. Scores without an observationId are the whole trace's; a CATEGORICAL score is its label. An observation of
-level ERROR is an error site.
+task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number derived from the
+trace id. Scores without an observationId apply to the whole trace; the value of a CATEGORICAL score is its label. An
+observation of level ERROR is an error site.
 """
 
 from collections.abc import Iterator
@@ -49,6 +50,7 @@ def _is_observation(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Convert an export to a Trace and yield its experiences."""
     export = mapping(value, "export")
     trace = optional_mapping(export.get("trace"), "trace") or export
     observations = [mapping(o, f"observations[{n}]") for n, o in enumerate(_observations(export, trace))]
@@ -88,6 +90,7 @@ def _observations(export: Json, trace: Json) -> list[Any]:
 def _events(
     trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None]
 ) -> list[ModelCall | ToolRun]:
+    """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
     generations = [_id(observation) for observation in observations if observation.get("type") == "GENERATION"]
     # A generation inside another is the same call, logged by the framework and by the provider.
     wanted = outermost_of(generations, parents)
@@ -114,7 +117,7 @@ def _events(
 
 
 def _unquote(value: Any) -> Any:
-    """A trace's own input and output are JSON text once more than the observations'."""
+    """Decode a quoted JSON string: input and output of a trace are encoded once more than those of observations."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
         # In brackets, since `decode_json_text` takes only lists and objects.
         inside = decode_json_text(f"[{value}]")
@@ -123,6 +126,7 @@ def _unquote(value: Any) -> Any:
 
 
 def _calls(observation: Json, parent: Json) -> list[ModelCall]:
+    """Convert an observation to model calls, one per alternative answer."""
     inputs, listed = _without_tool_schemas(decode_json_text(observation.get("input")))
     attributes = _attributes(observation)
     output = observation.get("output")
@@ -163,7 +167,7 @@ def _calls(observation: Json, parent: Json) -> list[ModelCall]:
 
 
 def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
-    """LangChain's callback logs each tool as a message {role: tool, content: {type: function, function: {...}}}."""
+    """Split off tool schemas, which LangChain logs as {role: tool, content: {type: function, function: {...}}}."""
     if not isinstance(value, list):
         return value, []
     tools = [item["content"] for item in value if _is_tool_schema(item)]
@@ -187,7 +191,7 @@ def _instructions(observation: Json, attributes: Json) -> list[Message]:
 
 
 def _tool_definitions(observation: Json) -> list[Json]:
-    """`toolDefinitions`: a list of schemas, or schemas (as objects or JSON text) by name."""
+    """Return the schemas in `toolDefinitions`: a list, or objects or JSON text by name."""
     definitions = observation.get("toolDefinitions")
     if isinstance(definitions, dict):
         named = [(name, decode_json_text(schema)) for name, schema in definitions.items()]
@@ -202,6 +206,7 @@ def _attributes(observation: Json) -> Json:
 
 
 def _tool_run(observation: Json) -> ToolRun | None:
+    """Convert an observation to a tool run; None if it is not one."""
     attributes = _attributes(observation)
     output = decode_json_text(observation.get("output"))
     message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None

@@ -1,12 +1,12 @@
 """LangSmith runs: `{id, trace_id, parent_run_id, dotted_order, run_type, inputs, outputs, error, feedback_stats}`.
 
-A file is one run, a list of runs, or what an SDK posts: `{post: [runs], patch: [runs]}`, where a patch completes the
-run of the same id (or dotted_order). Runs may hold their children in `child_runs`. Runs of one trace_id are a trace, in
-`dotted_order`. The model calls are the runs of type llm, tool runs those of type tool; without any llm run the root's
-own inputs and outputs are the call. Inputs and outputs have any of the shapes of message_shapes.py.
+A file is one run, a list of runs, or an SDK batch `{post: [runs], patch: [runs]}`, where a patch completes the run with
+the same id (or dotted_order). Runs may contain their children in `child_runs`. Runs with one trace_id form a trace,
+sorted by `dotted_order`. Model calls are runs of type llm, tool runs those of type tool; without any llm run, the
+inputs and outputs of the root are the call. Inputs and outputs have any shape of sources/shapes/any_messages.py.
 
 task = `reference_example_id` (the dataset's example) or a task id in the root's metadata or inputs, else a hash of the
-prompt; run = a number made from the trace id. Scores: `feedback[{key, score, run_id}]`, else the averages of
+prompt; run = a number derived from the trace id. Scores: `feedback[{key, score, run_id}]`, else the averages of
 `feedback_stats{key: {avg, n}}`. Runs with an `error` are error sites.
 """
 
@@ -47,6 +47,7 @@ def _is_run(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Group runs by trace and yield the experiences of each trace."""
     runs = _merge_patches(list(_runs(value, 0)))
     if not runs:
         raise BadRecord("no runs")
@@ -78,7 +79,7 @@ def _runs(value: Any, depth: int) -> Iterator[Json]:
 
 
 def _merge_patches(runs: list[Json]) -> list[Json]:
-    """Posts with their patches: what a later record of the same run says and is not empty wins."""
+    """Merge records of the same run; non-empty values of later records override earlier ones."""
     by_id: dict[str, Json] = {}
     ids: dict[str, str] = {}  # by dotted_order, since patches of some SDKs have no id
     for run in runs:
@@ -93,13 +94,14 @@ def _merge_patches(runs: list[Json]) -> list[Json]:
 
 
 def _root_id(run: Json) -> str:
-    """The root of a run without a trace_id: the id in the first part of its dotted_order, else itself."""
+    """Return the root id of a run without a trace_id: from its dotted_order, else its own id."""
     order = _text(run.get("dotted_order"))
     # dotted_order is "<time>Z<run id>.<time>Z<run id>...", from the root down to the run.
     return order.split(".")[0].partition("Z")[2] or run["id"] if order else str(run["id"])
 
 
 def _trace(trace_id: str, members: list[Json]) -> Trace:
+    """Convert the runs of one trace to a Trace."""
     # Times lead every part, so the order of texts is that of starting, with parents before children.
     if all(_text(run.get("dotted_order")) for run in members):
         members = sorted(members, key=lambda run: str(run["dotted_order"]))
@@ -132,6 +134,7 @@ def _trace(trace_id: str, members: list[Json]) -> Trace:
 
 
 def _calls(run: Json) -> list[ModelCall]:
+    """Convert a run to model calls, one per alternative answer."""
     inputs, outputs = decode_json_text(run.get("inputs")), decode_json_text(run.get("outputs"))
     extra = run.get("extra") if isinstance(run.get("extra"), dict) else {}
     parameters = extra.get("invocation_params") if isinstance(extra, dict) else None
@@ -159,6 +162,7 @@ def _calls(run: Json) -> list[ModelCall]:
 
 
 def _tool_run(run: Json) -> ToolRun:
+    """Convert a run of type tool to a ToolRun."""
     outputs = decode_json_text(run.get("outputs"))
     inner = outputs.get("output") if isinstance(outputs, dict) and "output" in outputs else outputs
     inner = decode_json_text(inner)
@@ -188,7 +192,7 @@ def _tool_run(run: Json) -> ToolRun:
 
 
 def _scores(run: Json) -> list[Score]:
-    """Feedback of a run; on the root it is the whole trace's, since everything lies under it."""
+    """Return the feedback scores of a run; those of the root apply to the whole trace."""
     scores = []
     for item in _list(run.get("feedback")):
         if isinstance(item, dict):

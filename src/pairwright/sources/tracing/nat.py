@@ -1,16 +1,16 @@
 """NAT intermediate steps: `{parent_id, payload{event_type, name, UUID, metadata, data{input, output, ...}}}`.
 
-A file is a list of steps (JSONL), or workflow_output.json: items `{id, question, intermediate_steps[]}`.
+A file is a list of steps (JSON Lines), or workflow_output.json: items `{id, question, intermediate_steps[]}`.
 
 Each TTC_END event is a candidate: one experience with `data.input` as prompt, `data.output` as completion and
-`data.score` as reward. task = the item's id (without one: a hash of the prompt), run = the item's run, else how often
-its id came before in the file, step = turn_index; candidates of one turn_id share a step, and different turn_ids never
-do. The user may name the step (`step_name`); else all names are read, each kept in info, and where there are several
-the name is the batch, so that they are not compared. What an END lacks is taken from its START; the model's and tools'
-own events in such an item are not read again.
+`data.score` as reward. task = the item's id (else a hash of the prompt), run = the item's run, else the number of
+earlier items with the same id, step = turn_index; candidates with one turn_id share a step, and different turn_ids
+never do. The user may select a step by name (`step_name`); otherwise all are read, with the name in info, and if there
+are several names the name is the batch, so that they are not compared. Fields missing from an END event are taken from
+its START. LLM and tool events in such an item are not converted separately.
 
-An item without TTC events is a trajectory: its LLM and TOOL events become experiences as call_chains.py says. An item
-without either is its question and generated_answer.
+An item without TTC events is a trajectory: its LLM and TOOL events are converted by
+sources/tracing/trace_to_experiences.py. An item without either is its question and generated_answer.
 """
 
 from collections.abc import Iterator
@@ -38,13 +38,13 @@ from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
-# Events of the NeMo Agent Toolkit: what each says of itself.
+# Fields of NeMo Agent Toolkit events.
 
 NAME = "nat"
 
 
 def event_of(payload: Json) -> str:
-    """The event's type; enums that were written as text keep only their last word."""
+    """Return the event type; for enums written as text, only the part after the last dot."""
     return str(payload["event_type"]).rpartition(".")[2].upper()
 
 
@@ -57,15 +57,16 @@ def rejected(reason: str, origin: Origin) -> Rejected:
     return Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
 
 
-# Candidates in NAT's intermediate steps: each TTC_END event is one, with its prompt, its answer and its score.
+# Candidates: each TTC_END event, with its prompt, answer and score.
 
-# Fields of a candidate that may stand at several places of its event.
+# Fields of a candidate that may occur in several places of its event.
 _KEYS = ("turn_id", "turn_index", "candidate_index", "score")
 
 
 def read_candidates(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
+    """Yield one experience per TTC_END event of an item, and Rejected for those that are incomplete."""
     # By UUID, which START and END of a step share.
     starts = {p["UUID"]: p for p in payloads if event_of(p) == "TTC_START" and isinstance(p.get("UUID"), str)}
     ends = [payload for payload in payloads if event_of(payload) == "TTC_END"]
@@ -99,7 +100,7 @@ def read_candidates(
 
 
 def _fields(payload: Json, start: Json) -> Json:
-    """What an event says of its candidate: in `data`, in data.payload, in the metadata, or in its START's data."""
+    """Collect a candidate's fields from `data`, data.payload, the metadata, or the START event's data."""
     data = optional_mapping(payload.get("data"), "data")
     begun = optional_mapping(start.get("data"), "data of TTC_START")
     metadata = optional_mapping(payload.get("metadata"), "metadata")
@@ -120,7 +121,7 @@ class _Prompt(msgspec.Struct, frozen=True):
 
 
 class _Prompts:
-    """What candidates were given. Those of one turn stand together and share it, so that it is read and hashed once."""
+    """Prompts of candidates. The last one is cached: candidates of one turn are adjacent and share their input."""
 
     def __init__(self, item: Json, schemas: dict[str, list[Json]]) -> None:
         self._item = item
@@ -144,7 +145,7 @@ class _Prompts:
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """Where a candidate belongs."""
+    """Task, run, step and batch of a candidate."""
 
     task: Any
     run: int
@@ -153,7 +154,7 @@ class _Place(msgspec.Struct, frozen=True):
 
 
 class _Turns(msgspec.Struct):
-    """The step of each turn: its turn_index, or the next free number where another turn_id has that already."""
+    """Assigns a step to each turn: its turn_index, or the next free number if another turn_id has that step."""
 
     # turn_id -> step; the steps that are taken; the lowest number above all of them.
     steps: dict[int | str, int] = {}
@@ -173,6 +174,7 @@ class _Turns(msgspec.Struct):
 
 
 def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, origin: Origin) -> Experience:
+    """Build the experience of a candidate; an empty output becomes an empty answer."""
     info: Json = {"step_name": name_of(payload), "uuid": payload.get("UUID")}
     info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
     info["metadata"] = payload.get("metadata")
@@ -202,7 +204,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
 
 
 def _schemas(payloads: list[Json]) -> dict[str, list[Json]]:
-    """The tools that the model had, by the input that it had them with."""
+    """Return the tool schemas of LLM_START events, keyed by their input."""
     by_function: dict[str, list[Json]] = {}
     for payload in payloads:
         metadata, data = payload.get("metadata"), payload.get("data")
@@ -218,7 +220,7 @@ def _key(value: Any) -> str:
     return json_text(decode_json_text(value))
 
 
-# NAT intermediate steps: `{parent_id, payload{event_type, name, UUID, metadata, data{input, output, ...}}}`.
+# Reader of items, candidates and trajectories.
 
 
 def matches(value: Any) -> bool:
@@ -232,6 +234,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a list of steps or of workflow items."""
     listed = value if isinstance(value, list) else [value]
     if not any(isinstance(entry, dict) and "intermediate_steps" in entry for entry in listed):
         yield from _read_item({"intermediate_steps": listed}, 0, 0, origin, options)
@@ -254,6 +257,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _read_item(
     item: Json, number: int, before: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
+    """Read one item as candidates if it has TTC events, else as a trajectory."""
     steps = items(decode_json_text(item.get("intermediate_steps")), "intermediate_steps")
     payloads: list[Json] = []
     for position, step in enumerate(steps):
@@ -275,6 +279,7 @@ def _read_item(
 def _read_trajectory(
     item: Json, payloads: list[Json], run: int, origin: Origin, options: Options
 ) -> Iterator[Experience | Rejected]:
+    """Convert the LLM and TOOL events of an item to a Trace and yield its experiences."""
     starts = {p["UUID"]: p for p in payloads if event_of(p) == "LLM_START" and isinstance(p.get("UUID"), str)}
     events: list[ModelCall | ToolRun] = []
     for number, payload in enumerate(payloads):
@@ -298,6 +303,7 @@ def _read_trajectory(
 
 
 def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
+    """Convert an LLM_END event and its START to a model call."""
     begun, metadata = (
         optional_mapping(start.get("metadata"), "metadata"),
         optional_mapping(payload.get("metadata"), "metadata"),
@@ -333,6 +339,7 @@ def _model_call(payload: Json, start: Json, uuid: str) -> ModelCall:
 
 
 def _tool_run(payload: Json, uuid: str) -> ToolRun:
+    """Convert a TOOL_END event to a tool run."""
     data = optional_mapping(payload.get("data"), "data")
     output = decode_json_text(data.get("output"))
     call_id = failure = None

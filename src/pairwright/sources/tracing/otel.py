@@ -1,16 +1,17 @@
-"""OpenTelemetry traces of agents: spans with GenAI or OpenInference attributes (the files: see otel_spans.py).
+"""OpenTelemetry traces of agents: spans with GenAI or OpenInference attributes.
 
-What a model call was given and gave back, the first of these that a span has:
+sources/tracing/otel_spans.py reads the files. Input and output of a model call are taken from the first of these that a
+span has:
 
     gen_ai.system_instructions, gen_ai.input.messages, gen_ai.output.messages    JSON text or structured
     gen_ai.prompt.N.*, gen_ai.completion.N.*                                     numbered attributes
-    gen_ai.{system,user,assistant,tool}.message and gen_ai.choice                span events, log records, `events`
     llm.input_messages.N.*, llm.output_messages.N.*                              OpenInference
+    gen_ai.{system,user,assistant,tool}.message and gen_ai.choice                span events, log records, `events`
     input.value, output.value                                                    messages as JSON text, or plain text
 
-Calls become experiences as call_chains.py says; without any call, the agent's own span is the call. Each message of
-gen_ai.output.messages is an alternative answer. task = the trace's own task id attribute, else a hash of the prompt;
-run = a number made from the trace id. Scores are evaluation events, annotations,
+Calls are converted to experiences by sources/tracing/trace_to_experiences.py; without any call, the agent's own span is
+the call. Each message of gen_ai.output.messages is an alternative answer. task = a task id attribute of the trace, else
+a hash of the prompt; run = a number derived from the trace id. Scores are evaluation events, annotations,
 `eval.<name>.score` and `reward` attributes. Spans with an error status become error sites.
 """
 
@@ -36,10 +37,10 @@ from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, trac
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
-# Values of gen_ai.operation.name: calls of a model, and below those of an agent.
+# Values of gen_ai.operation.name for model calls, and below for agents.
 _CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion", "generate"})
 _AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
-# Our name -> attributes of the conventions that have it, newest first.
+# Metric name -> attributes of the conventions, newest first.
 _USAGE = {
     "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
     "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
@@ -51,6 +52,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of each trace in a file."""
     traces = traces_in(value)
     if not traces:
         raise BadRecord("no spans")
@@ -69,6 +71,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _trace(spans: list[Span]) -> Trace:
+    """Convert the spans of one trace to a Trace."""
     by_id = {span.id: span for span in spans}
     parents = {span.id: span.parent for span in spans}
     # A provider's call inside a framework's is the same call: the outer one counts.
@@ -130,7 +133,7 @@ def _is_agent(span: Span) -> bool:
 
 
 def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
-    """The call of a span; more than one where the model gave alternative answers."""
+    """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
     # Exporters cut long attributes; half a list of messages is no prompt.
@@ -176,7 +179,7 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
 
 
 def _input(span: Span) -> tuple[list[Message], bool]:
-    """What the model was given, and whether only `input.value` told."""
+    """Return the input messages, and whether they come from `input.value` only."""
     attributes = span.attributes
     system = decode_json_text(attributes.get("gen_ai.system_instructions"))
     # Parts without a role are the content of one system message.
@@ -197,7 +200,7 @@ def _input(span: Span) -> tuple[list[Message], bool]:
 
 
 def _outputs(span: Span) -> tuple[list[list[Message]], bool]:
-    """The alternative answers of the model, and whether only `output.value` told."""
+    """Return the alternative answers, and whether they come from `output.value` only."""
     attributes = span.attributes
     if "gen_ai.output.messages" in attributes:
         messages = conversation(attributes["gen_ai.output.messages"], "gen_ai.output.messages", role="assistant")
@@ -220,13 +223,14 @@ def _alternatives(messages: list[Message]) -> list[list[Message]]:
 
 
 def _all_events(span: Span) -> list[Event]:
-    """Span events and log records; pydantic-ai's older spans keep the same events as a JSON list in an attribute."""
+    """Return span events and log records, including the `events` attribute (a JSON list) of older pydantic-ai spans."""
     listed = decode_json_text(span.attributes.get("events"))
     inside = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
     return span.events + [(item["event.name"], item) for item in inside if isinstance(item.get("event.name"), str)]
 
 
 def _tool_run(span: Span) -> ToolRun:
+    """Convert a tool span to a ToolRun."""
     attributes = span.attributes
     call_id = attributes.get("gen_ai.tool.call.id", attributes.get("tool.id", attributes.get("tool_call.id")))
     name = attributes.get("gen_ai.tool.name", attributes.get("tool.name"))
@@ -250,7 +254,7 @@ def _any(attributes: Json, *keys: str) -> Any:
 
 
 def _evaluator_scores(spans: list[Span]) -> list[Score]:
-    """What spans of kind EVALUATOR gave the trace: the score in their output."""
+    """Return the scores in the output of EVALUATOR spans, for the whole trace."""
     scores: list[Score] = []
     for span in spans:
         result = decode_json_text(span.attributes.get("output.value")) if _kind(span) == "EVALUATOR" else None

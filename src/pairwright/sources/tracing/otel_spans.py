@@ -1,13 +1,13 @@
-"""Spans of OpenTelemetry, from every file that holds them, in one shape.
+"""Read OpenTelemetry spans from all supported files into one structure.
 
     OTLP JSON   {resourceSpans[{resource, scopeSpans[{spans[]}]}]}, attributes as [{key, value: {stringValue, ...}}];
-                log records of {resourceLogs} join the span that they name, as events
+                log records of {resourceLogs} are attached to their span as events
     Phoenix     spans {name, context{trace_id, span_id}, span_kind, parent_id, status_code, attributes{}, events[]}, in
-                a list, under {"spans"}, under names of the user's choice, or as rows with "attributes.*" columns
+                a list, under {"spans"}, under user-defined names, or as rows with "attributes.*" columns
     SDK         the console exporter's spans: as Phoenix, with `status{status_code}`
 
-Attributes come out flat: one dict with dotted keys. Of a trace the spans are in order of time, or in that of the file
-where not all of them have a time.
+Attributes are flattened to one dict with dotted keys. The spans of a trace are sorted by start time, or kept in file
+order if any of them has none.
 """
 
 from collections.abc import Iterator
@@ -47,7 +47,7 @@ def is_span(value: Any) -> bool:
 
 
 def holds_spans(value: Any) -> bool:
-    """Whether a decoded file, as far as its beginning tells, is one of the files above."""
+    """Whether a decoded file has one of the layouts above, judging by its first entries."""
     if isinstance(value, list):
         return bool(value) and (is_span(value[0]) or (isinstance(value[0], dict) and holds_spans(value[0])))
     if not isinstance(value, dict):
@@ -59,7 +59,7 @@ def holds_spans(value: Any) -> bool:
 
 
 def traces_in(value: Any) -> list[list[Span]]:
-    """The spans of a file, by trace."""
+    """Return the spans of a file, grouped by trace."""
     # By span id: log records that join a span as events, and annotations that stand beside the spans.
     logs: dict[str, list[Event]] = {}
     notes: dict[str, list[Any]] = {}
@@ -77,6 +77,7 @@ def _in_time(spans: list[Span]) -> list[Span]:
 
 
 def _raw_spans(value: Any, logs: dict[str, list[Event]], notes: dict[str, list[Any]], depth: int) -> Iterator[Any]:
+    """Yield the span objects in a value recursively, collecting log records in `logs` and annotations in `notes`."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, list):
@@ -112,6 +113,7 @@ def _read_logs(resource: Any, logs: dict[str, list[Event]]) -> None:
 
 
 def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[str, list[Any]]) -> Span:
+    """Convert a span object of any layout to a Span."""
     # Rows of a data frame: a column "attributes.llm.model_name" for each attribute.
     columns = {key[len("attributes.") :]: item for key, item in value.items() if key.startswith("attributes.")}
     attributes = plain_attributes(value.get("attributes")) or _flat(columns)
@@ -152,7 +154,7 @@ def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | No
 def _scores(
     value: Json, attributes: Json, events: list[Event], span_id: str, notes: dict[str, list[Any]]
 ) -> list[Score]:
-    """Evaluations: events of the GenAI conventions, Phoenix annotations, `eval.<name>.score` attributes."""
+    """Return the scores of a span: GenAI evaluation events, Phoenix annotations, `eval.<name>.score` attributes."""
     scores: list[Score] = []
     for name, event in events:
         if name == "gen_ai.evaluation.result":
@@ -183,7 +185,7 @@ def _event(value: Any) -> Event:
 
 
 def plain_attributes(value: Any) -> Json:
-    """Attributes of either shape as one flat dict."""
+    """Return attributes of either shape as one flat dict."""
     if isinstance(value, list):
         pairs = [item for item in value if isinstance(item, dict) and isinstance(item.get("key"), str)]
         return {item["key"]: _any_value(item.get("value"), 0) for item in pairs}
@@ -191,7 +193,7 @@ def plain_attributes(value: Any) -> Json:
 
 
 def _any_value(value: Any, depth: int) -> Any:
-    """OTLP's AnyValue as a plain value."""
+    """Convert an OTLP AnyValue to a plain value."""
     if not isinstance(value, dict) or depth > _MAX_DEPTH:
         return None
     for key, item in value.items():
@@ -210,7 +212,7 @@ def _any_value(value: Any, depth: int) -> Any:
 
 
 def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
-    """Nested attributes with dotted keys. Lists stay, except under `llm`, where they number messages and tools."""
+    """Flatten nested attributes to dotted keys; lists are kept, except lists of objects under `llm`."""
     flat: Json = {}
     for key, item in value.items():
         path = f"{prefix}{key}"
@@ -228,17 +230,17 @@ def _flat(value: Json, prefix: str = "", depth: int = 0) -> Json:
 _NESTED = frozenset(
     {"llm", "input", "output", "openinference", "tool", "session", "user", "gen_ai", "eval", "annotation"}
 )
-# Ends of paths whose object is a value: a schema, a list of messages, arguments.
+# Suffixes of paths whose object is a value: a schema, a list of messages, arguments.
 _VALUES = (".json_schema", ".messages", ".arguments", ".value", ".invocation_parameters", "system_instructions")
 
 
 def _is_level(path: str) -> bool:
-    """Whether an object at this path is a level of names, not itself a value such as a schema."""
+    """Whether an object at this path is a namespace rather than a value such as a schema."""
     return not path.endswith(_VALUES) and (path.split(".")[0] in _NESTED)
 
 
 def moment(value: Any) -> int | float | None:
-    """A time as a number that orders: whole numbers as they are, ISO text as seconds."""
+    """Convert a timestamp to a sortable number: integers unchanged, ISO text as seconds."""
     if isinstance(value, str) and not value.isdigit():
         try:
             parsed = datetime.fromisoformat(value)

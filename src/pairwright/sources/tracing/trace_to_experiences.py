@@ -1,17 +1,17 @@
-"""From the model calls and tool runs of a trace to experiences.
+"""Convert the model calls and tool runs of a trace to experiences.
 
-Each request of an agent repeats the conversation so far. Calls whose input continues the input and output of an earlier
-call are one chain: one experience, whose prompt is the first call's input and whose completion is everything after it.
-A call that continues nothing begins a chain of its own. `step` numbers the different prompts of a trace, so alternative
-answers to one prompt share it. Equality is that of role, content and calls; ids and reasoning are left out, since they
-change or vanish on the way back into the input.
+Each request of an agent repeats the conversation so far. Calls whose input extends the input and output of an earlier
+call form a chain: one experience, whose prompt is the first call's input and whose completion is everything after it.
+A call that extends no other starts a new chain. `step` numbers the distinct prompts of a trace, so alternative answers
+to one prompt share it. Messages are compared by role, content and calls; ids and reasoning are ignored, since they may
+change or be dropped when they are sent back as input.
 
-Some exporters log the opening prompt with every call instead of the growing conversation, and tool runs as spans
-beside the calls. Where such a call (`flat`) repeats the input of its sibling, and tools ran between the two, the
-conversation is put together from outputs and tool runs, and `info["rebuilt"]` says so. Where none ran, and the number
-of input tokens shows that the input was another, the call is rejected: what the model was given is not in the trace.
+Some exporters log the initial prompt with every call instead of the growing conversation, and tool runs as separate
+spans. If such a call (`flat`) repeats the input of its sibling and tools ran between the two, the conversation is
+reconstructed from outputs and tool runs, and `info["rebuilt"]` is set. If none ran and the number of input tokens shows
+that the actual input differed, the call is rejected: the input of the model is not in the trace.
 
-A failed call leaves an error site on the last message that it was given; a failed tool run on its result.
+A failed call adds an error site to the last message of its input; a failed tool run to its result.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens"})
 
 
 class _Chain(msgspec.Struct, eq=False):
-    """A conversation while it is being put together."""
+    """A conversation under construction."""
 
     calls: list[ModelCall]
     prompt_length: int
@@ -58,7 +58,7 @@ class _Chain(msgspec.Struct, eq=False):
 
 
 class _Seen(msgspec.Struct):
-    """What a trace shows beside its conversations: scores, failures by the id of their result, and unseen ones."""
+    """Trace-level data: scores, failures by call id, and failed tool runs that no message shows."""
 
     scores: ScoreIndex
     failures: dict[str, Failure]
@@ -82,7 +82,10 @@ class _Seen(msgspec.Struct):
 def read_trace(
     name: str, trace: Trace, origin: Origin, options: Options, *, position: int
 ) -> Iterator[Experience | Rejected]:
-    """The experiences of a trace, the `position`-th of its file; a chain without an answer is rejected."""
+    """Yield the experiences of a trace; chains without an answer are yielded as Rejected.
+
+    `position` is the index of the trace in its file, used as the run number if the trace has no id.
+    """
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
@@ -116,6 +119,7 @@ def _why_unusable(chain: _Chain) -> str | None:
 
 
 def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
+    """Group model calls into chains, reconstructing flat ones from their tool runs."""
     chains: list[_Chain] = []
     ends: dict[str, list[_Chain]] = {}  # by the digest of the whole conversation
     openings: dict[tuple[str | None, str], _Chain] = {}  # by parent and first input, for calls that repeat it
@@ -156,7 +160,7 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
 
 
 def _find_chain(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chain | None, int]:
-    """The chain whose conversation is the longest beginning of an input, and how many messages that is."""
+    """Return the chain whose conversation is the longest prefix of the input, and the length of that prefix."""
     for length in range(len(digests) - 1, 0, -1):
         waiting = ends.get(digests[length])
         if waiting:
@@ -175,7 +179,7 @@ def _extend(chain: _Chain, call: ModelCall, known: int, input_digest: str) -> No
 
 
 def _append_runs(chain: _Chain) -> None:
-    """Write the tool runs since the last call into the conversation: calls on the assistant's turn, then results."""
+    """Append the tool runs since the last call to the conversation: calls on the assistant message, then results."""
     if not chain.messages or chain.messages[-1].role != "assistant":
         chain.messages.append(Message("assistant"))
     last = chain.messages[-1]
@@ -194,7 +198,7 @@ def _append_runs(chain: _Chain) -> None:
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
-    """Add the results of the last turn's calls, which no later input of the chain repeats."""
+    """Append results for the calls of the last message, which no later input of the chain contains."""
     if len(chain.messages) == chain.prompt_length:
         return
     if not chain.messages[-1].tool_calls:
@@ -230,6 +234,7 @@ def _experience(
     run: int,
     step: int,
 ) -> Experience:
+    """Build the experience of a chain, with its scores, errors and usage."""
     tools = chain.calls[0].tools
     components, more = nearest_scores(seen.scores, [call.id for call in chain.calls], trace.parents)
     info: Json = {
@@ -272,6 +277,7 @@ def _experience(
 
 
 def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
+    """Return the error sites of a chain: failed tool results, unknown tools and failed calls."""
     tools: list[Json] = []
     if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
         for call in chain.calls:
@@ -290,7 +296,7 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
 
 
 def _digests(messages: list[Message], start: str = "") -> list[str]:
-    """One digest for each beginning of a conversation, the empty one (`start`) included; ids and reasoning left out."""
+    """Return the digest of every prefix of the messages, starting with `start`; ids and reasoning are ignored."""
     digests = [start]
     for message in messages:
         calls = [(call.name, canonical_arguments(call.arguments or "{}")) for call in message.tool_calls]
