@@ -97,6 +97,8 @@ ReadRow = Callable[[bytes, Origin], ReadyRow | None]
 
 @dataclass(frozen=True)
 class Format:
+    """A source format: how to recognize its units and how to read them."""
+
     name: str
     unit: Literal["record", "file"]
     matches: Callable[[Any], bool]

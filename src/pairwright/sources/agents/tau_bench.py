@@ -22,6 +22,7 @@ def matches(value: Any) -> bool:
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of one result."""
     row = mapping(value, "row")
     messages = messages_from_chat(row.get("traj"), "traj")
     prompt, completion = split_at_first_answer(messages)

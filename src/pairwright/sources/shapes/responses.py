@@ -193,7 +193,7 @@ def _join_reasoning(parts: Any, where: str) -> str:
 
 
 def _content(value: Any, where: str) -> tuple[str | list[Json] | None, Json]:
-    """Return content and `extra`: a single text part becomes text, others stay parts, refusals are flagged in `extra`."""
+    """Return content and `extra`: a single text part becomes text, others stay parts, a refusal sets a flag."""
     if value is None or isinstance(value, str):
         return value, {}
     if isinstance(value, dict):
