@@ -159,5 +159,5 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
 
 
 def no_errors(index: int, message: Message) -> str | None:
-    """An `ErrorKind` function for formats without failed calls; always None."""
+    """An `ErrorKind` function for formats that do not mark failed calls; always returns None."""
     return None
