@@ -12,7 +12,7 @@ from pairwright.generate.tool_calls import CallFormat, split_calls
 from pairwright.records.messages import Json, ToolCall
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 
-# The text and the bytes of single tokens, for log-probabilities. A token may be a part of a character.
+# Text and bytes of single tokens, for log-probabilities; a token may be part of a character
 
 # SentencePiece writes a byte that is in no token as <0x0A>.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -64,7 +64,7 @@ def byte_letters() -> dict[str, int]:
     return letters | {chr(256 + place): number for place, number in enumerate(others)}
 
 
-# Results of the engine as OpenAI answers. `logprobs` cover every token that was drawn, the stop token included.
+# Responses
 
 
 def envelope(kind: str, prefix: str, model: str) -> Json:

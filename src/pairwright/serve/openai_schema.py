@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json
 
-# Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and the status that fits.
+# Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}} with a matching HTTP status
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def dot_location(location: Sequence[int | str]) -> str:
     return text
 
 
-# What may be asked of the endpoints. A parameter that we do not know, or cannot honour, is refused, never ignored.
+# Request schemas
 
 MAX_CHOICES = 128
 # strict: true and 1.0 are no token ids.

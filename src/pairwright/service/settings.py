@@ -70,7 +70,7 @@ class Settings:
         return self.deployments / identity
 
 
-# What every route needs: the settings, the rows, the files, and whom to wake when there is work.
+# Shared state of the routes: settings, database, blob store, and the event that wakes the supervisor
 
 
 @dataclass(frozen=True)

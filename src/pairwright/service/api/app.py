@@ -29,7 +29,7 @@ from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
 from pairwright.service.settings import Context, Settings
 
-# Limits on what a request may send, before any route sees it.
+# Middleware: limits on request size and read time
 
 # Bytes of path and query.
 MAX_TARGET = 8_000
@@ -136,7 +136,7 @@ def _too_large(limit: int) -> Refusal:
     return Refusal(413, "body_too_large", message, headers={"connection": "close"})
 
 
-# The application: routes, limits, one JSON form for every refusal, and the supervisor's life.
+# The application, its supervisor thread, and the exception handlers
 
 logger = logging.getLogger("pairwright.service")
 _CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}

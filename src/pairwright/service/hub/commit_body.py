@@ -167,7 +167,7 @@ def _base64(data: Any, number: int) -> bytes:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
 
 
-# Bodies that are larger than memory should hold: written to disk as they come in, removed when they were read.
+# Spooling of large request bodies to temporary files
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.rows.schema import entities
 
-# Names that come from outside: checked once, here, before they touch a row or a path.
+# Validation of names and paths from requests, ids and timestamps
 
 # Letters, digits, dots, underscores and dashes, with a letter or digit at both ends.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
@@ -102,7 +102,7 @@ def instance_id() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
-# Namespaces, datasets, base models and deployment configs: a key, times, and a JSON document each.
+# Entities: namespaces, datasets, base models and deployment configs
 
 NAMESPACE = "namespace"
 STORE_NAMESPACE = "datastore namespace"

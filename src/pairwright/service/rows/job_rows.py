@@ -22,7 +22,7 @@ from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.rows.entities import age_seconds, now
 from pairwright.service.rows.schema import jobs
 
-# How far a job is, read from the files of its run: `train.json` (state and steps) and `metrics.jsonl` (curves).
+# Progress of a job, from its run folder: `train.json` (state and steps) and `metrics.jsonl` (curves)
 
 # Of a curve, so that a status answer stays small.
 MAX_POINTS = 1000
@@ -110,7 +110,7 @@ def _time(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-# Job rows: made once for each request, moved from state to state by compare-and-set, shown as the protocol has them.
+# Rows of the jobs table
 
 Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)

@@ -20,7 +20,7 @@ from pairwright.service.rows import entities
 from pairwright.service.rows.entities import is_commit, now
 from pairwright.service.rows.schema import commits
 
-# Files by their content: `blobs/ab/abcd...` is the file with that sha256. Written once, complete, never changed.
+# Blob store: content-addressed, immutable files; `blobs/ab/abcd...` is the file with that sha256
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,7 @@ class Blobs:
         publish(hidden, path)
 
 
-# The files of datasets: repositories of commits. A commit has its whole tree and is never changed.
+# Repositories and commits
 
 MAIN = "main"
 Tree = dict[str, Blob]

@@ -20,7 +20,7 @@ from pairwright.service.request_models import Dpo, Hyperparameters
 from pairwright.service.rows import entities
 from pairwright.service.rows.entities import check_model_name
 
-# A job's hyperparameters as our trainer's `train` section. What cannot be done exactly is refused.
+# Translation of hyperparameters to the section `train`; unsupported values are refused
 
 TRAINING_TYPES = ("dpo", "sft")
 FINETUNING_TYPES = ("lora", "lora_merged", "all_weights")
@@ -103,7 +103,7 @@ def _refuse_value(where: str, message: str) -> Refusal:
     return Refusal(422, "unsupported_hyperparameter", f"{where}: {message}", details=details)
 
 
-# Base models that jobs may train: `pairwright serve targets add NAME DIR`.
+# Base models (targets) and their documents
 
 _PRECISION = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "I8": "int8"}
 Document = dict[str, Any]

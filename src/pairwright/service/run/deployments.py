@@ -202,7 +202,7 @@ def answers(port: int | None, path: str = "/health") -> bool:
             return False
 
 
-# Models by name: what jobs made and what they started from; where their files are.
+# Lookup of models by name: outputs of jobs, and base models
 
 ModelDocument = dict[str, Any]
 
