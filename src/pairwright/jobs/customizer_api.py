@@ -31,6 +31,7 @@ class CustomizerApi:
     """Client for the entity host and the data store of one service."""
 
     def __init__(self, config: NemoCustomizerConfig) -> None:
+        """Open an HTTP client for the configured hosts and tokens. Raises ConfigError without `entity_host`."""
         if config.entity_host is None:
             raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
         import httpx

@@ -1,4 +1,4 @@
-"""Checks of the chat template against the data: encodes a sample as training would, counts tool calls in full tables."""
+"""Checks of the chat template against the data: encodes a sample as training would, and counts tool calls."""
 
 from collections import Counter
 from collections.abc import Iterator
