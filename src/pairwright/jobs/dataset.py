@@ -111,9 +111,9 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
 
 
 def _lost_by_text(pairs: Path) -> dict[str, int]:
-    """Count what is lost if a trainer receives text.
+    """Count the sides that change if the trainer receives text instead of tokens.
 
-    Recorded token ids are replaced by newly encoded ones, and a stop token is added to truncated sides.
+    Recorded token ids are lost, because the trainer encodes the text again, and truncated sides get a stop token.
     """
     facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
     columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]

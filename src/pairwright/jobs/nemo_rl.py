@@ -277,7 +277,10 @@ def _run(command: list[str], directory: Path | None = None) -> str:
 
 
 def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
-    """Count pairs with prompt and side above `limit` tokens; None if the tokenizer is not available locally."""
+    """Count the pairs with a side of more than `limit` tokens including the prompt.
+
+    Returns None if the tokenizer is not available locally.
+    """
     if not Path(model).is_dir():
         return None
     tokenizer = ChatTokenizer.from_folder(model)

@@ -56,9 +56,10 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
-    """Count the tool calls of a table, for a template that renders none; None if they are no problem.
+    """Return a finding if the template drops tool calls of a table, else None. For templates that render no calls.
 
-    Recorded token ids are trained regardless of the template, so a sample of the records with calls is encoded.
+    Calls are counted in the whole table. Recorded token ids are trained regardless of the template, so a sample of the
+    records with calls is encoded to see whether they are refused.
     """
     num_calls, num_rows = _count_calls(folder)
     if not num_calls:

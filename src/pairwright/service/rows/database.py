@@ -21,6 +21,7 @@ class Database:
     """Connection pool of the service: one per process, shared by all threads."""
 
     def __init__(self, url: str) -> None:
+        """Open the database and create missing tables. Raises ConfigError for a bad URL or a missing driver."""
         try:
             parsed = sa.make_url(url)
         except sa.exc.ArgumentError:
