@@ -1,6 +1,6 @@
-"""Backends: the same job on this machine, on a service that speaks NeMo Customizer's protocol, in NeMo RL or in TRL.
+"""Training backends: local process, Ray, NeMo Customizer service, NeMo RL and TRL.
 
-`BACKENDS` lists them by the name that `backend.name` takes. Each is submit, status, wait, cancel, deploy and logs.
+`BACKENDS` maps the values of `backend.name` to backends. Each implements submit, status, wait, cancel, deploy and logs.
 """
 
 from pairwright.jobs.backend import Backend, JobRequest

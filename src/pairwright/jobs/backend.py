@@ -1,7 +1,7 @@
-"""The interface of a backend: submit, status, cancel, deploy, logs as functions, and `wait` on top of them.
+"""The backend interface: submit, status, cancel, deploy and logs as functions, and a common `wait` that polls status.
 
-Every function takes the run's folder, where the job's reference is, and the whole configuration, where the secrets
-are. They block; from an event loop call them with `asyncio.to_thread`, and `wait` refuses to be called otherwise.
+Every function takes the run folder, which holds the job reference, and the full configuration, which holds the secrets.
+All of them block. From an event loop, call them with `asyncio.to_thread`; `wait` raises if called inside a loop.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """What is to be trained. `launch`: start it; without it the backends that write launch files only write them."""
+    """Inputs of a training job. With `launch=False`, backends with launch files write them and start nothing."""
 
     model: str
     pairs: Path | None = None
@@ -47,7 +47,7 @@ class JobRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Backend:
-    """One place where jobs run."""
+    """A backend: its name and the functions that implement it."""
 
     name: str
     submit: Callable[[Path, JobRequest, Config, Say], Job]
@@ -58,14 +58,14 @@ class Backend:
     wait_limits: Callable[[Config], "WaitLimits"]
 
     def wait(self, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
-        """Follow a job to its end. Raises JobFailed if it did not complete, JobTimeout if it takes too long."""
+        """Poll a job until it ends. Raises JobFailed if it did not complete, JobTimeout after the timeout."""
         _refuse_event_loop()
         return _wait(self, folder, config, show)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitLimits:
-    """How a job is waited for. `max_failures`: status calls that may fail in a row."""
+    """Polling interval and timeout of `wait`. `max_failures`: consecutive status calls that may fail."""
 
     poll_interval_seconds: float
     timeout_seconds: float | None
@@ -73,7 +73,7 @@ class WaitLimits:
 
 
 def follow_status(folder: Path, job: Job, status: Status) -> Job:
-    """Write down where a job is now. A state that cannot follow (a late answer) changes nothing."""
+    """Write a new status to the job file. States that cannot follow the current one (stale responses) are ignored."""
     if status.state is job.state or not can_become(job.state, status.state):
         return job
     error = status.message if status.state is JobState.FAILED else job.error
@@ -81,6 +81,7 @@ def follow_status(folder: Path, job: Job, status: Status) -> Job:
 
 
 def _wait(backend: Backend, folder: Path, config: Config, show: Callable[[Status], None]) -> Status:
+    """Poll the status until a final state, the timeout, or more than `max_failures` consecutive failures."""
     limits = backend.wait_limits(config)
     started, num_failures = time.monotonic(), 0
     while True:

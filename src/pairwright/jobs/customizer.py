@@ -1,7 +1,8 @@
-"""Jobs on a service that speaks NeMo Customizer's protocol.
+"""Backend for services with the NeMo Customizer API.
 
-submit: export, namespace, dataset, upload, job. The run's folder has the reference before the job is created; the job
-carries a name that only this run uses, so that a lost answer never starts it twice and a crash never loses it.
+Submitting exports the pairs, creates namespace and dataset, uploads the files and creates the job. The job reference
+is written before the job is created, and the job name is unique to the run. After a lost response or a crash the job is
+found by name, so it is neither created twice nor lost.
 """
 
 import time
@@ -56,6 +57,7 @@ _NAMES = {
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """Export and upload the pairs, then create the job. An interrupted submission is continued under the same name."""
     if request.pairs is None:
         raise ConfigError("the nemo-customizer backend trains on pairs: give --pairs DIR")
     if config.train.where is not None:
@@ -114,7 +116,7 @@ def cancel(folder: Path, job: Job, config: Config) -> Job:
 
 
 def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
-    """The service's log lines; with `follow` until the job has ended."""
+    """Yield the log lines of the service; with `follow`, until the job ends."""
     settings = _settings(job, config)
     num_seen = 0
     with CustomizerApi(settings) as api:
@@ -144,7 +146,7 @@ _ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.CO
 
 
 def _find_interrupted(folder: Path) -> Job | None:
-    """The job whose submission to the same place was cut short: its name is used again, so it cannot start twice."""
+    """Return the job of an interrupted submission. Its name is reused, so that it cannot be created twice."""
     if not (folder / FILE_NAME).exists():
         return None
     job = read_job(folder)
@@ -165,6 +167,7 @@ def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, re
 
 
 def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, model: str) -> Json:
+    """Build the request body for creating a job."""
     repo = f"{settings.namespace}/{settings.dataset_name}"
     dataset: Json = {"name": settings.dataset_name, "namespace": settings.namespace}
     # The revision is a commit: later uploads to the same dataset do not change what this job reads.
@@ -182,7 +185,7 @@ def _body(job: Job, settings: NemoCustomizerConfig, *, dataset_revision: str, mo
 
 
 def _create_job(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
-    """Create the job. An answer that was lost is looked for by name before anything is sent again."""
+    """Create the job. If the response is lost, look the job up by name instead of sending the request again."""
     try:
         answer: Json | None = api.create_job(body)
     except Unreachable as error:
@@ -196,7 +199,7 @@ def _create_job(api: CustomizerApi, folder: Path, job: Job, body: Json) -> Job:
 
 
 def _with_id(api: CustomizerApi, folder: Path, job: Job) -> Job:
-    """The job with its id, looked for by name where we crashed before we had it."""
+    """Return the job with its id, looked up by name if a crash came before the id was written."""
     if job.details.get("job_id"):
         return job
     answer = api.find_job(job.details["namespace"], job.details["job_name"])
@@ -214,12 +217,13 @@ def _write_details(folder: Path, job: Job, answer: Json) -> Job:
 
 
 def _settings(job: Job, config: Config) -> NemoCustomizerConfig:
-    """The configuration for a job that exists: hosts and names as they were when it was submitted, tokens as now."""
+    """Settings for an existing job: hosts and names as of its submission, tokens from the current configuration."""
     names = ("entity_host", "datastore_host", "namespace", "dataset_name")
     return config.backend.nemo_customizer.model_copy(update={name: job.details[name] for name in names})
 
 
 def _status(state: JobState, found: Json) -> Status:
+    """Convert a status response of the service to a `Status`."""
     step, per_epoch = _integer(found, "steps_completed"), _integer(found, "steps_per_epoch")
     percentage = _number(found, "percentage_done")
     done = None
@@ -246,7 +250,7 @@ def _status(state: JobState, found: Json) -> Status:
 
 
 def _lines(value: Any) -> Iterator[str]:
-    """The lines of container logs: text, lists and maps of it by pod and container."""
+    """Yield the lines of container logs, which may be strings, lists, or dicts nested by pod and container."""
     if isinstance(value, str):
         yield from value.splitlines()
     elif isinstance(value, list):
@@ -273,7 +277,7 @@ def _integer(found: Json, key: str) -> int | None:
 
 
 def metric_rows(details: Json) -> list[Json]:
-    """The rows of a status answer: one a step, training before validation.
+    """Convert the metrics of a status response to one row per step, training before validation.
 
     >>> metric_rows({"metrics": {"metrics": {"train_loss": [{"step": 1, "value": 0.7}]}}})
     [{'step': 1, 'loss': 0.7}]
@@ -292,7 +296,7 @@ def metric_rows(details: Json) -> list[Json]:
 
 
 def write_metrics(folder: Path, details: Json) -> None:
-    """Replace the run's metrics by what the service has; nothing if it tells nothing."""
+    """Replace metrics.jsonl of the run by the metrics of a status response; does nothing if it has none."""
     rows = metric_rows(details)
     if rows:
         content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)

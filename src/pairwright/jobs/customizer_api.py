@@ -1,8 +1,8 @@
-"""The calls of NeMo Customizer's protocol, over plain HTTP.
+"""HTTP client for the NeMo Customizer API.
 
-httpx rather than the vendor's SDK: that one repeats a POST by itself when an answer is lost, which can start a job
-twice, and accepts answers without the fields that a job cannot be followed without. Here only what changes nothing is
-repeated. A token is sent only if there is one.
+Uses httpx instead of the vendor's SDK. The SDK retries POST requests after a lost response, which can start a job
+twice, and accepts responses without required fields such as the job id. This client retries only requests that are safe
+to repeat. The authorization header is sent only if a token is configured.
 """
 
 import time
@@ -28,9 +28,10 @@ _MAX_PAGES = 1000
 
 
 class CustomizerApi:
-    """A connection to the entity host and the data store of one service."""
+    """Client for the entity host and the data store of one service."""
 
     def __init__(self, config: NemoCustomizerConfig) -> None:
+        """Open an HTTP client for the configured hosts and tokens. Raises ConfigError without `entity_host`."""
         if config.entity_host is None:
             raise ConfigError("backend.nemo_customizer.entity_host: not set; give the address of the service")
         import httpx
@@ -53,7 +54,7 @@ class CustomizerApi:
         self._client.close()
 
     def create_namespace(self, namespace: str) -> bool:
-        """Create a namespace in both stores; False if it was in both."""
+        """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
         entity = self._created(
             "POST",
             self.entity_host,
@@ -68,7 +69,7 @@ class CustomizerApi:
         return entity or store
 
     def create_dataset(self, namespace: str, name: str) -> bool:
-        """Register a dataset; False if it was there."""
+        """Register a dataset. Returns False if it existed."""
         body = {
             "name": name,
             "namespace": namespace,
@@ -81,7 +82,7 @@ class CustomizerApi:
         return _with(self._sent("POST", "/v1/customization/jobs", json=body), "id", "a job")
 
     def find_job(self, namespace: str, name: str) -> Json | None:
-        """A job by the name that we gave it."""
+        """Find a job by name; None if there is none."""
         matches = (row for row in self._rows("/v1/customization/jobs") if row.get("name") == name)
         return next((row for row in matches if row.get("namespace") in (None, namespace)), None)
 
@@ -111,7 +112,7 @@ class CustomizerApi:
         return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
 
     def _rows(self, path: str) -> Iterator[Json]:
-        """All rows of a paged list."""
+        """Yield all rows of a paginated list."""
         for page in range(1, _MAX_PAGES + 1):
             answer = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
             rows = answer.get("data") or []
@@ -123,7 +124,7 @@ class CustomizerApi:
                 return
 
     def _got(self, path: str, **options: Any) -> Json:
-        """A GET, repeated a few times: it changes nothing."""
+        """Send a GET request, with retries."""
         for attempt in range(_TRIES):
             try:
                 return self._sent("GET", path, **options)
@@ -145,7 +146,7 @@ class CustomizerApi:
         return value
 
     def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
-        """A create that may find its thing there already; so it can be repeated."""
+        """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
         for attempt in range(_TRIES):
             try:
                 self._request(method, host, path, **options)
@@ -161,6 +162,7 @@ class CustomizerApi:
         raise AssertionError("unreachable")
 
     def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
+        """Send a request. Raises Unreachable for transport errors and retryable statuses, else ServiceError."""
         import httpx
 
         token = self._tokens[host]
@@ -190,7 +192,7 @@ def _with(value: Json, field: str, what: str) -> Json:
 
 
 def _words(response: "httpx.Response") -> str:
-    """What a service says about a refusal: its own words, without the envelope."""
+    """Extract the error message from a response, without the JSON around it."""
     try:
         value = response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""A tuned model put behind an endpoint by the service, and waited for until it is ready."""
+"""Files and deployments of the NeMo Customizer backend: export, upload to the data store, deployment of the result."""
 
 import time
 from pathlib import Path
@@ -25,7 +25,7 @@ from pairwright.records.messages import Json
 
 
 def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
-    """Deploy what a completed job made; the same job again finds its own deployment."""
+    """Deploy the model of a completed job and wait until it is ready. Repeating it reuses the existing deployment."""
     model = job.details.get("output_model")
     if job.state is not JobState.COMPLETED or not model:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
@@ -66,7 +66,7 @@ def _create(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, model
 
 
 def _refuse_other_model(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, model: str) -> None:
-    """A name that the user chose may belong to an older model."""
+    """Raise if a deployment name set by the user belongs to another model."""
     deployment = api.find_deployment(settings.namespace, name)
     models = (deployment or {}).get("models")
     if models and model not in models:
@@ -77,6 +77,7 @@ def _refuse_other_model(api: CustomizerApi, settings: NemoCustomizerConfig, name
 
 
 def _wait(api: CustomizerApi, settings: NemoCustomizerConfig, folder: Path, name: str, say: Say) -> Json:
+    """Poll a deployment until it is ready. Raises JobFailed if it fails, JobTimeout after the configured timeout."""
     started, num_failures, last = time.monotonic(), 0, None
     while True:
         try:
@@ -104,13 +105,13 @@ def _wait(api: CustomizerApi, settings: NemoCustomizerConfig, folder: Path, name
         time.sleep(min(settings.poll_interval_seconds, settings.deployment_timeout_seconds))
 
 
-# The pairs on their way into a data store: exported, uploaded in one commit, and the commit's id kept.
+# Export of the pairs and upload to the data store
 
 TRAINING, VALIDATION = "training/training_file.jsonl", "validation/validation_file.jsonl"
 
 
 def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int) -> Dataset:
-    """The files that the service trains on, below `folder`."""
+    """Write the training and validation files for the service to `folder`."""
     return write_dataset(
         pairs,
         folder,
@@ -123,7 +124,7 @@ def export(pairs: Path, folder: Path, config: NemoCustomizerConfig, *, seed: int
 
 
 def upload(api: CustomizerApi, dataset: Dataset, config: NemoCustomizerConfig, *, message: str) -> str:
-    """Put the files into the dataset of the data store; returns the revision."""
+    """Upload the files to the dataset repository in one commit. Returns its revision."""
     hub = _hub()
     repo = f"{config.namespace}/{config.dataset_name}"
     # False, not None: with None the client would send the token that is stored on this machine.

@@ -1,8 +1,8 @@
-"""What a remote trainer gets to read: the pairs in its format, split by group into training and validation files.
+"""Training and validation files for external trainers: exports a pairs table in the trainer's format.
 
-A table that has a validation split keeps it. One that has none is split here, by groups that share no task and no
-prompt (pairs/candidates/pair_ids.py), so nothing that is validated on was trained on. Same pairs and seed give the
-same bytes.
+An existing validation split is used. Otherwise the table is split here, by groups that share no task and no prompt
+(pairs/candidates/pair_ids.py), so that validation data does not leak into training. The output is deterministic for the
+same pairs and seed.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ UNFAITHFUL = ("several_messages_a_side", "tools_not_rendered", "a_side_begins_in
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The files that were written, and what became of every pair."""
+    """The exported files, with the number of pairs written, and of pairs refused or noted by reason."""
 
     training: Path
     validation: Path | None
@@ -64,7 +64,15 @@ def write_dataset(
     seed: int,
     history: bool = False,
 ) -> Dataset:
-    """Write a pairs table for `target` as two files of these names below `folder`."""
+    """Export a pairs table to `folder` as a training and a validation file.
+
+    Args:
+        target: name of the export format.
+        names: file names for training and validation, relative to `folder`.
+        validation: share of pairs for validation, if the table has no split; 0 for none.
+        seed: seed of the split.
+        history: passed to the exporter as `ExportOptions.history`.
+    """
     table = _with_split(pairs, folder / "pairs", validation=validation, seed=seed)
     refused: dict[str, int] = {}
     noted: dict[str, int] = {}
@@ -92,7 +100,7 @@ def write_dataset(
 
 
 def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key: str) -> None:
-    """Stop where a trainer would train something else than the pairs say, unless the user accepted that."""
+    """Raise if the trainer would train on other data than the pairs contain, unless the user accepted this."""
     losses = {reason: dataset.noted[reason] for reason in UNFAITHFUL if reason in dataset.noted}
     if losses and not is_accepted:
         counts = ", ".join(f"{reason} {num}" for reason, num in losses.items())
@@ -103,8 +111,10 @@ def refuse_unfaithful(dataset: Dataset, *, trainer: str, is_accepted: bool, key:
 
 
 def _lost_by_text(pairs: Path) -> dict[str, int]:
-    """What a trainer that gets text cannot know: sides whose sampled token ids were recorded, which it encodes anew,
-    and sides that were cut short, to which it adds a stop token."""
+    """Count the sides that change if the trainer receives text instead of tokens.
+
+    Recorded token ids are lost, because the trainer encodes the text again, and truncated sides get a stop token.
+    """
     facts = {"recorded_ids_encoded_anew": "recorded", "stop_added_to_cut_answers": "cut"}
     columns = [f"{side}_{name}" for name in facts.values() for side in ("chosen", "rejected")]
     counts = dict.fromkeys(facts, 0)
@@ -116,7 +126,7 @@ def _lost_by_text(pairs: Path) -> dict[str, int]:
 
 
 def _with_split(pairs: Path, output: Path, *, validation: float, seed: int) -> Path:
-    """The table itself if it has a split, or if none is asked for; else a copy of it that has one."""
+    """Return the table if it has a split or `validation` is 0, else write a copy with a split to `output`."""
     narrow = [pl.from_arrow(batch) for batch in pair_batches(pairs, _SPLIT_BY)]
     if not narrow:
         raise BackendError(f"{pairs}: no pairs; see: pairwright pairs stats {pairs}")

@@ -1,7 +1,7 @@
-"""A job: a training task with a lifecycle, wherever it runs. Its reference is `job.json` in the run's folder.
+"""Job references and states. A job is a training task on any backend; its reference is `job.json` in the run folder.
 
-The file is written before anything is started and after every change, whole or not at all, so that `pairwright jobs
-attach` finds the job again after a crash of the command, of the machine, or of the network. It holds no secrets.
+The file is written atomically, before anything is started and after every change, so that `pairwright jobs attach`
+finds the job after a crash or a network failure. It contains no secrets.
 """
 
 import os
@@ -22,11 +22,11 @@ FILE_NAME = "job.json"
 
 
 class BackendError(PairwrightError):
-    """A backend cannot do what was asked."""
+    """A backend cannot carry out an operation."""
 
 
 class ServiceError(BackendError):
-    """A service refused a request, with its status and its own words."""
+    """A service rejected a request. Has the HTTP status; the message is that of the service."""
 
     def __init__(self, message: str, *, status: int) -> None:
         self.status = status
@@ -34,19 +34,19 @@ class ServiceError(BackendError):
 
 
 class Unreachable(BackendError):
-    """A service gave no usable answer; asking again may help."""
+    """A service returned no usable response; a retry may succeed."""
 
 
 class JobFailed(BackendError):
-    """The job ended, and not well."""
+    """A job ended without completing."""
 
 
 class JobTimeout(BackendError):
-    """We stopped waiting; the job may still be going on."""
+    """Waiting timed out; the job may still be running."""
 
 
 class JobState(StrEnum):
-    """Where a job is. `prepared`: its files are written and nothing was started."""
+    """State of a job. `prepared`: its files are written, but nothing was started."""
 
     PREPARED = "prepared"
     CREATED = "created"
@@ -72,12 +72,12 @@ TRANSITIONS: dict[JobState, frozenset[JobState]] = {
 
 
 def states_before(new: JobState) -> list[JobState]:
-    """The states from which a single step leads to `new`."""
+    """Return the states with a direct transition to `new`."""
     return [state for state, following in TRANSITIONS.items() if new in following]
 
 
 def can_become(old: JobState, new: JobState) -> bool:
-    """Whether steps lead from one state to another: who polls a job may miss the states in between."""
+    """Whether `new` is reachable from `old` by any number of transitions; polling may miss states in between."""
     # Depth-first search over TRANSITIONS.
     reached, pending = set[JobState](), [old]
     while pending:
@@ -88,7 +88,7 @@ def can_become(old: JobState, new: JobState) -> bool:
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job now. None means: the backend does not say."""
+    """Current status of a job. None: not reported by the backend."""
 
     state: JobState
     percentage: float | None = None
@@ -101,7 +101,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The reference to a job. `details` is what its backend needs to find it again."""
+    """Reference to a job. `details` holds what its backend needs to find it again."""
 
     id: str
     backend: str
@@ -116,6 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | None = None) -> Job:
+    """Create a job in state `created`, with a unique id that sorts by time."""
     now = time.time()
     # Sorts by time, and is unique without asking anybody.
     name = f"pw-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{os.urandom(4).hex()}"
@@ -132,7 +133,7 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
 
 
 def change_job(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
-    """The job with changes. A state that cannot follow the one before is an error of ours, not of the user."""
+    """Return the job with changes. An invalid state transition is a programming error, not a user error."""
     if state is not None and state is not job.state:
         assert can_become(job.state, state), f"{job.id}: {job.state} cannot become {state}"
         changes["state"] = state
@@ -155,19 +156,19 @@ def read_job(folder: Path) -> Job:
 
 
 def is_submitted(folder: Path) -> bool:
-    """Whether a run's folder has a job that was handed over; one that was interrupted before is submitted again."""
+    """Whether the folder has a submitted job. An interrupted submission does not count: it is submitted again."""
     return (folder / FILE_NAME).exists() and read_job(folder).state is not JobState.CREATED
 
 
 def find_jobs(root: Path) -> Iterator[Path]:
-    """The folders below `root`, three levels deep at most, that hold a job."""
+    """Find the folders with a job below `root`, at most three levels deep."""
     # Fixed depths, not `**`: run folders hold checkpoints with many files.
     for pattern in (FILE_NAME, f"*/{FILE_NAME}", f"*/*/{FILE_NAME}", f"*/*/*/{FILE_NAME}"):
         yield from sorted(path.parent for path in root.glob(pattern))
 
 
 def job_folder(name: str, root: Path) -> Path:
-    """The folder of a job, given as that folder or as the job's id or a beginning of it that is unique."""
+    """Resolve a job folder, job id or unique prefix of an id to the folder of the job."""
     if (Path(name) / FILE_NAME).is_file():
         return Path(name)
     folders = [folder for folder in find_jobs(root) if read_job(folder).id.startswith(name)]
@@ -178,7 +179,7 @@ def job_folder(name: str, root: Path) -> Path:
 
 
 def write_yaml(path: Path, value: Json, *, heading: str) -> None:
-    """Write a file that appears whole, with a comment on top."""
+    """Write a YAML file atomically, with a comment at the top."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     # Keys in the order of the dict, as a reader expects them.

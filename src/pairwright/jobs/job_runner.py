@@ -1,8 +1,8 @@
-"""Runs one command to its end and writes down how it ended: `python runner.py FOLDER COMMAND...`
+"""Runs a command and records its exit code: `python job_runner.py FOLDER COMMAND...`
 
-The process that a job is. It leads its own session, so it outlives the command that started it, and it holds the lock
-that says that the job is alive; so does the command. A signal to the session reaches the command itself; the runner
-only waits for it. A file of its own since it runs as a script, without the imports of the package.
+This is the process of a job. It leads its own session, so it outlives the command that started it. It and its child
+hold the lock that marks the job as alive. Signals to the session reach the child directly; the runner only waits. It is
+a separate file because it runs as a script, without importing the package.
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 
 
 def run(folder: str, command: list[str]) -> int:
+    """Run the command, write its exit code to `exit.json`, and return the code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _wait_on)  # a handler, not SIG_IGN, which the command would inherit
     with open(os.path.join(folder, "lock"), "r+", encoding="utf-8") as file:

@@ -1,8 +1,8 @@
-"""Jobs whose process is on this machine: `pairwright train`, here or on a Ray cluster, or another trainer's command.
+"""Local and Ray backends: jobs that run as a process on this machine. Other backends launch their commands through it.
 
-The process outlives the command that started it. What the trainer writes (train.json, metrics.jsonl) says how far it
-is; the process's lock and exit code say whether it lives. A job whose process is gone without a word is failed, with
-the last line of its log: never stuck.
+The process outlives the command that started it. Progress is read from the trainer's files (train.json,
+metrics.jsonl), liveness from the process lock and the exit code. A job whose process disappeared without an exit code
+has failed, with the last line of its log as the message.
 """
 
 import sys
@@ -45,11 +45,12 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 
 
 def submit_to_ray(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
-    """A local job whose command has its work done by a Ray cluster (ray_training.py)."""
+    """Submit a local job that trains on a Ray cluster (ray_training.py)."""
     return _submit("ray", folder, request, config, say)
 
 
 def _submit(backend: str, folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """Write the configuration of the job and start `pairwright train`."""
     if request.pairs is None and request.experience is None:
         raise ConfigError("nothing to train on: give --pairs DIR or --experience DIR")
     process.refuse_running(folder / PROCESS)
@@ -76,7 +77,7 @@ def launch(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Job:
-    """Start the command of a job whose reference is written before and after."""
+    """Start the command of a job. The job reference is written before and after."""
     # The reference is on disk before the process starts: a crash in between loses nothing.
     job = write_job(folder, change_job(job, details={**job.details, "command": list(command), "pid": None}))
     pid = process.start(folder / PROCESS, command, directory=directory, environment=environment)
@@ -89,7 +90,7 @@ def status(folder: Path, job: Job, config: Config) -> Status:
 
 
 def process_status(folder: Path, job: Job, progress: Progress, result: Path | None = None) -> Status:
-    """Where a job is. One that ended well without its `result` is a failure."""
+    """Return the status of a job. Exit code 0 without `result` counts as a failure."""
     known = progress(folder, job)
     if job.state in FINAL or job.state is JobState.PREPARED:
         state, message = job.state, job.error or ""
@@ -115,7 +116,7 @@ def _outcome(folder: Path, job: Job, known: Status, code: int | None, result: Pa
 
 
 def train_progress(folder: Path, job: Job) -> Status:
-    """How far our own trainer is."""
+    """Read the progress of the local trainer from train.json and metrics.jsonl."""
     run = read_status(folder, strict=False)
     train_loss, validation_loss = last_losses(folder)
     if run is None:
@@ -134,7 +135,7 @@ def train_progress(folder: Path, job: Job) -> Status:
 
 
 def is_current(folder: Path) -> bool:
-    """Whether train.json was written by the job's last process, not by one before it."""
+    """Whether train.json was written by the latest process of the job."""
     try:
         # The lock is written when the process starts.
         return (folder / FILE_NAME).stat().st_mtime_ns >= (folder / PROCESS / process.LOCK).stat().st_mtime_ns
@@ -160,7 +161,7 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def serve_result(folder: Path, job: Job, model: Path, config: Config, say: Say) -> Json:
-    """Serve a model on a free port of the loopback interface; ready when it answers."""
+    """Serve a model on a free port of the loopback interface and wait until it is healthy."""
     if job.state is not JobState.COMPLETED:
         raise BackendError(f"{job.id}: is {job.state}, and only a completed job can be deployed")
     # Deployed before, and still up.
@@ -196,6 +197,7 @@ def wait_limits(config: Config) -> WaitLimits:
 
 
 def _wait_for(url: str, folder: Path, timeout_seconds: float) -> None:
+    """Poll a URL until it succeeds. Raises JobFailed if the server exits, JobTimeout after the timeout."""
     import httpx
 
     until = time.monotonic() + timeout_seconds

@@ -1,7 +1,7 @@
-"""NeMo RL as the trainer: dataset, configuration and launch commands, and the launch itself if that is asked for.
+"""NeMo RL backend: writes dataset, configuration and launch script, and optionally launches the job.
 
-NeMo RL trains the last message of a side only and shows no tools to the model, and it leaves out pairs that are too
-long with a warning. Where a job would lose data that way it is refused, unless accepted.
+NeMo RL trains only the last message of a side, does not render tools, and skips pairs that are too long with a
+warning. A job that would lose data this way is refused, unless the user accepts it.
 """
 
 import os
@@ -60,6 +60,7 @@ _SLURM = {
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """Export the pairs, write configuration and launch script, and start the job if requested."""
     if request.pairs is None:
         raise ConfigError("the nemo-rl backend trains on pairs: give --pairs DIR")
     process.refuse_running(folder / PROCESS)
@@ -141,7 +142,7 @@ def logs(folder: Path, job: Job, config: Config, follow: bool) -> Iterator[str]:
 
 
 def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str, str]:
-    """How the job is started on one GPU, on many, and with Slurm; all from a checkout of NeMo RL."""
+    """Build the launch commands for one GPU, many GPUs and Slurm, to be run in a checkout of NeMo RL."""
     run = f"uv run examples/run_dpo.py --config {shlex.quote(str(path))}"
     many = f"{run} cluster.gpus_per_node={settings.gpus_per_node} cluster.num_nodes={settings.num_nodes}"
     slurm = settings.slurm
@@ -164,6 +165,7 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
 
 
 def _check(config: Config, request: JobRequest, settings: NemoRlConfig) -> None:
+    """Raise for options that NeMo RL does not support and, if launching, for missing programs and settings."""
     train = config.train
     refuse_untranslatable(
         train,
@@ -221,7 +223,7 @@ def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) 
 
 
 def _places(path: Path, model: str) -> list[str]:
-    """Folders that a container must see: the run's, and the model's where it is one."""
+    """Folders to mount in the container: the run folder, and the model folder if it is local."""
     return list(dict.fromkeys([str(path.parent), *([model] if os.path.isabs(model) else [])]))
 
 
@@ -248,7 +250,7 @@ def _slurm_status(folder: Path, job: Job) -> Status:
 
 
 def _progress(folder: Path, job: Job) -> Status:
-    """What the checkpoints tell: NeMo RL names them by step."""
+    """Read the progress from the checkpoint folders, which are named by step."""
     # Folders named step_N; anything else that begins so is skipped.
     steps = [
         int(path.name.removeprefix("step_"))
@@ -275,7 +277,10 @@ def _run(command: list[str], directory: Path | None = None) -> str:
 
 
 def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
-    """How many pairs have a side longer than `limit` tokens with its prompt; None where the tokenizer is not here."""
+    """Count the pairs with a side of more than `limit` tokens including the prompt.
+
+    Returns None if the tokenizer is not available locally.
+    """
     if not Path(model).is_dir():
         return None
     tokenizer = ChatTokenizer.from_folder(model)
@@ -288,7 +293,7 @@ def num_longer(pairs: Path, model: str, *, limit: int) -> int | None:
 
 
 def _length(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> int:
-    """The tokens of a conversation; 0 for one that cannot be rendered, which is the trainer's to refuse."""
+    """Number of tokens of a conversation; 0 if it cannot be rendered (the trainer reports that)."""
     try:
         if is_raw_text(messages):
             return len(encode_raw_text(tokenizer, messages))

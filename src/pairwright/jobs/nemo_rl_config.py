@@ -1,8 +1,8 @@
-"""The configuration that `examples/run_dpo.py` of NeMo RL reads, whole, from the section `train`.
+"""Builds the complete configuration for `examples/run_dpo.py` of NeMo RL from the section `train`.
 
-It stands alone and inherits nothing: NeMo RL's own dpo.yaml names a dataset of NVIDIA's, which a config that only adds
-a path would go on training on, and stops after 150 steps. Model and tokenizer are one path. Keys as of NeMo RL 0.6 and
-later, where a dataset is `data.train` with `dataset_name` and `data_path`.
+It does not inherit from NeMo RL's dpo.yaml, which names an NVIDIA dataset that would stay in use if only a path were
+added, and which stops after 150 steps. Model and tokenizer share one path. The keys are those of NeMo RL 0.6 and later,
+where a dataset is `data.train` with `dataset_name` and `data_path`.
 """
 
 import math
@@ -24,6 +24,7 @@ _CLASSES = {"preference": "PreferenceDataset", "binary": "BinaryPreferenceDatase
 
 
 def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
+    """Build the configuration, with the overrides of the user applied last."""
     train, settings, seed = config.train, config.backend.nemo_rl, config.seed
     max_length = config.tokens.pair_length or settings.max_total_sequence_length
     num_gpus = settings.gpus_per_node * settings.num_nodes
@@ -44,6 +45,7 @@ def nemo_rl_config(config: Config, dataset: Dataset, *, model: str, output: Path
 
 
 def _dpo(train: TrainConfig, dataset: Dataset, *, num_gpus: int, size: int, per_epoch: int, seed: int) -> Json:
+    """Build the section `dpo`: lengths, validation and loss."""
     # One micro batch on each GPU.
     validated = max(size * num_gpus, 1)
     return {
@@ -80,6 +82,7 @@ def _checkpointing(train: TrainConfig, dataset: Dataset, *, output: Path, per_ep
 def _policy(
     train: TrainConfig, settings: NemoRlConfig, *, model: str, size: int, per_epoch: int, max_length: int
 ) -> Json:
+    """Build the section `policy`: model, batch sizes, parallelism, optimizer and scheduler."""
     # The file inherits nothing, so what is off is said too.
     return {
         "model_name": model,
@@ -123,6 +126,7 @@ def _policy(
 
 
 def _lora(train: TrainConfig) -> Json:
+    """Build the section `lora_cfg`."""
     targets = list(train.lora.target_modules or [])
     return {
         "enabled": train.finetuning_type == "lora",
@@ -140,7 +144,7 @@ def _lora(train: TrainConfig) -> Json:
 
 
 def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
-    """Warm-up, then what the schedule says, as torch's schedulers one after the other."""
+    """Build the learning rate schedule as a sequence of torch schedulers, warm-up first."""
     # Steps after the warm-up.
     rest = max(1, num_steps - train.warmup_steps)
     end = train.min_learning_rate / train.learning_rate
@@ -168,6 +172,7 @@ def _scheduler(train: TrainConfig, num_steps: int) -> list[Json]:
 
 
 def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_length: int) -> Json:
+    """Build the section `data`."""
     keys: Json = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
     named: Json = {"dataset_name": _CLASSES[settings.dataset], **(keys if settings.dataset == "binary" else {})}
 
@@ -185,6 +190,7 @@ def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_l
 
 
 def _logger(train: TrainConfig, output: Path) -> Json:
+    """Build the section `logger`."""
     name = output.name or "pairwright"
     return {
         "log_dir": str(output / "logs"),
@@ -203,7 +209,7 @@ def _logger(train: TrainConfig, output: Path) -> Json:
 
 
 def _override(tree: Json, dotted: str, value: Any) -> None:
-    """Set a key that the user wants otherwise. What is trained, and on what, is said by the job alone."""
+    """Set a key given by dotted path. Keys that define the data, model or tokenizer of the job cannot be overridden."""
     if any(dotted == ours or dotted.startswith(f"{ours}.") for ours in _OURS):
         raise ConfigError(
             f"backend.nemo_rl.overrides: {dotted} would train other data, another model or another tokenizer than the "

@@ -1,8 +1,8 @@
-"""Processes that outlive whoever started them, and how to know later what became of them: trainers, workers, servers.
+"""Detached processes (trainers, workers, servers) that outlive their parent, and their state on disk.
 
-A process has a folder with `lock`, locked for as long as the process or its command lives (so a pid that another
-process got is never mistaken for it) and holding its pid, `exit.json` with the exit code once it ended, and `log`.
-A process that is gone without an exit code was killed, or the machine went down.
+A process has a folder with three files. `lock` contains its pid and is locked while the process or its command is
+alive, so a reused pid is not mistaken for it. `exit.json` has the exit code once it ended. `log` has its output. A
+process that is gone and left no exit code was killed, or the machine went down.
 """
 
 import fcntl
@@ -31,9 +31,9 @@ def start(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> int:
-    """Start a command in a session of its own; returns the process id. Its output goes to `folder/log`.
+    """Start a command in a new session and return its process id. Its output is appended to `folder/log`.
 
-    `environment` is added to that of this process.
+    `environment` is added to the environment of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     fd = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
@@ -64,7 +64,7 @@ def start(
 
 
 def refuse_running(folder: Path) -> None:
-    """Raise while a folder's process lives, before its reference is replaced by another."""
+    """Raise if the process of a folder is alive, so that its reference is not overwritten."""
     if is_alive(folder):
         raise BackendError(
             f"{folder}: its process is still running; end it with: pairwright jobs cancel {folder.parent}"
@@ -72,7 +72,7 @@ def refuse_running(folder: Path) -> None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether the process of a folder, or its command, is there."""
+    """Whether the process of a folder or its command is alive."""
     try:
         fd = os.open(folder / LOCK, os.O_RDWR)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def is_alive(folder: Path) -> bool:
 
 
 def process_id(folder: Path) -> int | None:
-    """The id of the last process of a folder; None in the moment before it wrote it down."""
+    """Return the id of the latest process of a folder; None if it is not written yet."""
     try:
         return int((folder / LOCK).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -95,7 +95,7 @@ def process_id(folder: Path) -> int | None:
 
 
 def exit_code(folder: Path) -> int | None:
-    """None while the process lives, its exit code when it ended, KILLED when it is gone without one."""
+    """Return None while the process is alive, else its exit code, or KILLED if it left none."""
     if is_alive(folder):
         return None
     try:
@@ -106,7 +106,7 @@ def exit_code(folder: Path) -> int | None:
 
 
 def describe_exit(folder: Path, code: int) -> str:
-    """How a process ended, with the last line of its log."""
+    """Describe how a process ended, with the last line of its log."""
     if code == KILLED:
         how = "was killed, or the machine went down"
     elif code == 128 + signal.SIGKILL:
@@ -118,7 +118,7 @@ def describe_exit(folder: Path, code: int) -> str:
 
 
 def send(folder: Path, number: signal.Signals) -> bool:
-    """Signal a process and what it started; False if it is not there, or its id not known yet."""
+    """Send a signal to the process group. Returns False if it is not alive or its id is not written yet."""
     pid = process_id(folder)
     if pid is None or not is_alive(folder):
         return False
@@ -132,7 +132,7 @@ def send(folder: Path, number: signal.Signals) -> bool:
 
 
 def stop(folder: Path, *, grace_seconds: float) -> None:
-    """Ask a process and what it started to end, and after a while end it. What is not alive is left alone."""
+    """Send SIGTERM to the process group, and SIGKILL after the grace period. Does nothing if it is not alive."""
     until, is_asked = time.monotonic() + grace_seconds, False
     while is_alive(folder) and time.monotonic() < until:
         # Asked once; `send` is False as long as the pid is not written yet.
@@ -142,12 +142,12 @@ def stop(folder: Path, *, grace_seconds: float) -> None:
 
 
 def log_end(folder: Path, count: int) -> list[str]:
-    """The last lines of a process's log that are not blank."""
+    """Return the last `count` non-blank lines of the log."""
     return [line for line in last_lines(folder / LOG, 10_000) if line.strip()][-count:]
 
 
 def follow(folder: Path, *, interval_seconds: float = 0.5) -> Iterator[str]:
-    """The lines of a process's log as they come, until it has ended."""
+    """Yield the lines of the log as they are written, until the process ends."""
     position = 0
     while True:
         # Checked before reading, so that the last lines of an ended process are not missed.

@@ -1,8 +1,8 @@
-"""Training on a Ray cluster: Ray Train starts the workers, and each runs the loop that one process runs (train/).
+"""Training on a Ray cluster: Ray Train starts the workers, each of which runs the regular training loop (train/).
 
-The run's folder is on storage that all nodes see. It is the only place where the state of a run is, so a worker that is
-lost costs what was done since the last checkpoint: the others stop, all start anew, and go on from there. An error of
-ours would come again each time, so the first worker that has one writes it down, and the run ends with it.
+The run folder must be on storage shared by all nodes. It holds the whole state of the run: when a worker is lost, all
+workers restart and resume from the last checkpoint. Errors raised by pairwright would recur on every restart, so the
+first worker to fail writes the error to a file, and the run ends with it.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def train_on_ray(
     resume: bool = False,
     progress: Progress = lambda event: None,
 ) -> "TrainResult":
-    """What `train` does, by the workers of a cluster; `engine` in the configuration says of which, and how many."""
+    """Train as `train` does, on a Ray cluster. `config.engine` selects the cluster and the number of workers."""
     from pairwright.train.channels.channels import use_tokens
     from pairwright.train.run_dir import RunFolder
 
@@ -76,6 +76,7 @@ def train_on_ray(
 
 
 def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
+    """Run Ray Train to the end, and translate its errors."""
     try:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.torch import TorchTrainer
@@ -105,7 +106,7 @@ def _fit(task: dict[str, Any], output: Path, engine: EngineConfig) -> None:
 
 
 def _workers(engine: EngineConfig) -> tuple[int, bool]:
-    """How many, and whether each has a GPU: one a GPU, or one a node where there is none."""
+    """Return the number of workers and whether they use GPUs: one per GPU, or one per node without GPUs."""
     import ray
 
     num_gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -117,7 +118,7 @@ def _workers(engine: EngineConfig) -> tuple[int, bool]:
 
 
 def _work(task: dict[str, Any]) -> None:
-    """Runs in each worker, whose process group Ray Train has set up. Also after others were lost: then it goes on."""
+    """Train in a worker, in the process group set up by Ray Train. Resumes if there is a checkpoint."""
     from pairwright.train import train
 
     paths: dict[str, Any] = {name: None if path is None else Path(path) for name, path in task["paths"].items()}
@@ -149,6 +150,7 @@ def _read_failure(output: Path) -> _Failure | None:
 
 
 def _result(output: Path) -> "TrainResult":
+    """Read the result of a completed run from its folder."""
     from pairwright.train import TrainResult
 
     status = read_status(output)
@@ -166,7 +168,7 @@ def _result(output: Path) -> "TrainResult":
 
 @contextlib.contextmanager
 def _watch_metrics(output: Path, progress: Progress) -> Iterator[None]:
-    """Tell of the metrics as the first worker writes them, from a thread of its own."""
+    """Report metrics as the first worker writes them, from a background thread."""
     done = threading.Event()
     path = output / "metrics.jsonl"
     start = path.stat().st_size if path.exists() else 0
@@ -193,7 +195,7 @@ def _watch(output: Path, start: int, progress: Progress, done: threading.Event) 
 
 
 def _rows(output: Path, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The whole lines of the metrics from a byte on, each with where it ends."""
+    """Yield (end offset, row) of the complete lines of metrics.jsonl, from byte `start` on."""
     try:
         data = (output / "metrics.jsonl").read_bytes()
     except FileNotFoundError:

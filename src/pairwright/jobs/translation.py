@@ -1,6 +1,6 @@
-"""The section `train` for other people's trainers: what they can do is translated, what they cannot is refused.
+"""Translates the section `train` for external trainers, and rejects options that they do not support.
 
-A trainer that ignores an option trains something else than was asked for, so nothing is left out silently.
+An ignored option would silently change the training, so every unsupported option is an error.
 """
 
 import math
@@ -19,7 +19,7 @@ from pairwright.tokens import ChatTokenizer, TokensError
 
 
 def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str, ...], more: dict[str, bool]) -> None:
-    """Raise for every option that `trainer` cannot honour; `more` has further ones: (key, is it asked for)."""
+    """Raise if options are set that `trainer` does not support. `more`: further options, key to whether it is set."""
     # Options by key, and whether each asks for something that only the local trainer does.
     asked = {
         "train.channels": (train.channels.sft, train.channels.grpo, train.channels.sdpo) != (0, 0, 0),
@@ -43,9 +43,9 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
 
 
 def has_curriculum_order(pairs: Path, *, trainer: str, keeps_order: bool = False) -> bool:
-    """Whether a pairs table stands in the order of a curriculum; raises where `trainer` would not follow it.
+    """Whether a pairs table is in curriculum order. Raises if `trainer` would not follow it.
 
-    Nobody else's trainer knows stages. One that shuffles what it reads (not `keeps_order`) loses the order, too.
+    External trainers do not support stages, and those that shuffle (not `keeps_order`) lose the order.
     """
     # An empty series first, so that a table without pairs has the type.
     column = pl.concat([pl.Series([], dtype=pl.Int64), *(pl.Series(batch.column(0)) for batch in _stages(pairs))])
@@ -66,7 +66,7 @@ def _stages(pairs: Path) -> Iterator[pa.RecordBatch]:
 
 
 def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int, int]:
-    """Pairs a device and pass, and passes a step, so that a step is exactly `batch_size` pairs."""
+    """Return pairs per device and pass, and passes per step, such that a step has exactly `batch_size` pairs."""
     if train.batch_size % num_gpus:
         raise ConfigError(
             f"train.batch_size: {train.batch_size} pairs cannot be shared by {num_gpus} GPUs of {trainer}"
@@ -86,7 +86,7 @@ def micro_batch(train: TrainConfig, *, num_gpus: int, trainer: str) -> tuple[int
 
 
 def steps_between(interval: float | None, steps_per_epoch: int) -> int:
-    """An interval of steps, or of a share of an epoch, as steps; None is an epoch."""
+    """Convert an interval to steps: below 1 it is a fraction of an epoch, None is one epoch."""
     if interval is None:
         return steps_per_epoch
     # Below 1 a share of an epoch, else a number of steps.
@@ -104,7 +104,7 @@ def steps_per_epoch(num_pairs: int, train: TrainConfig, *, keeps_rest: bool) -> 
 
 
 def model_folder(model: str, *, trainer: str, needs_template: bool = True) -> str:
-    """Where the trainer finds model and tokenizer: a folder as an absolute path, anything else as a name."""
+    """Return the model for the trainer: a local folder as an absolute path, other names unchanged."""
     folder = Path(model)
     # A name on the Hugging Face Hub, which the trainer resolves itself.
     if not folder.is_dir():

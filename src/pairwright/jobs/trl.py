@@ -1,7 +1,7 @@
-"""TRL as the trainer: a dataset and a YAML file for `trl dpo`, and the command run here if that is asked for.
+"""TRL backend: writes a dataset and a YAML file for `trl dpo`, and optionally runs the command.
 
-TRL trains everything after the prompt. A pair whose sides hold tool results, or begin with somebody else's words, would
-train those too, and is refused unless accepted.
+TRL trains on every token after the prompt. Pairs whose sides contain tool results, or start with a message that the
+model did not generate, would train on those, too; they are refused, unless the user accepts it.
 """
 
 from pathlib import Path
@@ -44,6 +44,7 @@ _OURS = (
 
 
 def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
+    """Export the pairs, write the configuration, and start `trl dpo` if requested."""
     if request.pairs is None:
         raise ConfigError("the trl backend trains on pairs: give --pairs DIR")
     process.refuse_running(folder / PROCESS)
@@ -82,7 +83,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
 
 
 def trl_config(config: Config, dataset: Dataset, *, model: str, output: Path) -> Json:
-    """The options of `trl dpo` for a configuration."""
+    """Translate a configuration to the options of `trl dpo`."""
     train, seed = config.train, config.seed
     # For one device: TRL takes the size of a micro batch and the number of passes a step.
     size, passes = micro_batch(train, num_gpus=1, trainer="TRL")
@@ -143,6 +144,7 @@ def deploy(folder: Path, job: Job, config: Config, say: Say) -> Json:
 
 
 def _check(train: TrainConfig, options: Json) -> None:
+    """Raise for options that TRL does not support, or that would change the data or model of the job."""
     refuse_untranslatable(
         train,
         trainer="TRL",
@@ -178,7 +180,7 @@ def _num_steps(train: TrainConfig, dataset: Dataset) -> int:
 
 
 def _progress(folder: Path, job: Job) -> Status:
-    """What the newest checkpoint's trainer_state.json tells."""
+    """Read the progress from trainer_state.json of the newest checkpoint."""
     # Sorted by time: checkpoint-10 would sort before checkpoint-9 by name.
     states = sorted((folder / "model").glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
     state: Json = {}

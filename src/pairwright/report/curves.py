@@ -1,8 +1,8 @@
 """The training section: curves from metrics.jsonl (loss, margins, accuracy, both log-probabilities in one plot).
 
-If the log-probabilities of chosen and rejected fall together (likelihood displacement), a sentence reports it. Long
-curves are downsampled to the mean of a few hundred windows with a band from minimum to maximum, so that spikes stay
-visible; the CSV has every row.
+If the log-probabilities of chosen and rejected both fall (likelihood displacement), a sentence reports it. Long curves
+are downsampled to the mean of a few hundred windows with a band from minimum to maximum, so that spikes stay visible;
+the CSV has every row.
 """
 
 import math
@@ -39,6 +39,7 @@ class Curve:
 
 
 def curves_section(run: RunFolder) -> Section | None:
+    """The curves of all rounds, or None if there are no metrics. Metrics beyond the main plots are collapsed."""
     rows, num_bad = _rows(run)
     if not rows:
         return None
@@ -67,7 +68,7 @@ def curves_section(run: RunFolder) -> Section | None:
 
 
 def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
-    """The rows of all rounds, with steps numbered through, and the number of invalid rows."""
+    """Read the rows of all rounds, with consecutive steps across rounds, and the number of invalid rows."""
     all_rows: list[dict[str, Any]] = []
     offset, num_bad = 0.0, 0
     for stages in run.rounds:
@@ -84,6 +85,7 @@ def _rows(run: RunFolder) -> tuple[list[dict[str, Any]], int]:
 
 
 def _plot(rows: list[dict[str, Any]], title: str, names: Sequence[tuple[str, str]]) -> Plot | None:
+    """Plot metrics with their validation counterparts; None if there are no values."""
     lines, table, lost = [], [("metric", "step", "value")], 0
     for name, tone in names:
         for key, suffix in ((name, ""), (f"eval_{name}", ", validation")):
@@ -126,7 +128,7 @@ def _curve(rows: list[dict[str, Any]], name: str) -> Curve:
 
 
 def _displacement(rows: list[dict[str, Any]]) -> tuple[str, str, str] | None:
-    """Whether the chosen side became less likely in the last trained round: label, tone, sentence."""
+    """Compare the log-probabilities at both ends of the last trained round. Returns label, tone and sentence."""
     rounds = list(dict.fromkeys(row["round"] for row in rows))
     last = [row for row in rows if row["round"] == rounds[-1]]
     chosen, rejected = (_ends(_curve(last, f"logps/{side}").values) for side in ("chosen", "rejected"))

@@ -1,4 +1,4 @@
-"""The sections on losses: the funnel from experiences to pairs, and the ledger of generated tokens."""
+"""The sections on dropped data: the funnel from experiences to pairs, and the ledger of generated tokens."""
 
 from typing import Any
 
@@ -85,6 +85,7 @@ def ledger_section(run: RunFolder) -> Section | None:
 
 
 def _ledger_sentence(account: Account, stages: Stages) -> str:
+    """Summarize an account: sizes, tokens in the loss, recorded turns, and whether the sums agree."""
     uncounted = sum(fate.num_uncounted for fate in account.fates)
     where = f"{stages.name[:1].upper()}{stages.name[1:]}, " if stages.name else ""
     words = [

@@ -37,6 +37,7 @@ def outcome_section(run: RunFolder) -> Section | None:
 
 
 def _hero(evaluation: dict[str, Any], metric: dict[str, Any], plot: Plot) -> Markup:
+    """The main card: first metric before and after, its difference, wins and losses, and the gate."""
     difference = metric["difference"]
     # positive if the new model is better, whatever the direction of the metric
     better = difference["mean"] if metric["better"] == "higher" else -difference["mean"]
@@ -95,7 +96,7 @@ def _intervals(metric: dict[str, Any]) -> Plot:
 
 
 def _round_plot(run: RunFolder, name: str) -> Plot | None:
-    """The first metric by round, if several rounds were evaluated."""
+    """Plot a metric by round; None if fewer than two rounds were evaluated."""
     rows: list[tuple[float, float, float, float]] = []
     for stages in run.rounds:
         if stages.evaluation is None or not stages.name:
@@ -119,6 +120,7 @@ def _round_plot(run: RunFolder, name: str) -> Plot | None:
 
 
 def _table(metrics: list[dict[str, Any]]) -> Markup:
+    """The table of all metrics, with differences, intervals and sign tests."""
     heads = ("metric", "before", "after", "difference", "interval", "won", "drawn", "lost", "sign test p")
     rows = []
     for metric in metrics:

@@ -1,7 +1,7 @@
 """Builds the report: a self-contained HTML page without scripts or network requests, and its plots as files.
 
-Sections are in the order of a reader's questions: outcome, funnel, pairs, tokens, training, settings. A missing stage
-has no section. The same run gives the same bytes.
+Sections are in the order of a reader's questions: outcome, funnel, pairs, tokens, ledger, training, settings. A missing
+stage has no section. The output is deterministic: the same run gives the same bytes.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,7 @@ MAX_FACTS = 80
 
 
 def settings_section(run: RunFolder) -> Section | None:
+    """The manifest and the configuration of the run, with secrets redacted; None if it has neither."""
     parts = []
     if run.manifest is not None:
         facts = _flat(read_json(run.manifest))
@@ -65,7 +66,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 
 @dataclass(frozen=True)
 class Report:
-    """The page and the plots on it."""
+    """The HTML page, its plots, and the anchors of its sections."""
 
     html: str
     plots: list[Plot]
@@ -73,7 +74,7 @@ class Report:
 
 
 def make_report(folder: Path, *, tokenizer: Path | None = None, title: str | None = None) -> Report:
-    """Build the report of a run's folder."""
+    """Build the report of a run folder."""
     run = open_run(folder)
     builders: list[tuple[str, Callable[[RunFolder], Section | None]]] = [
         ("outcome", outcome_section),
@@ -122,6 +123,7 @@ def _build_section(
 
 
 def _page(title: str, sections: list[Section]) -> Markup:
+    """Assemble the HTML document."""
     links = [tag("a", section.title, href=f"#{section.anchor}") for section in sections]
     head = tag(
         "head",

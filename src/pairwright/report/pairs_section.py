@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def narrow_rows(folder: Path) -> pl.DataFrame:
-    """The columns for plots and sampling; no text is read."""
+    """Read the columns for plots and sampling, without any text."""
     # four narrow columns: Parquet reads only these from disk
     names = ["id", "gap", "num_chosen_characters", "num_rejected_characters"]
     return pl.scan_parquet(folder / FILE_NAME, glob=False).select(names).collect()
@@ -64,7 +64,10 @@ def pick_ids(rows: pl.DataFrame, most: int) -> list[str]:
 
 
 def _bin_columns(columns: list[Floats]) -> tuple[list[float], list[list[int]], str]:
-    """Common edges, the counts of each column, and a note on values beyond the last edge, which are in its bin."""
+    """Bin columns with common edges.
+
+    Returns the edges, the counts of each column, and a note on values beyond the last edge, which are in the last bin.
+    """
     values = np.concatenate(columns)
     low, high = min(0.0, float(values.min())), float(values.max())
     # if the largest value is far beyond the 99th percentile, clip there: outliers would flatten the histogram
@@ -165,6 +168,7 @@ def _prompt(pair: Pair) -> Markup:
 
 
 def _sides(pair: Pair, num_same: int) -> list[Markup]:
+    """Render both sides of a pair after their common turns, as columns."""
     both = pair.chosen[num_same:], pair.rejected[num_same:]
     # only the first turns that differ are compared character by character
     first = [_text(side[0]) if side else "" for side in both]

@@ -1,4 +1,4 @@
-"""The files of a run's folder, by stage. A missing stage is None, and its section is left out.
+"""The files of a run folder, by stage. A missing stage is None, and its section is left out.
 
 RUN/                 config.yaml, manifest.json, evaluation.json, and one round's stages, or
 RUN/round-N/         the stages of round N
@@ -55,7 +55,7 @@ class RunFolder:
 
 
 def open_run(folder: Path) -> RunFolder:
-    """List the stages of a run's folder, without reading the files."""
+    """List the stages of a run folder, without reading the files."""
     if not folder.is_dir():
         raise PairwrightError(f"{folder}: no such folder; expected the folder of a run")
     numbered = [
@@ -96,7 +96,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects of a JSON Lines file, which may still be growing, and the number of invalid lines."""
+    """Read the objects of a JSON Lines file, which may still be growing, and count the invalid lines."""
     rows, num_bad = [], 0
     try:
         with path.open("rb") as file:

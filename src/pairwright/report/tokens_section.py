@@ -23,7 +23,7 @@ MAX_TOKENS = 600  # tokens that are shown of a sequence
 
 
 def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | None:
-    """Sequences of the sample pairs, from the tokens stage, or encoded with the run's own tokenizer without it."""
+    """Sequences of the sample pairs: from the tokens stage, or else encoded with the tokenizer of the run."""
     cached = next((stages.tokens for stages in reversed(run.rounds) if stages.tokens), None)
     pairs = sample_pairs(run)[:MAX_PAIRS]
     folders = [tokenizer] if tokenizer is not None else run.tokenizers
@@ -57,7 +57,7 @@ def tokens_section(run: RunFolder, tokenizer: Path | None = None) -> Section | N
 def _find_tokenizer(
     cached: Path, folders: list[Path], pairs: list[Pair], sequences: list[tuple[str, str, Sequence]]
 ) -> ChatTokenizer | None:
-    """Find the tokenizer of the cached sequences: one with the same files, or one that gives the same ids."""
+    """Find the tokenizer of the cached sequences: one with the same hash, or one that gives the same ids."""
     manifest = _manifest(cached)
     tokenizer_hash = manifest.get("tokenizer")
     options = manifest.get("options", {})
@@ -83,6 +83,7 @@ def _from_cache(folder: Path, pairs: list[Pair]) -> list[tuple[str, str, Sequenc
 def _encode_pairs(
     tokenizer: ChatTokenizer, pairs: list[Pair], *, allow_dropped: bool = False, allow_images: bool = False
 ) -> list[tuple[str, str, Sequence]]:
+    """Encode pairs to (pair id, side, sequence); refused pairs are skipped."""
     sequences = []
     for pair in pairs:
         try:

@@ -1,10 +1,9 @@
-"""A checkpoint behind an OpenAI-compatible endpoint.
+"""Serves a checkpoint at an OpenAI-compatible endpoint.
 
-schema       what may be asked, checked at the door
-refusals     what is answered instead, as OpenAI's error JSON
-answers      results of the engine as chat completions and completions
-tool_calls   the calls in what a model wrote, for template families with a known form
-streaming    answers in pieces, as server-sent events
-app          the routes
-server       a process that serves a folder; vLLM instead, where asked for
+openai_schema        request schemas and errors in OpenAI's format
+generation_request   client requests to engine requests
+openai_answers       engine results to chat completions and completions
+streaming            responses as server-sent events
+model_app            the routes
+model_server         the server process, with the built-in engine or vLLM
 """

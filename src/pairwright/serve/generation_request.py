@@ -1,4 +1,4 @@
-"""Requests of clients as requests of the engine."""
+"""Converts client requests to engine requests."""
 
 import os
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 def chat_request(engine: Engine, asked: ChatAsked) -> Request:
-    """A chat, through the model's template, with its tools unless the client says that none may be called."""
+    """Render a chat with the template of the model. Tools are left out if `tool_choice` is "none"."""
     messages = [_message(value, f"messages[{number}]") for number, value in enumerate(asked.messages)]
     # Without tools the template does not mention them, so the model cannot call any.
     tools: Sequence[Json] = [] if asked.tool_choice == "none" else asked.tools or []
@@ -32,7 +32,7 @@ def chat_request(engine: Engine, asked: ChatAsked) -> Request:
 
 
 def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]:
-    """One request for each prompt."""
+    """Build one request per prompt."""
     try:
         sampling = _sampling(asked, asked.max_tokens, top=asked.logprobs or 0)
         prompts = [engine.text_ids(item).tolist() if isinstance(item, str) else item for item in asked.prompts]
@@ -42,6 +42,7 @@ def completion_requests(engine: Engine, asked: CompletionAsked) -> list[Request]
 
 
 def _message(value: Json, where: str) -> Message:
+    """Parse a chat message; content parts must be text."""
     try:
         message = message_from_chat(value, where)
         if message.role not in _ROLES:
@@ -65,6 +66,7 @@ def _message(value: Json, where: str) -> Message:
 
 
 def _sampling(asked: ChatAsked | CompletionAsked, limit: int | None, *, top: int) -> Sampling:
+    """Build the sampling parameters. `temperature` and `top_p` default to 1, the seed is random."""
     # The engine takes an unsigned 64-bit seed; negative ones wrap around.
     seed = int.from_bytes(os.urandom(8)) if asked.seed is None else asked.seed % 2**64
     return Sampling(

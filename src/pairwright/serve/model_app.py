@@ -1,6 +1,6 @@
-"""The routes of a model server. Every refusal is OpenAI's error JSON; no body is read beyond its limit.
+"""Routes of a model server. Errors use OpenAI's JSON format, and the size of request bodies is limited.
 
-A client that goes away takes its requests out of the batch, whether it asked for a stream or not.
+When a client disconnects, its requests are removed from the batch, streaming or not.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Handler = Callable[["ModelServer", Request], Awaitable[Response]]
 
 @dataclass(eq=False)
 class ModelServer:
-    """An engine and what clients are told of it."""
+    """An engine with its batcher, and the settings and counters of its server."""
 
     engine: Engine
     # Clients may ask for any of them; /health shows the first.
@@ -51,6 +51,8 @@ class ModelServer:
 
 
 def model_app(server: ModelServer) -> Starlette:
+    """Create the Starlette application."""
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
@@ -109,7 +111,7 @@ async def _all(batcher: Batcher, wanted: list[Any]) -> list[Any]:
 
 
 def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """A route: the token checked, the number of open requests bounded, refusals as JSON."""
+    """Wrap a handler as a route: checks the token, limits open requests, translates errors to JSON."""
 
     async def route(request: Request) -> Response:
         try:
@@ -152,6 +154,7 @@ async def _read(server: ModelServer, request: Request, shape: type[Asked]) -> As
 
 
 async def _body(server: ModelServer, request: Request) -> bytes:
+    """Read the request body. Raises Refused if it is above the size limit or compressed."""
     limit = server.max_body_bytes
     too_large = Refused(f"the body has more than {limit:,} bytes", status=413, code="body_too_large")
     claimed = request.headers.get("content-length", "0")
@@ -169,7 +172,7 @@ async def _body(server: ModelServer, request: Request) -> bytes:
 
 
 async def _while_connected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of some work, which ends when the client goes away."""
+    """Await `work`, and cancel it if the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
@@ -197,7 +200,7 @@ def _stream(server: ModelServer, events: AsyncIterator[bytes]) -> Response:
 
 
 async def _count_stream(server: ModelServer, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A stream counts as open until it has ended, not until its headers were sent."""
+    """Count a stream as an open request until it ends."""
     server.num_open += 1
     try:
         async for event in events:

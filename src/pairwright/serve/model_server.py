@@ -1,4 +1,4 @@
-"""A process that serves a model folder: with our own engine, or handed over to vLLM where that is asked for."""
+"""The process that serves a model folder, with the built-in engine or by running vLLM."""
 
 import ipaddress
 import os
@@ -13,7 +13,7 @@ from pairwright.generate.generator import base_of_adapter
 
 
 def check_address(host: str, token: str | None) -> None:
-    """Without a token only this machine may connect."""
+    """Raise if the host is not loopback and no token is set."""
     if token is None and not _is_loopback(host):
         raise ConfigError(
             f"--host {host}: other machines could connect, and nothing asks who they are: set a token with "
@@ -33,7 +33,7 @@ def serve_folder(
     threads: int | None = None,
     say: Callable[[str], None],
 ) -> None:
-    """Load a folder and answer until the process is told to end."""
+    """Load a model folder and serve it until the process is stopped."""
     check_address(host, token)
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise PairwrightError(f"{folder}: not a model folder: it has no config.json and no adapter_config.json")
@@ -55,7 +55,7 @@ def serve_folder(
 def vllm_command(
     folder: Path, *, host: str, port: int, names: Sequence[str], command: str | None, more: Sequence[str]
 ) -> list[str]:
-    """How vLLM is told to serve the same folder under the same name."""
+    """Build the vLLM command that serves the same folder under the same name."""
     program = _vllm(command)
     # vLLM serves an adapter as a module of its base model, under a name of its own.
     base = base_of_adapter(folder)
@@ -67,7 +67,7 @@ def vllm_command(
 
 
 def run_vllm(command: Sequence[str], token: str | None) -> None:
-    """Become vLLM: signals and exit code are its own from here on."""
+    """Replace this process by vLLM."""
     # In the environment, not on the command line, which other users can see.
     environment = {**os.environ, **({"VLLM_API_KEY": token} if token else {})}
     sys.stdout.flush()
@@ -96,7 +96,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _use_threads(threads: int | None) -> None:
-    """CPU threads of torch: as told, else the cores that are idle now; more than that is slower, not faster."""
+    """Set the CPU threads of torch; by default the number of idle cores, since more would be slower."""
     import torch
 
     # Load average of the last minute: about how many cores are busy.

@@ -1,4 +1,4 @@
-"""Results of the engine as OpenAI answers. `logprobs` cover every token that was drawn, the stop token included."""
+"""Converts engine results to OpenAI responses. `logprobs` cover every sampled token, including the stop token."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from pairwright.generate.tool_calls import CallFormat, split_calls
 from pairwright.records.messages import Json, ToolCall
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked
 
-# The text and the bytes of single tokens, for log-probabilities. A token may be a part of a character.
+# Text and bytes of single tokens, for log-probabilities; a token may be part of a character
 
 # SentencePiece writes a byte that is in no token as <0x0A>.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -20,7 +20,7 @@ _LEAST = -9999.0  # what OpenAI writes for a probability of zero; JSON has no in
 
 
 class TokenTexts:
-    """Tokens of one engine, each worked out once."""
+    """Cache of the text and bytes of single tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -56,7 +56,7 @@ def _has_byte_level(tokenizer: Any) -> bool:
 
 @lru_cache(1)
 def byte_letters() -> dict[str, int]:
-    """The letter that byte-level BPE writes for each byte: itself where it prints, else one from 256 on."""
+    """Map the characters of byte-level BPE to bytes: printable bytes to themselves, others from code point 256 on."""
     # Bytes that byte-level BPE (GPT-2) keeps as they are: printable, without space and soft hyphen.
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     letters = {chr(number): number for number in printed}
@@ -64,17 +64,18 @@ def byte_letters() -> dict[str, int]:
     return letters | {chr(256 + place): number for place, number in enumerate(others)}
 
 
-# Results of the engine as OpenAI answers. `logprobs` cover every token that was drawn, the stop token included.
+# Responses
 
 
 def envelope(kind: str, prefix: str, model: str) -> Json:
-    """What all chunks of one answer share."""
+    """Build the fields that all chunks of a response share."""
     return {"id": f"{prefix}-{os.urandom(12).hex()}", "object": kind, "created": int(time.time()), "model": model}
 
 
 def chat_answer(
     head: Json, asked: ChatAsked, result: Result, prompt: Iterable[int], texts: TokenTexts, form: CallFormat | None
 ) -> Json:
+    """Build the response of a chat completion."""
     choices = []
     for choice in result.choices:
         content, calls = split_calls(form, choice.text)
@@ -98,6 +99,7 @@ def chat_answer(
 def completion_answer(
     head: Json, asked: CompletionAsked, results: Sequence[Result], prompts: Sequence[Iterable[int]], texts: TokenTexts
 ) -> Json:
+    """Build the response of a completion, with the choices of all prompts."""
     choices: list[Json] = []
     for result, prompt in zip(results, prompts, strict=True):
         for choice in result.choices:
@@ -163,7 +165,7 @@ def completion_logprobs_of(
     *,
     offset: int,
 ) -> Json:
-    """The older form: lists beside each other. `offset` is how much text of the choice came before."""
+    """Build log-probabilities in the completions format: parallel lists. `offset`: text offset of the first token."""
     columns: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [] if tops else None, "text_offset": []}
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
         one = texts.logprob(token, logprob)

@@ -1,6 +1,6 @@
-"""What may be asked of the endpoints. A parameter that we do not know, or cannot honour, is refused, never ignored.
+"""Request schemas of the endpoints, and errors in OpenAI's format. Unknown or unsupported parameters are refused.
 
-Exceptions are those that change nothing about the answer (`user`, `metadata`, `store`, ...), which are taken and left.
+Parameters that do not affect the response (`user`, `metadata`, `store`, ...) are accepted and ignored.
 """
 
 import logging
@@ -14,13 +14,13 @@ from starlette.responses import JSONResponse
 from pairwright.errors import PairwrightError
 from pairwright.records.messages import Json
 
-# Errors as OpenAI's clients expect them: {"error": {"message", "type", "param", "code"}} and the status that fits.
+# Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}} with a matching HTTP status
 
 _log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
-    """A request that is not answered."""
+    """An error response in OpenAI's format."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 def invalid(error: pydantic.ValidationError) -> Refused:
-    """The first thing that is wrong with a request, by its path."""
+    """Convert the first validation error of a request, with the path of the parameter."""
     problem: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
     param = dot_location(problem["loc"])
     # An unknown parameter has a code of its own, so that a client can leave it out.
@@ -52,7 +52,10 @@ def invalid(error: pydantic.ValidationError) -> Refused:
 
 
 def broken(error: Exception) -> Refused:
-    """What went wrong on our side: the error's kind for the client, all of it for the log."""
+    """Convert an unexpected error to a 500 response, and log it with its traceback.
+
+    The client gets the message of a PairwrightError, else only the type of the error.
+    """
     _log.error("a request failed", exc_info=error)
     words = str(error) if isinstance(error, PairwrightError) else f"{type(error).__name__}; see the server's log"
     return Refused(f"the model could not answer: {words}", status=500, kind="server_error", code="server_error")
@@ -63,7 +66,7 @@ def refuse_unsupported(param: str, why: str) -> Refused:
 
 
 def dot_location(location: Sequence[int | str]) -> str:
-    """messages[0].content; the names of union members that pydantic puts in between are left out."""
+    """Format a location as `messages[0].content`, without the names of union members that pydantic inserts."""
     text = ""
     for part in location:
         if isinstance(part, int):
@@ -74,7 +77,7 @@ def dot_location(location: Sequence[int | str]) -> str:
     return text
 
 
-# What may be asked of the endpoints. A parameter that we do not know, or cannot honour, is refused, never ignored.
+# Request schemas
 
 MAX_CHOICES = 128
 # strict: true and 1.0 are no token ids.

@@ -1,6 +1,7 @@
-"""Answers in pieces, as server-sent events: a chunk for each piece of certain text, `[DONE]` at the end.
+"""Streams responses as server-sent events: a chunk per piece of text, and `[DONE]` at the end.
 
-The generator owns the work: when the client goes away it is closed, and the requests leave the batch at the next token.
+The generator owns the work. When the client disconnects, the generator is closed, and its requests leave the batch at
+the next token.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Piece] | list[Result]]:
-    """(number of the request, piece) as they come, and at the end all results."""
+    """Yield (request index, piece) as they are generated, and finally the list of all results."""
     # None marks the end.
     queue: asyncio.Queue[tuple[int, Piece] | None] = asyncio.Queue()
 
@@ -52,7 +53,7 @@ async def pieces(batcher: Batcher, requests: Sequence[Request]) -> AsyncIterator
 async def chat_events(
     batcher: Batcher, request: Request, asked: ChatAsked, head: Json, texts: TokenTexts, form: CallFormat | None
 ) -> AsyncIterator[bytes]:
-    """The chunks of a chat completion."""
+    """Yield the events of a chat completion."""
     # For each choice: holds back text that may be the beginning of a tool call.
     streams = [CallStream(form) for _ in range(request.sampling.n)]
     with_ids = bool(asked.return_token_ids)
@@ -85,7 +86,7 @@ async def chat_events(
 
 
 def _last(stream: CallStream, piece: Piece) -> list[Json]:
-    """What is known when a choice has ended: held text, calls, the reason."""
+    """Build the final chunks of a choice: held-back text, tool calls, finish reason."""
     rest, calls = stream.finish()
     choices = [_chat_choice(piece.choice, {"content": rest})] if rest else []
     if calls:
@@ -98,7 +99,7 @@ def _last(stream: CallStream, piece: Piece) -> list[Json]:
 async def completion_events(
     batcher: Batcher, requests: Sequence[Request], asked: CompletionAsked, head: Json, texts: TokenTexts
 ) -> AsyncIterator[bytes]:
-    """The chunks of a completion; choices of several prompts are numbered through."""
+    """Yield the events of a completion; choices are numbered across prompts."""
     # By choice: how many characters were sent.
     offsets: dict[int, int] = {}
     begun: set[int] = set()  # choices of which a client knows the prompt's ids

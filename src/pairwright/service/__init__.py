@@ -1,11 +1,11 @@
-"""Our own fine-tuning service: jobs over HTTP, durable across restarts, speaking the protocol of existing clients.
+"""Self-hosted fine-tuning service: jobs over HTTP, durable across restarts, compatible with existing clients.
 
-    app.py           the application: routes, refusals, limits       running.py     the process that serves it
-    database.py      rows of SQLite or PostgreSQL (schema.py)        blobs.py       files by their content
-    queue.py         at most N jobs at a time, each a local job      deployments.py model servers, each in a process
-    worker.py        one job: import, pair, train                    tokens.py      who may do what
+    api/app.py           application, limits, error handlers     service_server.py    the server process
+    rows/database.py     SQLite or PostgreSQL (rows/schema.py)   rows/repositories.py blob store and commits
+    run/queue.py         job queue, at most N at a time          run/deployments.py   model server processes
+    run/worker.py        one job: import, pair, train            rows/api_tokens.py   tokens and scopes
 
-Invariants: what was acknowledged survives kill -9; a job is in exactly one state; a worker that is gone is noticed.
+Invariants: acknowledged writes survive kill -9; a job is in exactly one state; the loss of a worker is detected.
 """
 
 from pairwright.service.settings import Settings

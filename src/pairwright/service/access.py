@@ -1,7 +1,7 @@
-"""Who a request comes from. With tokens, every request but the page, the health and the API's description needs one.
+"""Authentication. If tokens exist, all routes need one, except the page, the health check and the API description.
 
-Without tokens the service answers on loopback only, and only to requests that were addressed to loopback: a web page
-that a browser on this machine has open must not be able to submit jobs.
+Without tokens the service binds to loopback, and accepts only requests whose Host and Origin (if sent) are loopback, so
+that a web page open in a local browser cannot submit jobs.
 """
 
 from typing import Annotated
@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def check_binding(host: str, num_tokens: int) -> None:
-    """Without a token nobody but this machine may reach the service."""
+    """Raise if the service would bind to a non-loopback host without any token."""
     if not num_tokens and host not in LOOPBACK:
         raise ConfigError(
             f"--host {host}: without a token the service binds to loopback only: make one with "
@@ -27,7 +27,7 @@ def check_binding(host: str, num_tokens: int) -> None:
 
 
 def caller(request: Request, context: Annotated[Context, Depends(context_of)]) -> Caller:
-    """The caller of a request, or a refusal."""
+    """Authenticate a request and return its caller. Raises a 401 or 403 refusal."""
     header = request.headers.get("authorization")
     # Looked up each time: the first token that is created locks the service at once.
     if not context.needs_token and not count_tokens(context.database):

@@ -1,9 +1,9 @@
-"""A request that is refused: one exception, one JSON form.
+"""Errors of the API: one exception and one JSON format.
 
     {"error": "what, where, what was expected, the way out", "code": "unknown_config", "details": [...]}
 
-`code` is for programs and never changes its meaning. A refusal that a repeat cannot change says so to clients that
-retry by themselves (`x-should-retry: false`). Names and text of the request are shown with `!r`.
+`code` is stable and meant for programs. Errors that a retry cannot fix, but that clients would retry automatically,
+set `x-should-retry: false`. Names and text from the request are formatted with `!r`.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from pairwright.errors import PairwrightError
 
 
 class Refusal(PairwrightError):
-    """The answer to a request that cannot be carried out."""
+    """An error response: HTTP status, code and message."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Refusal(PairwrightError):
 
 
 def header_text(text: str, limit: int = 300) -> str:
-    """Text as a header may carry it: printable ASCII on one line."""
+    """Convert text for use in a header: printable ASCII on one line, truncated."""
     return "".join(character if " " <= character <= "~" else "?" for character in text[:limit])
 
 
@@ -61,6 +61,6 @@ def already_there(what: str, name: str, *, extra: dict[str, Any] | None = None) 
 
 
 async def answer_refusal(request: Request, error: Exception) -> Response:
-    """The handler of Refusal."""
+    """Exception handler for Refusal."""
     assert isinstance(error, Refusal)
     return error.response()

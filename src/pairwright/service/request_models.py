@@ -1,4 +1,4 @@
-"""What requests may contain: pydantic models at the edge. An unknown key is refused by name, never ignored."""
+"""Request bodies as pydantic models. Unknown keys are refused by name."""
 
 import math
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    """JSON that comes back from storage as it went in."""
+    """Validate that a value survives a JSON round trip and is at most 50 levels deep."""
     try:
         # A round trip finds what JSON cannot hold: NaN, lone surrogates, keys that are no text.
         same = bool(msgspec.json.decode(msgspec.json.encode(value)) == value)

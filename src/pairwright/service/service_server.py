@@ -1,4 +1,4 @@
-"""The process that serves: one for a data folder, on a socket that is bound before anything is said."""
+"""The server process: one per data folder."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from pairwright.service.settings import Context, Settings
 
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until a signal ends it."""
+    """Run the service until a signal stops it."""
     # Held for the life of the process; the kernel frees it in any case.
     lock = lock_data(settings.data)
     try:
@@ -27,6 +27,7 @@ def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None
 
 
 def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Open the database, clean up, bind the socket and serve the application."""
     from pairwright.service.api.app import create_app
 
     database = Database(settings.url)
@@ -43,7 +44,7 @@ def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None])
 
 
 def lock_data(data: Path) -> int:
-    """Take the data folder for this process; refused if another service has it."""
+    """Lock the data folder for this process. Raises if another service holds it."""
     try:
         data.mkdir(parents=True, exist_ok=True)
         fd = os.open(data / "service.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -60,7 +61,7 @@ def lock_data(data: Path) -> int:
 
 
 def tidy(context: Context) -> None:
-    """What a start does once: the default namespace, and away with uploads and files that nothing refers to."""
+    """Prepare the data folder: create the default namespace, remove partial uploads and unreferenced blobs."""
     context.blobs.clear_incoming()
     with context.database.writing() as connection:
         for kind in (entities.NAMESPACE, entities.STORE_NAMESPACE):

@@ -1,8 +1,8 @@
-"""What one service is told when it starts, and where its files are.
+"""Settings of a service, the layout of its data folder, and the context shared by all routes.
 
-DATA/state.sqlite3     rows (unless a PostgreSQL URL is given)    DATA/blobs/   files by their sha256
+DATA/state.sqlite3     database (unless PostgreSQL is used)       DATA/blobs/   files by their sha256
 DATA/jobs/<id>/        one job: data, run folder, log             DATA/deployments/<id>/   one model server: log
-DATA/incoming/         uploads on their way in                    DATA/service.lock        held while serving
+DATA/incoming/         uploads in progress                        DATA/service.lock        held while serving
 """
 
 import sys
@@ -21,7 +21,7 @@ WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folde
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Limits and commands of a service."""
+    """Paths, limits and commands of a service."""
 
     data: Path
     database_url: str | None = None
@@ -54,7 +54,7 @@ class Settings:
 
     @property
     def url(self) -> str:
-        """The SQLAlchemy URL of the rows."""
+        """SQLAlchemy URL of the database."""
         if self.database_url is None:
             return f"sqlite:///{self.data / 'state.sqlite3'}"
         return self.database_url
@@ -63,14 +63,14 @@ class Settings:
         return self.jobs / identity
 
     def run_folder(self, identity: str) -> Path:
-        """The folder of a job's training run, which is a local job of `pairwright jobs`."""
+        """Run folder of a job, which is a local job of `pairwright jobs`."""
         return self.jobs / identity / "run"
 
     def deployment_folder(self, identity: str) -> Path:
         return self.deployments / identity
 
 
-# What every route needs: the settings, the rows, the files, and whom to wake when there is work.
+# Shared state of the routes: settings, database, blob store, and the event that wakes the supervisor
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""`pairwright doctor`: what will not work, before it is tried."""
+"""`pairwright doctor`: checks the requirements of a run before it starts."""

@@ -1,6 +1,7 @@
-"""What a run needs, looked at before it starts: each thing is fine, or wrong with the way out, or could not be told.
+"""Checks the requirements of a run, and estimates the memory and disk space that training needs.
 
-Nothing is changed and nothing is trained. A check that itself goes wrong is a finding too, never a crash.
+Each check yields findings: passed, failed with a suggested fix, or undetermined. Checks modify nothing and train
+nothing. An error inside a check is reported as a finding.
 """
 
 import json
@@ -19,7 +20,7 @@ from pairwright.jobs.doctor.services import check_policy, check_service
 from pairwright.jobs.doctor.token_checks import check_tokens
 from pairwright.sources.files import expand_paths
 
-# How large a model is, told from the headers of its files, and what training it takes.
+# Model size from the safetensors headers, and estimates of memory and disk space
 
 # Bytes. The format allows no larger header; a file that claims one is not safetensors.
 _MAX_HEADER = 100 * 2**20
@@ -38,14 +39,14 @@ class Needs:
 
 
 def model_size(folder: Path) -> Size | None:
-    """The parameters in a folder's safetensors files; None where there are none, or they cannot be read."""
+    """Count the parameters in the safetensors files of a folder; None if there are none or they are unreadable."""
     files = sorted(folder.glob("*.safetensors"))
     counts = [_num_parameters(path) for path in files]
     return Size(sum(counts)) if counts and all(counts) else None
 
 
 def needs(size: Size, train: TrainConfig) -> Needs:
-    """Weights are trained in float32, whatever they are computed in. Activations come on top, by batch and length."""
+    """Estimate memory and disk space of a training, without activations. Weights are trained in float32."""
     weights = 4 * size.num_parameters
     if train.finetuning_type == "all_weights":
         # Optimizer state as a multiple of the float32 weights: AdamW has two moments for each of them.
@@ -65,8 +66,10 @@ def needs(size: Size, train: TrainConfig) -> Needs:
 
 
 def memory_available(*, shared: bool = False) -> tuple[int, str]:
-    """Memory that a training on this machine could take: of its GPUs if it has some, else of the machine. `shared`: by
-    processes that have the model in shards, one on each GPU."""
+    """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine.
+
+    `shared`: the model is sharded over all GPUs, so their memory is summed.
+    """
     gpus = _gpu_memory()
     if gpus and shared:
         return sum(gpus), f"free on {len(gpus)} GPUs"
@@ -113,7 +116,7 @@ def _num_parameters(path: Path) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-# What a run needs, looked at before it starts: each thing is fine, or wrong with the way out, or could not be told.
+# Checks, in the order of the pipeline
 
 # By backend: the packages it imports, and the extra of pairwright that brings each.
 _PACKAGES = {
@@ -123,7 +126,7 @@ _PACKAGES = {
 
 
 def diagnose(patient: Patient) -> list[Finding]:
-    """All findings, in the order of the flow."""
+    """Run all checks, in the order of the pipeline."""
     findings: list[Finding] = []
     for check in (
         check_sources, check_tasks, check_policy, check_pairs, check_model, check_tokens, check_memory, check_disk,
@@ -147,6 +150,7 @@ def check_sources(patient: Patient) -> Iterator[Finding]:
 
 
 def check_tasks(patient: Patient) -> Iterator[Finding]:
+    """Check that the tasks and the workflow can be loaded."""
     from pairwright.collect.tasks import load_tasks
     from pairwright.collect.user_code import WORKFLOWS, load_function
 
@@ -165,6 +169,7 @@ def check_tasks(patient: Patient) -> Iterator[Finding]:
 
 
 def check_pairs(patient: Patient) -> Iterator[Finding]:
+    """Check that there are pairs, lint them, and check that they fit the backend."""
     from pairwright.pairs.pair_stats import lint_pairs
     from pairwright.pairs.pair_table import count_pairs
 
@@ -182,7 +187,7 @@ def check_pairs(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_fit(patient: Patient) -> Iterator[Finding]:
-    """Whether the pairs are what the backend can train on."""
+    """Check that the pairs can be exported for the backend without loss."""
     import tempfile
 
     from pairwright.jobs.dataset import UNFAITHFUL, write_dataset
@@ -223,6 +228,7 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
 
 
 def check_model(patient: Patient) -> Iterator[Finding]:
+    """Check the files of the model and its chat template."""
     from pairwright.export.exporter import begins_with_text
     from pairwright.tokens import ChatTokenizer, TokensError, check_template
 
@@ -260,6 +266,7 @@ def check_model(patient: Patient) -> Iterator[Finding]:
 
 
 def check_memory(patient: Patient) -> Iterator[Finding]:
+    """Compare the estimated memory with the free memory, if the model is trained locally."""
     size = _size_if_local(patient)
     if size is None:
         return
@@ -281,6 +288,7 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:
+    """Compare the estimated disk space with the free space at the output folder."""
     # The output need not exist yet: the nearest folder above it that does.
     place = next(path for path in (patient.output, *patient.output.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -305,6 +313,7 @@ def check_packages(patient: Patient) -> Iterator[Finding]:
 
 
 def check_programs(patient: Patient) -> Iterator[Finding]:
+    """Check that the programs which the backend runs are installed."""
     backend = patient.config.backend
     launcher = ("sbatch", "sacct", "scancel") if backend.nemo_rl.launcher == "slurm" else ("uv",)
     wanted = {"trl": backend.trl.command[:1], "nemo-rl": launcher}
@@ -320,7 +329,7 @@ def check_programs(patient: Patient) -> Iterator[Finding]:
 
 
 def _size_if_local(patient: Patient) -> Size | None:
-    """The size of the model, if it is this machine that trains it."""
+    """Return the size of the model if it is trained on this machine, else None."""
     if patient.model is None or patient.config.backend.name not in ("local", "trl"):
         return None
     folder = Path(patient.model)

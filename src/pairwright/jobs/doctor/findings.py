@@ -1,4 +1,4 @@
-"""What was found of one thing that a run needs, and what is looked at."""
+"""Findings of the doctor, and the inputs of its checks."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `way_out` is what to do where it failed."""
+    """Result of one check. `way_out` is the suggested fix of a failure."""
 
     name: str
     verdict: Verdict
@@ -27,14 +27,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Patient:
-    """What is looked at."""
+    """Inputs of the checks."""
 
     config: Config
     pairs: Path | None
     model: str | None
     output: Path
     base: Path | None = None
-    """The folder of the configuration, from which its paths count."""
+    """Folder of the configuration; relative paths are resolved against it."""
 
 
 def fine(name: str, message: str) -> Finding:

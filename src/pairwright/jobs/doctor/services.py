@@ -1,4 +1,4 @@
-"""Endpoints that a run needs: whether they answer, whether they accept us, whether they have what is asked for."""
+"""Checks of endpoints: whether they respond, accept the credentials, and have the requested model or dataset."""
 
 import os
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ def check_policy(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
+    """Check a policy: a local model folder, or an OpenAI-compatible endpoint."""
     # Without an address, the policy is a model folder that is loaded here.
     if policy.base_url is None:
         folder = Path(policy.model or "")
@@ -62,6 +63,7 @@ def _check_endpoint(name: str, policy: PolicyConfig) -> Iterator[Finding]:
 
 
 def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Finding]:
+    """Check that the endpoint lists the model."""
     try:
         listed = [card["id"] for card in answer.json()["data"]]  # type: ignore[attr-defined]
     except (ValueError, KeyError, TypeError):
@@ -78,7 +80,7 @@ def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Fin
 
 
 def check_service(patient: Patient) -> Iterator[Finding]:
-    """The fine-tuning service, if that is where the job goes."""
+    """Check the fine-tuning service, if it is the backend."""
     if patient.config.backend.name != "nemo-customizer":
         return
     from pairwright.jobs.customizer_api import CustomizerApi
@@ -114,13 +116,13 @@ def check_service(patient: Patient) -> Iterator[Finding]:
 
 
 def _config_name(row: dict[str, object]) -> str:
-    """`namespace/name`, as a job names a config, with or without its target's parts."""
+    """Return `namespace/name`, the form in which jobs refer to a config."""
     name, namespace = str(row.get("name") or row.get("id") or ""), row.get("namespace")
     return name if "/" in name or not namespace else f"{namespace}/{name}"
 
 
 def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding]:
-    """The data store: any answer but a refusal of the token will do, since the dataset need not be there yet."""
+    """Check the data store. Any response but a rejected token or a server error passes: the dataset need not exist."""
     import httpx
 
     headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -144,5 +146,5 @@ def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding
 
 
 def _is_unknown(answer: object) -> bool:
-    """Hubs hide what one may not see: 401 with RepoNotFound says nothing about the token."""
+    """Whether the repository is unknown: hubs answer 401 with RepoNotFound, which does not mean a bad token."""
     return "RepoNotFound" in str(getattr(answer, "headers", {}).get("x-error-code", ""))

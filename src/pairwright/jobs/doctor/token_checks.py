@@ -1,5 +1,4 @@
-"""What the model's chat template makes of the data: a sample is encoded as training would do it, calls are counted in
-all of it."""
+"""Checks of the chat template against the data: encodes a sample as training would, and counts tool calls."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ _REASONS = {"dropped": _WAY_OUT, "multimodal": _TOKENS_ALONE, "multi_modal_input
 
 
 def check_tokens(patient: Patient) -> Iterator[Finding]:
-    """Whether the template renders what is trained."""
+    """Check that the chat template renders the training data."""
     tokenizer = patient.config.tokens.tokenizer or patient.model
     if tokenizer is None or not (Path(tokenizer) / "tokenizer.json").is_file():
         return
@@ -57,8 +56,11 @@ def check_tokens(patient: Patient) -> Iterator[Finding]:
 
 
 def _check_calls(folder: Path, options: TokensConfig) -> Finding | None:
-    """Calls in the whole table, for a template that renders none. Where their token ids were recorded, these are
-    trained: so some of the records with calls are encoded."""
+    """Return a finding if the template drops tool calls of a table, else None. For templates that render no calls.
+
+    Calls are counted in the whole table. Recorded token ids are trained regardless of the template, so a sample of the
+    records with calls is encoded to see whether they are refused.
+    """
     num_calls, num_rows = _count_calls(folder)
     if not num_calls:
         return None
@@ -81,7 +83,7 @@ def _has_calls(item: Item) -> bool:
 
 
 def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> Iterator[Finding]:
-    """Encode some items, and tell what is refused and what is missing from prompts."""
+    """Encode items, and report refusals and fields missing from the prompts."""
     sample = list(items)
     if not sample:
         return
@@ -109,7 +111,7 @@ def _check_items(where: str, items: Iterator[Item], options: TokensConfig) -> It
 
 
 def _tables(patient: Patient) -> Iterator[Path]:
-    """The pairs, and the experience tables that the configuration names or that the run has."""
+    """Yield the pairs table, and the experience tables of the configuration and of the run."""
     if patient.pairs is not None and (patient.pairs / FILE_NAME).is_file():
         yield patient.pairs
     named = [Path(path) for path in patient.config.tokens.experience if not is_address(path)]
@@ -119,7 +121,7 @@ def _tables(patient: Patient) -> Iterator[Path]:
 
 
 def _source_items(patient: Patient) -> Iterator[Item]:
-    """The first records of the files that are imported."""
+    """Yield the records of the source files."""
     sources = patient.config.sources
     for pattern in sources.paths:
         # Relative paths count from the folder of the configuration.
@@ -144,8 +146,11 @@ def _item_of(experience: Experience) -> Item:
 
 
 def _count_calls(folder: Path) -> tuple[int, int]:
-    """Records with tool calls in what was generated, and all records. The key of a message's calls stands in its JSON
-    only where there are some; in text its quotes are escaped."""
+    """Return the number of records with tool calls in the generated messages, and of all records.
+
+    Matches `"tool_calls":` in the JSON of the messages: the key is omitted if there are no calls, and quotes inside
+    text are escaped.
+    """
     is_pairs = (folder / FILE_NAME).is_file()
     columns = ["chosen", "rejected"] if is_pairs else ["completion"]
     batches: Iterator[Any] = (

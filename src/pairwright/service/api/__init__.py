@@ -1,1 +1,1 @@
-"""The routes of the service, their requests and errors."""
+"""Application and routes of the service: entities, jobs, deployments, pagination."""

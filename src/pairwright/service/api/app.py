@@ -1,4 +1,4 @@
-"""The application: routes, limits, one JSON form for every refusal, and the supervisor's life."""
+"""The FastAPI application: routes, request limits, error handlers, and the supervisor thread."""
 
 import asyncio
 import errno
@@ -29,20 +29,21 @@ from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
 from pairwright.service.settings import Context, Settings
 
-# Limits on what a request may send, before any route sees it.
+# Middleware: limits on request size and read time
 
 # Bytes of path and query.
 MAX_TARGET = 8_000
 
 
 class Limits:
-    """ASGI middleware."""
+    """ASGI middleware that limits URL length, body size and the time between body chunks."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the headers, then run the application with a limited body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -81,7 +82,7 @@ class Limits:
 
 
 class _Body:
-    """The body of one request, counted and timed as it comes in."""
+    """Request body with a size limit and a read timeout."""
 
     def __init__(self, receive: Receive, limit: int, timeout_seconds: float) -> None:
         self._receive = receive
@@ -92,6 +93,7 @@ class _Body:
         self.refusal: Refusal | None = None
 
     async def receive(self) -> Message:
+        """Receive the next ASGI message. Raises a 408 or 413 refusal."""
         if self._done:  # waiting for the end of the connection
             return await self._receive()
         try:
@@ -110,13 +112,14 @@ class _Body:
         return message
 
     def _refused(self, status: int, code: str, message: str) -> Refusal:
-        """Noted, since a framework between here and the route may turn the exception into another."""
+        """Create the refusal and store it, since a framework in between may replace the exception."""
         self._done = True
         self.refusal = Refusal(status, code, message, headers={"connection": "close"})
         return self.refusal
 
 
 def _check_head(scope: Scope, limit: int) -> None:
+    """Raise for a URL that is too long or invalid, a declared body size above the limit, or a compressed body."""
     headers: dict[str, Any] = {name.decode("latin-1").lower(): value for name, value in scope["headers"]}
     if len(scope.get("raw_path") or b"") + len(scope.get("query_string") or b"") > MAX_TARGET:
         raise Refusal(414, "long_url", f"the URL is longer than {MAX_TARGET} bytes")
@@ -136,14 +139,14 @@ def _too_large(limit: int) -> Refusal:
     return Refusal(413, "body_too_large", message, headers={"connection": "close"})
 
 
-# The application: routes, limits, one JSON form for every refusal, and the supervisor's life.
+# The application, its supervisor thread, and the exception handlers
 
 logger = logging.getLogger("pairwright.service")
 _CODES = {404: "unknown_route", 405: "wrong_method", 400: "bad_request", 422: "bad_request"}
 
 
 def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
-    """The service over a context; `supervise=False` answers requests and runs nothing."""
+    """Create the application. With `supervise=False` it serves requests, but starts no jobs or deployments."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -188,10 +191,10 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
 
 
 class Supervisor:
-    """The thread that makes rows true: it looks after jobs and deployments until the service stops.
+    """Background thread that brings jobs and deployments into the state of the database, until the service stops.
 
-    It is woken when there is something new, else looks every tick. A failure of one pass (a full disk, a database that
-    is away) is logged and the next pass tries again; the thread itself never ends before the service does.
+    Runs a pass on every tick, or when woken. An error in a pass (full disk, database unavailable) is logged, and the
+    next pass retries; the thread does not end before the service does.
     """
 
     def __init__(self, context: Context) -> None:
@@ -232,7 +235,7 @@ class Supervisor:
 
 
 class _Counted:
-    """Counts answers by method and status."""
+    """ASGI middleware that counts responses by method and status."""
 
     def __init__(self, app: ASGIApp, counts: Counter[tuple[str, int]]) -> None:
         self._app = app
@@ -253,7 +256,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """A body or parameter of the wrong form: each problem with its place; unknown keys by name."""
+    """Handle validation errors: 422 with the field of each problem, and a separate code for unknown keys."""
     assert isinstance(error, RequestValidationError)
     details: list[dict[str, Any]] = []
     for problem in error.errors():
@@ -278,7 +281,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _conflict(request: Request, error: Exception) -> Response:
-    """Two requests for the same name at the same moment: the other one was first."""
+    """Handle concurrent creation of the same name: 409 for the later request."""
     return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response()
 
 
@@ -295,7 +298,7 @@ async def _database_error(request: Request, error: Exception) -> Response:
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
-    """A mistake of ours: said without its inside, which is in the log."""
+    """Handle unexpected errors: generic 500, details in the log."""
     return Refusal(
         500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
     ).response()

@@ -1,4 +1,4 @@
-"""Deployment configs, deployments, and the way to the model behind one."""
+"""Routes of deployment configs, deployments and models, and the proxy to the model servers."""
 
 from typing import Annotated, Any
 
@@ -228,7 +228,7 @@ def _ready_port(row: Any) -> int:
 
 
 async def _forward(request: Request, port: int, path: str, body: bytes) -> Response:
-    """Pass a request on to a model server, and its answer back as it comes."""
+    """Proxy a request to a model server and stream the response."""
     client: httpx.AsyncClient = request.app.state.client
     headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     # Built from parts, so that the path cannot change host or port.

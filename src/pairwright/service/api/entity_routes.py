@@ -1,4 +1,4 @@
-"""Namespaces and datasets: create, read, list, delete."""
+"""Routes of namespaces and datasets: create, read, list, delete."""
 
 from typing import Annotated, Any
 from urllib.parse import parse_qs

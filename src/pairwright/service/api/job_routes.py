@@ -1,4 +1,4 @@
-"""Jobs, and the base models that they can train."""
+"""Routes of jobs, and of the base models that they can train."""
 
 from typing import Annotated, Any
 
@@ -203,14 +203,14 @@ def _job(job_id: str, caller: Caller, context: Context, *, write: bool = False) 
 
 
 def _progress(row: RowMapping, context: Context) -> Document | None:
-    """The newest numbers of a job that runs; a job that ended has them in its row."""
+    """Read the current progress of a running job; None for other jobs, whose progress is in the row."""
     if row["state"] not in (JobState.RUNNING, JobState.CANCELLING):
         return None
     return summary(context.settings.run_folder(row["id"]), is_completed=False)
 
 
 def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], dict[str, str]]:
-    """What the database can decide, and the filters that are left."""
+    """Split the filters into SQL conditions and those left to apply to the documents."""
     where: list[sa.ColumnElement[bool]] = []
     rest = dict(asked.filters)
     for name, column in _COLUMNS.items():

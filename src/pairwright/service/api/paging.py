@@ -1,4 +1,4 @@
-"""Lists: pages, order and filters, the same for everything that is listed.
+"""Pagination, sorting and filtering, shared by all list routes.
 
 ?page=2&page_size=50&sort=-created_at&filter[namespace]=team-a
 """
@@ -21,6 +21,8 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Paging:
+    """Parsed pagination, sort order and filters of a list request."""
+
     page: int
     page_size: int
     sort: str
@@ -41,7 +43,7 @@ def paging(
     page_size: Annotated[int, Query(ge=1, le=1000)] = 100,
     sort: str = "-created_at",
 ) -> Paging:
-    """What a list request asks for."""
+    """Parse pagination, sort order and filters from the query string."""
     if sort not in SORTS:
         raise Refusal(422, "unknown_sort", f"sort: got {sort[:100]!r}, expected one of {', '.join(SORTS)}")
     filters: dict[str, str] = {}
@@ -73,7 +75,7 @@ Getter = Callable[[Document], Any]
 
 
 def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
-    """One page of documents that are all at hand, filtered and sorted here."""
+    """Filter and sort documents in memory, and return one page."""
     matching = [document for document in documents if matches(document, asked.filters, filters)]
     # Every sort key is text: names, or ISO 8601 times, which sort as text.
     matching.sort(key=lambda document: str(document.get(asked.key) or ""), reverse=asked.is_descending)
@@ -82,7 +84,7 @@ def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, 
 
 
 def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, Getter]) -> bool:
-    """True if a document has the values that are asked for. An unknown filter is refused, not ignored."""
+    """Whether a document matches all filters. Unknown filters are refused."""
     for name, wanted in asked.items():
         key, _, bound = name.partition(".")
         if bound and key in ("created_at", "updated_at"):
@@ -100,6 +102,7 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
 
 
 def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Document:
+    """Build the response of a list route: a page with its pagination fields."""
     return {
         "object": "list",
         "data": list(data),

@@ -1,1 +1,1 @@
-"""The part of the service that speaks the Hub's protocol."""
+"""Endpoint compatible with the Hugging Face Hub API, for datasets."""

@@ -1,7 +1,7 @@
-"""The body of a commit, as hub clients send it: JSON lines, each a header, a file in base64, or a deletion.
+"""Parses commit requests of hub clients: JSON Lines with a header, base64 files and deletions.
 
-A line can be as large as the file in it, so it is read where it lies on disk: the text of a file is never in memory
-whole. Anything that is not understood is refused with its line; nothing is skipped.
+A line can be as large as its file. The body is spooled to a temporary file, memory-mapped, and decoded in pieces, so
+that no large file is held in memory. Invalid lines are refused with their line number; none is skipped.
 """
 
 import base64
@@ -50,7 +50,7 @@ class _Deleted(msgspec.Struct):
 
 @dataclass
 class Change:
-    """What a commit does: files to put, and files and folders to take away first."""
+    """Changes of a commit: files to add, and files and folders to delete before that."""
 
     title: str = "commit"
     parent: str | None = None
@@ -69,7 +69,7 @@ class Change:
 
 
 def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
-    """Read a commit's body from disk, putting its files into the store."""
+    """Parse the body of a commit, and store its files as blobs."""
     change = Change()
     has_header = False
     for number, line in _lines(body):
@@ -99,7 +99,7 @@ def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
 
 
 def _lines(body: Path) -> Iterator[tuple[int, memoryview]]:
-    """Numbered lines as views into the file; the mapping goes when the last view does."""
+    """Yield (line number, view) of the memory-mapped file. The mapping is freed with the last view."""
     if not body.stat().st_size:
         return
     with open(body, "rb") as file:
@@ -122,6 +122,7 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
 
 
 def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
+    """Decode the content of a file and store it as a blob."""
     raw = memoryview(file.content)
     # Raw JSON of a string: its quotes are part of it.
     is_text = len(raw) >= 2 and raw[0] == raw[-1] == ord('"')
@@ -167,14 +168,14 @@ def _base64(data: Any, number: int) -> bytes:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64: {error}") from None
 
 
-# Bodies that are larger than memory should hold: written to disk as they come in, removed when they were read.
+# Spooling of large request bodies to temporary files
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @asynccontextmanager
 async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
-    """The body of a request as a file, for as long as the context lasts."""
+    """Write the body of a request to a temporary file, which is removed on exit."""
     path = blobs.new_upload()
     try:
         with open(path, "xb") as file:
@@ -192,7 +193,7 @@ async def spool_body(request: Request, blobs: Blobs) -> AsyncIterator[Path]:
 
 
 def storage_refusal(error: OSError) -> Refusal | None:
-    """The refusal for a disk that is full; None for any other failure."""
+    """Return a 507 refusal if the disk is full, None for other errors."""
     if error.errno not in _FULL:
         return None
     return Refusal(507, "disk_full", "the service's disk is full: nothing of this request was kept")

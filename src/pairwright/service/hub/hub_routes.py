@@ -1,8 +1,8 @@
-"""The Hugging Face Hub endpoint at `/v1/hf`: what `huggingface_hub` and `datasets` need of datasets.
+"""Hugging Face Hub endpoint at `/v1/hf`: the dataset routes used by `huggingface_hub` and `datasets`.
 
     HfApi(endpoint="http://127.0.0.1:8000/v1/hf", token=...)
 
-Every file is sent in its commit (upload mode "regular"), whatever its size up to the limit.
+Files of any size up to the limit are sent in the commit request (upload mode "regular").
 """
 
 from pathlib import Path, PurePosixPath
@@ -220,6 +220,7 @@ def _commit(
 
 
 def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str:
+    """Apply the body of a commit request to the head of the repository. Returns the commit id."""
     change = read_change(body, context.blobs, max_files=context.settings.max_files)
 
     def changed(tree: Tree) -> Tree:
@@ -240,6 +241,7 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str
 
 
 def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
+    """Build the repository info of the Hub API."""
     return {
         "_id": found.oid[:24],
         "id": f"{namespace}/{name}",
@@ -259,6 +261,7 @@ def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
 
 
 def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    """List the files and folders below `folder`, which is empty or ends with a slash."""
     entries: dict[str, dict[str, Any]] = {}
     for path, blob in found.tree.items():
         if not path.startswith(folder):

@@ -1,4 +1,4 @@
-"""The job page at `/`, the API's description, health and metrics."""
+"""Routes of the web page at `/`, the API description, the health check and the metrics."""
 
 import shutil
 import time
@@ -74,9 +74,9 @@ def metrics(request: Request, caller: CallerIs, context: ContextIs) -> Response:
 
 
 def metrics_text(context: Context, requests: Mapping[tuple[str, int], int], *, failed_passes: int) -> str:
-    """Prometheus' text form: jobs and deployments by state, requests by method and status, free disk.
+    """Format metrics for Prometheus: jobs and deployments by state, requests by method and status, free disk space.
 
-    Written by hand: every label is from a closed set of plain words, so that nothing needs escaping.
+    Labels come from fixed sets of plain words, so no escaping is needed.
     """
     by_job = _counts(context, jobs.c.state)
     by_deployment = _counts(context, deployments.c.state)

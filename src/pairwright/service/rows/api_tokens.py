@@ -1,9 +1,9 @@
-"""Bearer tokens: made once, shown once, kept as a hash. A token has scopes, one a namespace.
+"""Bearer tokens: shown once on creation, stored as a hash. A token has scopes, one per namespace.
 
-    team-a         everything in namespace team-a        *         every namespace, and the base models
-    team-a:read    reading there                          *:read    reading everywhere
+    team-a         full access to namespace team-a       *         full access to all namespaces and base models
+    team-a:read    read access                           *:read    read access to everything
 
-A token is 256 random bits, so its plain sha256 tells nobody anything.
+Tokens have 256 random bits, so an unsalted sha256 is sufficient.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ PREFIX = "pw_"
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks, and what they may do."""
+    """The authenticated caller and its scopes."""
 
     name: str
     scopes: frozenset[str]
@@ -40,7 +40,7 @@ class Caller:
         return not allowed.isdisjoint(self.scopes)
 
     def check(self, namespace: str, *, write: bool) -> None:
-        """Refuse unless the caller may read (or change) what is in a namespace."""
+        """Raise a 403 refusal unless the caller has read (or write) access to a namespace."""
         if not self.may(namespace, write=write):
             verb = "change" if write else "read"
             raise Refusal(
@@ -59,7 +59,7 @@ EVERYBODY = Caller("anonymous", frozenset({"*"}))
 
 
 def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
-    """A new token. Its text exists only in what this returns."""
+    """Create a token and return its text, which is not stored."""
     for scope in scopes:
         namespace, colon, mode = scope.partition(":")
         if namespace != "*":
@@ -85,7 +85,7 @@ def create_token(database: Database, name: str, scopes: Sequence[str]) -> str:
 
 
 def list_tokens(database: Database) -> list[dict[str, Any]]:
-    """Names and scopes of all tokens; never their text, which nobody has."""
+    """List name, scopes and creation time of all tokens."""
     with database.reading() as connection:
         rows = connection.execute(sa.select(tokens).order_by(tokens.c.name)).mappings().all()
     return [
@@ -106,7 +106,7 @@ def count_tokens(database: Database) -> int:
 
 
 def caller_of(database: Database, token: str) -> Caller | None:
-    """Whose token this is; None if nobody's."""
+    """Return the caller of a token; None if the token is unknown."""
     with database.reading() as connection:
         # Looked up by hash: the index is on it, and no timing tells anything about a token.
         row = connection.execute(sa.select(tokens).where(tokens.c.hash == _hash(token))).mappings().first()

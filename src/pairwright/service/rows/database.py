@@ -1,7 +1,7 @@
-"""The rows of a service: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy's core.
+"""Database access: SQLite in WAL mode, or PostgreSQL by URL, through SQLAlchemy Core.
 
-`reading()` and `writing()` are transactions. A write takes the lock when it begins, so two of them never deadlock,
-and is on disk when it returns.
+`reading()` and `writing()` open transactions. On SQLite a write transaction takes the write lock when it begins, which
+avoids deadlocks between writers. Committed writes are durable.
 """
 
 import hashlib
@@ -18,9 +18,10 @@ from pairwright.service.rows import schema
 
 
 class Database:
-    """Connections to the rows. One for a process, used by all its threads."""
+    """Connection pool of the service: one per process, shared by all threads."""
 
     def __init__(self, url: str) -> None:
+        """Open the database and create missing tables. Raises ConfigError for a bad URL or a missing driver."""
         try:
             parsed = sa.make_url(url)
         except sa.exc.ArgumentError:
@@ -56,7 +57,10 @@ class Database:
 
     @contextmanager
     def writing_one_at_a_time(self, what: str) -> Iterator[Connection]:
-        """A write that reads first and must not overlap another of the same kind. SQLite has one writer anyway."""
+        """Open a write transaction that excludes others with the same key `what`.
+
+        Uses an advisory lock on PostgreSQL; SQLite has a single writer anyway.
+        """
         with self.writing() as connection:
             if not self.is_sqlite:
                 # Advisory locks are keyed by a signed 64-bit integer, and end with the transaction.
@@ -68,6 +72,7 @@ class Database:
         self._engine.dispose()
 
     def _create(self) -> None:
+        """Create missing tables and check the schema version."""
         try:
             with self.writing_one_at_a_time("schema") as connection:
                 schema.metadata.create_all(connection)

@@ -1,4 +1,8 @@
-"""Namespaces, datasets, base models and deployment configs: a key, times, and a JSON document each."""
+"""Entities (namespaces, datasets, base models, deployment configs) as JSON documents, and validation of names.
+
+An entity is a key, timestamps and a JSON document. Names and paths from requests are validated here, before they are
+used in a row or a path.
+"""
 
 import os
 import re
@@ -14,7 +18,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.service.api_errors import Refusal, already_there, not_found
 from pairwright.service.rows.schema import entities
 
-# Names that come from outside: checked once, here, before they touch a row or a path.
+# Validation of names and paths from requests, ids and timestamps
 
 # Letters, digits, dots, underscores and dashes, with a letter or digit at both ends.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
@@ -27,7 +31,7 @@ MAX_PATH = 500
 
 
 def check_name(value: str, field: str) -> str:
-    """A name of a namespace, dataset, job or deployment."""
+    """Validate the name of a namespace, dataset, job or deployment."""
     if not _NAME.fullmatch(value) or ".." in value:
         raise Refusal(
             422,
@@ -39,7 +43,7 @@ def check_name(value: str, field: str) -> str:
 
 
 def check_model_name(value: str, field: str) -> str:
-    """A name such as `meta/llama-3.2-1b-instruct@v1.0.0+A100`."""
+    """Validate a model name such as `meta/llama-3.2-1b-instruct@v1.0.0+A100`."""
     if not _MODEL.fullmatch(value) or ".." in value or "//" in value:
         raise Refusal(
             422,
@@ -50,7 +54,7 @@ def check_model_name(value: str, field: str) -> str:
 
 
 def check_path(value: str, field: str = "path") -> str:
-    """A path of a file inside a dataset: relative, without `.`, `..`, empty parts, backslashes, control characters."""
+    """Validate a file path in a dataset: relative, without `.`, `..`, empty parts, backslashes, control characters."""
     parts = value.split("/")
     bad = (
         not value
@@ -68,12 +72,12 @@ def check_path(value: str, field: str = "path") -> str:
 
 
 def is_commit(value: str) -> bool:
-    """True for (the beginning of) a commit's id."""
+    """Whether a value has the form of a commit id, or of a prefix with at least seven digits."""
     return _REVISION.fullmatch(value) is not None
 
 
 def new_id(prefix: str) -> str:
-    """`<prefix>-<base58 of a random uuid>`, the form that clients of the protocol know."""
+    """Create an id `<prefix>-<base58 of a random uuid>`, the format that clients expect."""
     number, digits = uuid.uuid4().int, ""
     while number:
         number, digit = divmod(number, 58)
@@ -82,18 +86,18 @@ def new_id(prefix: str) -> str:
 
 
 def now() -> str:
-    """The time as every row and reply has it; texts sort as the times do."""
+    """Return the current time as text, in a format that sorts chronologically."""
     # Always microseconds and Z, so that all times have one length and sort as text.
     return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def age_seconds(moment: str) -> float:
-    """How long ago a time of `now` was."""
+    """Seconds since a timestamp written by `now`."""
     return time.time() - datetime.fromisoformat(moment).timestamp()
 
 
 def split_reference(value: str, field: str) -> tuple[str, str]:
-    """Namespace and name of `ns/name`."""
+    """Split `ns/name` into namespace and name."""
     namespace, _, name = value.partition("/")
     return check_name(namespace, f"{field} (namespace)"), check_name(name, f"{field} (name)")
 
@@ -102,7 +106,7 @@ def instance_id() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 
-# Namespaces, datasets, base models and deployment configs: a key, times, and a JSON document each.
+# Entities: namespaces, datasets, base models and deployment configs
 
 NAMESPACE = "namespace"
 STORE_NAMESPACE = "datastore namespace"
@@ -123,7 +127,7 @@ Document = dict[str, Any]
 
 
 def insert(connection: Connection, kind: str, namespace: str, name: str, document: Document) -> Document:
-    """Add one; refused with 409 if its key is taken."""
+    """Insert an entity. Raises a 409 refusal if the key exists."""
     if row_of(connection, kind, namespace, name) is not None:
         raise already_there(kind, f"{namespace}/{name}" if namespace else name)
     moment = now()
@@ -141,7 +145,7 @@ def insert(connection: Connection, kind: str, namespace: str, name: str, documen
 
 
 def update(connection: Connection, kind: str, namespace: str, name: str, changes: Document) -> Document:
-    """Change some fields of one."""
+    """Update fields of an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     document.update(changes)
     document["updated_at"] = now()
@@ -156,14 +160,14 @@ def update(connection: Connection, kind: str, namespace: str, name: str, changes
 
 
 def delete(connection: Connection, kind: str, namespace: str, name: str) -> Document:
-    """Remove one; returns what it was."""
+    """Delete an entity, and return its document."""
     document = get(connection, kind, namespace, name)
     connection.execute(sa.delete(entities).where(*_key(kind, namespace, name)))
     return document
 
 
 def get(connection: Connection, kind: str, namespace: str, name: str, *, hint: str = "") -> Document:
-    """One of them; refused with 404 if there is none."""
+    """Return an entity. Raises a 404 refusal if there is none."""
     row = row_of(connection, kind, namespace, name)
     if row is None:
         raise not_found(kind, f"{namespace}/{name}" if namespace else name, hint=hint)
@@ -176,7 +180,7 @@ def find(connection: Connection, kind: str, namespace: str, name: str) -> Docume
 
 
 def every(connection: Connection, kind: str) -> list[Document]:
-    """All of a kind, oldest first."""
+    """Return all entities of a kind, oldest first."""
     chosen = sa.select(entities).where(entities.c.kind == kind).order_by(entities.c.created_at, entities.c.name)
     return [_document(row) for row in connection.execute(chosen).mappings()]
 

@@ -1,8 +1,8 @@
-"""Job rows: made once for each request, moved from state to state by compare-and-set, shown as the protocol has them.
+"""Rows of the jobs table, and the progress of jobs from their run folders. State changes use compare-and-set.
 
-A POST that is sent again makes no second job. With an `idempotency-key` header the first job with that key (of that
-caller) is the answer. Clients of the protocol send none, but say that they repeat (`x-stainless-retry-count`): such a
-request is answered with the job that the same body made moments ago and that no later repeat has claimed.
+A repeated POST does not create a second job. With an `idempotency-key` header, the job of the same caller and key is
+returned. Clients without the header mark retries by `x-stainless-retry-count`: such a request returns the recent job
+with the same body, unless this or a later retry has already claimed it.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.rows.entities import age_seconds, now
 from pairwright.service.rows.schema import jobs
 
-# How far a job is, read from the files of its run: `train.json` (state and steps) and `metrics.jsonl` (curves).
+# Progress of a job, from its run folder: `train.json` (state and steps) and `metrics.jsonl` (curves)
 
 # Of a curve, so that a status answer stays small.
 MAX_POINTS = 1000
@@ -45,7 +45,7 @@ _NOT_CURVES = frozenset({"step", "epoch", "time"})
 
 
 def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, list[dict[str, Any]]]:
-    """The curves of a run under the protocol's names; a long curve is thinned evenly, its end kept."""
+    """Read the metrics of a run under the names of the API. Long curves are downsampled, keeping the last point."""
     curves: dict[str, dict[int, dict[str, Any]]] = {}
     try:
         lines = (folder / "metrics.jsonl").read_bytes().splitlines()
@@ -71,7 +71,7 @@ def read_metrics(folder: Path, *, max_points: int = MAX_POINTS) -> dict[str, lis
 
 
 def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The numbers of a job's status, from its run folder; what cannot be read now stays as it was `before`."""
+    """Read the progress of a job from its run folder. Values that cannot be read are taken from `before`."""
     run = read_status(folder, strict=False)
     facts: dict[str, Any] = {**NOTHING_YET, **(before or {})}
     if run is not None:
@@ -91,7 +91,10 @@ def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None =
 
 
 def _best_epoch(run: Status) -> int | None:
-    """As the trainer says, since epochs of a curriculum differ in length; by division for one that does not say it."""
+    """Return the best epoch as reported by the trainer, else computed from the best step.
+
+    Epochs of a curriculum differ in length, so the reported value takes precedence.
+    """
     if run.best_epoch is not None or run.best_step is None:
         return run.best_epoch
     return max(0, run.best_step - 1) // run.steps_per_epoch if run.steps_per_epoch else 0
@@ -110,7 +113,7 @@ def _time(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-# Job rows: made once for each request, moved from state to state by compare-and-set, shown as the protocol has them.
+# Rows of the jobs table
 
 Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)
@@ -122,7 +125,7 @@ RETRY_BACKOFF_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What tells one submission from a repeat of it."""
+    """Identity of a submission, for detecting retries."""
 
     body_hash: str
     key: str | None
@@ -131,7 +134,7 @@ class Request:
 
 
 def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None, timeout: str | None) -> Request:
-    """From the headers that clients send."""
+    """Build the identity of a submission from its body and headers."""
     number = int(attempt) if attempt is not None and attempt.isdigit() and len(attempt) < 5 else 0
     try:
         waited = min(3600.0, max(1.0, float(timeout or 60)))
@@ -147,7 +150,7 @@ def request_of(caller: str, body: bytes, *, key: str | None, attempt: str | None
 
 
 def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
-    """The job that this request made when it was sent before."""
+    """Return the job created by an earlier attempt of this request, or None."""
     if request.key is not None:
         row = connection.execute(sa.select(jobs).where(jobs.c.request_key == request.key)).mappings().first()
         if row is not None and row["request_hash"] != request.body_hash:
@@ -171,7 +174,7 @@ def find_repeat(connection: Connection, request: Request) -> RowMapping | None:
 
 
 def insert(connection: Connection, document: Document, request: Request) -> RowMapping:
-    """A new job, in state created."""
+    """Insert a job in state `created`. Raises a 409 refusal if its name or output model exists."""
     moment = now()
     identity, namespace = document["id"], document["namespace"]
     name = document["name"] or identity
@@ -216,7 +219,7 @@ def get(connection: Connection, identity: str) -> RowMapping:
 
 
 def in_states(connection: Connection, states: Sequence[JobState], limit: int | None = None) -> list[RowMapping]:
-    """Jobs in some states, oldest first."""
+    """Return the jobs in the given states, oldest first."""
     chosen = sa.select(jobs).where(jobs.c.state.in_(states)).order_by(jobs.c.number).limit(limit)
     return list(connection.execute(chosen).mappings())
 
@@ -224,7 +227,7 @@ def in_states(connection: Connection, states: Sequence[JobState], limit: int | N
 def move(
     connection: Connection, identity: str, new: JobState, message: str, *, detail: str | None = None, **values: Any
 ) -> bool:
-    """Put a job into a state if the table allows it from where it is; False if it does not."""
+    """Change the state of a job. Returns False if the transition is not allowed from its current state."""
     row = get(connection, identity)
     if row["state"] not in states_before(new):
         return False
@@ -240,7 +243,7 @@ def move(
 
 
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
-    """A job as clients see it."""
+    """Build the API document of a job."""
     document: Document = msgspec.json.decode(row["document"])
     # `work` has paths on this machine: for the worker alone.
     fields_of_job = {key: value for key, value in document.items() if key != "work"}
@@ -250,7 +253,7 @@ def job_document(row: RowMapping, progress: Document | None = None) -> Document:
 
 
 def status_details(row: RowMapping, progress: Document | None = None) -> Document:
-    """How far a job is, without its curves."""
+    """Build the status of a job, without metrics."""
     known: Document = {**NOTHING_YET, **(progress or msgspec.json.decode(row["progress"]))}
     if row["state"] == JobState.COMPLETED:
         known["percentage_done"] = 100.0
@@ -270,7 +273,7 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
 
 
 def work_of(row: RowMapping) -> Document:
-    """What the worker needs to know: model, files, configuration."""
+    """Return the input of the worker: model, files, configuration."""
     work = msgspec.json.decode(row["document"])["work"]
     assert isinstance(work, dict)
     return work

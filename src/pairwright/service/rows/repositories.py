@@ -1,7 +1,7 @@
-"""The files of datasets: repositories of commits. A commit has its whole tree and is never changed.
+"""Dataset files: a content-addressed blob store, and repositories of immutable commits.
 
-The head of `main` is the newest commit. Files are blobs, named by content, so a commit is one row, written after its
-blobs are on disk: a commit that exists is complete.
+A commit is one row with its complete tree; the newest commit is the head of `main`. Blobs are on disk before the row
+is written, so every commit is complete.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from pairwright.service.rows import entities
 from pairwright.service.rows.entities import is_commit, now
 from pairwright.service.rows.schema import commits
 
-# Files by their content: `blobs/ab/abcd...` is the file with that sha256. Written once, complete, never changed.
+# Blob store: content-addressed, immutable files; `blobs/ab/abcd...` is the file with that sha256
 
 
 class Blob(msgspec.Struct, frozen=True, array_like=True):
-    """A file: content hash, size, and the id that git would give it (what hub clients compare with)."""
+    """A stored file: sha256, size, and git blob id, which hub clients compare."""
 
     sha256: str
     size: int
@@ -32,7 +32,7 @@ class Blob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Blobs:
-    """The store below a folder."""
+    """The blob store in a data folder."""
 
     def __init__(self, data: Path) -> None:
         self.folder = data / "blobs"
@@ -41,7 +41,7 @@ class Blobs:
         self.incoming.mkdir(parents=True, exist_ok=True)
 
     def clear_incoming(self) -> int:
-        """Remove what interrupted uploads left; only for the one process that serves."""
+        """Remove leftovers of interrupted uploads. Only the server process may call this."""
         left = list(self.incoming.iterdir())
         for path in left:
             path.unlink(missing_ok=True)
@@ -51,11 +51,11 @@ class Blobs:
         return self.folder / sha256[:2] / sha256
 
     def new_upload(self) -> Path:
-        """A name for a file on its way in."""
+        """Return a unique path for a temporary upload file."""
         return self.incoming / f"{os.getpid()}-{os.urandom(8).hex()}.part"
 
     def add(self, pieces: Iterable[bytes], size: int) -> Blob:
-        """Keep a file of `size` bytes; returns what it is. The size must be known before, as git's id contains it."""
+        """Store a file and return its blob. `size` is needed in advance, because the git id hashes it first."""
         hidden = self.new_upload()
         # The id of a git blob is the SHA-1 of "blob SIZE\0" and the content.
         sha256, git, num_read = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False), 0
@@ -85,7 +85,7 @@ class Blobs:
         publish(hidden, path)
 
 
-# The files of datasets: repositories of commits. A commit has its whole tree and is never changed.
+# Repositories and commits
 
 MAIN = "main"
 Tree = dict[str, Blob]
@@ -101,7 +101,7 @@ class Commit:
 
 
 def create_repository(connection: Connection, namespace: str, name: str) -> None:
-    """A repository with one commit that has no files."""
+    """Create a repository with an empty initial commit."""
     kinds = (entities.STORE_NAMESPACE, entities.NAMESPACE)
     if all(entities.find(connection, kind, "", namespace) is None for kind in kinds):
         raise Refusal(
@@ -126,7 +126,7 @@ def head(connection: Connection, namespace: str, name: str) -> Commit:
 
 
 def commit_at(connection: Connection, namespace: str, name: str, revision: str) -> Commit:
-    """The commit of a revision: `main`, or a commit's id of at least seven digits."""
+    """Return the commit of a revision: `main`, or a commit id of at least seven digits."""
     if revision in (MAIN, "refs/heads/main"):
         return head(connection, namespace, name)
     _check_there(connection, namespace, name)
@@ -145,7 +145,7 @@ def commit_at(connection: Connection, namespace: str, name: str, revision: str) 
 
 
 def history(connection: Connection, namespace: str, name: str, limit: int = 1000) -> list[Commit]:
-    """The commits, newest first."""
+    """Return the commits, newest first."""
     _check_there(connection, namespace, name)
     chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc()).limit(limit)
     return [_commit(row) for row in connection.execute(chosen).mappings()]
@@ -160,7 +160,7 @@ def add_commit(
     parent: str | None,
     change: Callable[[Tree], Tree],
 ) -> str:
-    """Commit a change of the head's tree. A commit that changes nothing is the head itself: a repeat adds nothing."""
+    """Commit a change to the tree of the head. Without changes, returns the head, so that retries add nothing."""
     newest = head(connection, namespace, name)
     tree = change(newest.tree)
     # Before the check of the parent: a commit that is sent again finds its own result.
@@ -174,6 +174,7 @@ def add_commit(
 
 
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
+    """Insert a commit and return its id."""
     body, moment = msgspec.json.encode(tree), now()
     # Random bytes too: two commits with the same tree in the same microsecond have different ids.
     parts = (namespace.encode(), name.encode(), (parent or "").encode(), moment.encode(), body, os.urandom(16))
@@ -192,7 +193,7 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
 
 
 def blobs_in_use(connection: Connection) -> set[str]:
-    """The content hashes of all files of all commits."""
+    """Return the sha256 of all files in all commits."""
     hashes: set[str] = set()
     for text in connection.execute(sa.select(commits.c.tree)).scalars():
         hashes |= {blob.sha256 for blob in _tree_of(text).values()}

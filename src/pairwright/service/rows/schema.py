@@ -1,8 +1,8 @@
-"""The tables of a service, the same in SQLite and PostgreSQL. `SCHEMA_VERSION` counts changes; migrations are numbered.
+"""Database tables, the same in SQLite and PostgreSQL. `SCHEMA_VERSION` counts changes; migrations are numbered.
 
 Entities (namespaces, datasets, targets, deployment configs) are a key and a JSON document. Jobs and deployments have
-columns for what the queue decides on. A dataset's files are commits: each has its whole tree, files are named by
-their sha256 in the blob store, so a revision never changes.
+columns for the fields that the queue uses. Dataset files are stored as commits with their complete tree; files are
+named by their sha256 in the blob store, so revisions are immutable.
 """
 
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint

@@ -1,1 +1,1 @@
-"""Queue, workers and deployments of the service."""
+"""Background work of the service: job queue, workers, base models and deployments."""

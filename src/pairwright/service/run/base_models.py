@@ -1,7 +1,8 @@
-"""Base models that jobs may train: `pairwright serve targets add NAME DIR`.
+"""Base models (targets) that jobs can train, and the translation of hyperparameters to the section `train`.
 
-A target carries the config name that clients send, whatever it is: `meta/llama-3.2-1b-instruct@v1.0.0+A100`. The
-folder stays where it is and is read by each job; it is checked when it is added and again when a job is submitted.
+Targets are added with `pairwright serve targets add NAME DIR`, under the config name that clients send, for example
+`meta/llama-3.2-1b-instruct@v1.0.0+A100`. The model folder is not copied; it is checked when the target is added and
+again when a job is submitted.
 """
 
 import json
@@ -20,7 +21,7 @@ from pairwright.service.request_models import Dpo, Hyperparameters
 from pairwright.service.rows import entities
 from pairwright.service.rows.entities import check_model_name
 
-# A job's hyperparameters as our trainer's `train` section. What cannot be done exactly is refused.
+# Translation of hyperparameters to the section `train`; unsupported values are refused
 
 TRAINING_TYPES = ("dpo", "sft")
 FINETUNING_TYPES = ("lora", "lora_merged", "all_weights")
@@ -28,7 +29,7 @@ SAVE_EVERY = 100  # updates that a crash may cost
 
 
 def train_section(given: Hyperparameters) -> dict[str, Any]:
-    """The configuration that a job trains with."""
+    """Translate hyperparameters to the section `train`. Raises a 422 refusal for unsupported values."""
     _check(given)
     dpo = given.dpo or Dpo()
     section: dict[str, Any] = {
@@ -66,7 +67,7 @@ def train_section(given: Hyperparameters) -> dict[str, Any]:
 
 
 def warnings_of(given: Hyperparameters, integrations: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """What was asked for and makes no difference here; shown in the job."""
+    """Return warnings for options without effect; they are shown in the job."""
     warnings = []
     if given.sequence_packing_enabled:
         explanation = "batches are cut by tokens already; the result is the same"
@@ -82,6 +83,7 @@ def warnings_of(given: Hyperparameters, integrations: list[dict[str, Any]]) -> l
 
 
 def _check(given: Hyperparameters) -> None:
+    """Raise for hyperparameters that the trainer does not support."""
     if given.training_type not in TRAINING_TYPES:
         raise _refuse_value(
             "hyperparameters.training_type", f"got {given.training_type!r}, this service trains dpo and sft"
@@ -103,14 +105,14 @@ def _refuse_value(where: str, message: str) -> Refusal:
     return Refusal(422, "unsupported_hyperparameter", f"{where}: {message}", details=details)
 
 
-# Base models that jobs may train: `pairwright serve targets add NAME DIR`.
+# Base models (targets) and their documents
 
 _PRECISION = {"F32": "fp32", "F16": "fp16", "BF16": "bf16", "I8": "int8"}
 Document = dict[str, Any]
 
 
 def add_target(connection: Connection, name: str, folder: Path) -> Document:
-    """Register a model's folder under a config name."""
+    """Register a model folder under a config name."""
     check_model_name(name, "NAME")
     folder = folder.resolve()
     settings = _settings(folder)
@@ -135,7 +137,7 @@ def add_target(connection: Connection, name: str, folder: Path) -> Document:
 
 
 def find_target(connection: Connection, config: str) -> Document:
-    """The target of a config name; a name without `+HARDWARE` finds the only target of that name."""
+    """Return the target of a config name. A name without version or hardware must match exactly one target."""
     everything = entities.every(connection, entities.TARGET)
     exact = [target for target in everything if target["name"] == config]
     matches = exact or [target for target in everything if config in (target["target"], target["base_model"])]
@@ -149,7 +151,7 @@ def find_target(connection: Connection, config: str) -> Document:
 
 
 def config_document(target: Document) -> Document:
-    """A target as a customization config: what can be trained, and how."""
+    """Build the API document of a customization config from a target."""
     return {
         "id": target["id"].replace("cust-target", "cust-config"),
         "name": target["name"].partition("/")[2] or target["name"],
@@ -171,6 +173,7 @@ def config_document(target: Document) -> Document:
 
 
 def target_document(target: Document) -> Document:
+    """Build the API document of a target."""
     return {
         "id": target["id"],
         "name": target["target"].partition("/")[2] or target["target"],
@@ -200,7 +203,7 @@ def _settings(folder: Path) -> Document:
 
 
 def _weights(folder: Path) -> tuple[int, str]:
-    """Number of parameters and their precision, from the headers of the safetensors files."""
+    """Return the number of parameters and the most common precision, from the safetensors headers."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder}: no *.safetensors: save the model with save_pretrained(safe_serialization=True)")

@@ -1,8 +1,8 @@
-"""Deployments: each is a model server in a process of its own, `ready` when it answers.
+"""Deployments: model servers, each in its own process, `ready` once the health check succeeds. Also looks up models.
 
-Rows say which servers should be there, locks say which are. A server that is gone is started again, a few times; one
-that does not answer in time is a failed deployment with the end of its log. A folder whose row was deleted is the
-sign to end its server. After a restart of the service a server that lives is found and used on.
+The database holds the desired servers, process locks show the running ones. A server that exits is restarted a few
+times. One that does not become healthy in time fails its deployment, with the end of its log. The server of a deleted
+row is stopped and its folder removed. Servers that survive a restart of the service are reused.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ TRANSITIONS: dict[DeploymentState, frozenset[DeploymentState]] = {
 
 
 class Deployments:
-    """Runs in the one thread that supervises."""
+    """Manages the model servers. Used only from the supervisor thread."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -70,7 +70,7 @@ class Deployments:
         self._end_deleted({row["id"] for row in rows_now})
 
     def stop(self) -> None:
-        """End all servers; they are started again with the service."""
+        """Stop all servers. They are started again with the service."""
         rows_now = self._rows()
         folders = [self._settings.deployment_folder(row["id"]) for row in rows_now]
         for folder in folders:
@@ -87,6 +87,7 @@ class Deployments:
             return list(connection.execute(sa.select(rows).order_by(rows.c.created_at)).mappings())
 
     def _look_after(self, row: RowMapping) -> None:
+        """Start, check or stop the server of a deployment, according to its state."""
         folder = self._settings.deployment_folder(row["id"])
         state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
@@ -107,6 +108,7 @@ class Deployments:
                 self._move(row, DeploymentState.PENDING, "does not answer")
 
     def _start(self, row: RowMapping) -> None:
+        """Start the model server on a free port; fail the deployment after too many starts."""
         folder = self._settings.deployment_folder(row["id"])
         if row["starts"] >= MAX_STARTS:
             self._fail(row, f"the model server ended {row['starts']} times")
@@ -146,6 +148,7 @@ class Deployments:
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(updated_at=now(), **values))
 
     def _end_deleted(self, known: set[str]) -> None:
+        """Stop the servers of deleted deployments, and remove their folders."""
         if not self._settings.deployments.is_dir():
             return
         for folder in self._settings.deployments.iterdir():
@@ -172,7 +175,7 @@ def get(connection: Connection, namespace: str, name: str) -> RowMapping:
 
 
 def deployment_document(row: RowMapping, base_url: str) -> Document:
-    """A deployment as clients see it; `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
+    """Build the API document of a deployment. `url` is the root of an OpenAI-compatible server (`/v1` below it)."""
     document: Document = msgspec.json.decode(row["document"])
     # `work` has paths on this machine.
     fields_of_deployment = {key: value for key, value in document.items() if key != "work"}
@@ -190,7 +193,7 @@ def deployment_document(row: RowMapping, base_url: str) -> Document:
 
 
 def answers(port: int | None, path: str = "/health") -> bool:
-    """Whether a model server on this machine says that it is ready."""
+    """Whether the model server on a local port is healthy."""
     if port is None:
         return False
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
@@ -202,13 +205,13 @@ def answers(port: int | None, path: str = "/health") -> bool:
             return False
 
 
-# Models by name: what jobs made and what they started from; where their files are.
+# Lookup of models by name: outputs of jobs, and base models
 
 ModelDocument = dict[str, Any]
 
 
 def check_known(connection: Connection, model: str, caller: Caller) -> None:
-    """Refuse a model that no job makes and that is no base model."""
+    """Raise a 422 refusal if the model is neither a base model nor the output of a job."""
     row = _job(connection, model)
     if row is not None:
         caller.check(row["namespace"], write=False)
@@ -220,7 +223,7 @@ def check_known(connection: Connection, model: str, caller: Caller) -> None:
 
 
 def model_folder(connection: Connection, model: str, caller: Caller, settings: Settings) -> Path:
-    """The folder of a model that can be served now."""
+    """Return the folder of a model. Raises a refusal if it is unknown or not ready."""
     check_known(connection, model, caller)
     row = _job(connection, model)
     if row is None:
@@ -238,7 +241,7 @@ def model_folder(connection: Connection, model: str, caller: Caller, settings: S
 
 
 def every_model(connection: Connection, caller: Caller) -> list[ModelDocument]:
-    """Models that the caller may use, newest first."""
+    """Return the models that the caller may use: outputs of completed jobs, newest first, then base models."""
     chosen = sa.select(jobs).where(jobs.c.state == JobState.COMPLETED).order_by(jobs.c.number.desc())
     documents = [
         _document(row["output_model"], row["namespace"], row["updated_at"])

@@ -1,9 +1,9 @@
-"""The queue of jobs: at most N workers at a time, and every job ends.
+"""Job queue: runs at most N workers at a time, and brings every job to a final state.
 
-One pass (`tick`) looks at each job that should have a worker, by its lock, then starts what waits. The rows say what
-should be; the locks say what is. After a restart of the service a worker that lives is watched on; a job whose worker
-is gone goes on from its last checkpoint. While the service runs, a worker that is gone without a result is a failed
-job with the last lines of its log, and one that gives no sign for too long is ended.
+A pass (`tick`) checks the worker of each running job by its process lock, then starts waiting jobs. The database holds
+the desired state, the locks show the actual one. Workers that survive a restart of the service are monitored again;
+jobs whose worker did not survive resume from the last checkpoint. While the service runs, a worker that exits without a
+result fails its job, with the end of its log, and a worker without activity for too long is killed.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ CANCEL_SECONDS = 10.0
 
 
 class JobQueue:
-    """Runs in the one thread that supervises; holds no state that a restart would need."""
+    """Starts and monitors workers. Used only from the supervisor thread; keeps no state that a restart would need."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -48,12 +48,13 @@ class JobQueue:
         self._asked_to_stop: dict[str, float] = {}
 
     def recover(self) -> None:
-        """After a start: jobs whose workers are gone wait for their turn again."""
+        """Put jobs whose worker is gone back into the queue, after a start of the service."""
         for row in self._rows(WITH_WORKER):
             if not process.is_alive(self._process(row)):
                 self._close(row, is_recovery=True)
 
     def tick(self) -> None:
+        """Run one pass: check running jobs, then start waiting ones."""
         running = self._rows(WITH_WORKER)
         alive = 0
         for row in running:
@@ -72,7 +73,7 @@ class JobQueue:
                 self._move(row, JobState.PENDING, f"waiting: {self._settings.max_running} jobs run at a time")
 
     def stop(self) -> None:
-        """Let workers save a checkpoint and end; their jobs go on at the next start."""
+        """Let workers save a checkpoint and exit. Their jobs resume at the next start."""
         running = self._rows(WITH_WORKER)
         for row in running:
             process.send(self._process(row), signal.SIGTERM)
@@ -98,6 +99,7 @@ class JobQueue:
         return self._run(row) / local.PROCESS
 
     def _start(self, row: RowMapping) -> None:
+        """Write the inputs of a job and launch its worker."""
         moved = self._move(
             row,
             JobState.RUNNING,
@@ -122,7 +124,7 @@ class JobQueue:
             self._move(row, JobState.FAILED, "the worker could not be started", detail=str(error))
 
     def _watch(self, row: RowMapping) -> None:
-        """A job whose worker lives: note its progress, end it if that was asked for or it hangs."""
+        """Record the progress of a job with a live worker. Ends the worker if it is cancelled or stalled."""
         run, worker = self._run(row), self._process(row)
         if row["state"] == JobState.CANCELLING:
             self._end(row["id"], worker)
@@ -157,7 +159,7 @@ class JobQueue:
             connection.execute(sa.update(rows).where(rows.c.id == row["id"]).values(values))
 
     def _close(self, row: RowMapping, *, is_recovery: bool) -> None:
-        """A job whose worker is gone: what became of it?"""
+        """Move a job whose worker is gone to its next state."""
         new, message, detail = self._outcome(row, is_recovery=is_recovery)
         progress = self._progress(row, is_completed=new is JobState.COMPLETED)
         values: dict[str, Any] = {
@@ -176,6 +178,7 @@ class JobQueue:
         self._asked_to_stop.pop(row["id"], None)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
+        """Return state, message and detail of a job whose worker is gone."""
         folder = self._run(row)
         run = read_status(folder, strict=False)
         if run is not None and run.state == "completed" and (folder / (run.model or "model")).is_dir():

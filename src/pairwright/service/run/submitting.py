@@ -1,4 +1,4 @@
-"""From a request to a job: the base model, the revision of the data, the configuration, all pinned when it is made."""
+"""Creates jobs from requests. Base model, dataset revision and configuration are pinned on submission."""
 
 import re
 from typing import Any
@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 def check_files_url(url: str, field: str) -> tuple[str, str, str]:
-    """Namespace, name and revision of `hf://datasets/<ns>/<name>[@<commit>]`."""
+    """Parse `hf://datasets/<ns>/<name>[@<commit>]` into namespace, name and revision."""
     match = _FILES_URL.fullmatch(url)
     if match is None:
         raise Refusal(
@@ -32,7 +32,7 @@ def check_files_url(url: str, field: str) -> tuple[str, str, str]:
 
 
 def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:
-    """Make the job of a request, or find the one that it made before."""
+    """Create the job of a request, or return the one that an earlier attempt created."""
     # Before any check: what the first request was answered with must not depend on what changed since.
     repeated = jobs.find_repeat(connection, request)
     if repeated is not None:
@@ -100,7 +100,7 @@ def _reference(given: str | DatasetReference) -> DatasetReference:
 def _dataset(
     connection: Connection, reference: DatasetReference, caller: Caller
 ) -> tuple[Document, tuple[str, Commit]]:
-    """The dataset as the job shows it, and the commit that it trains on."""
+    """Return the dataset for the API document, and its URL and commit to train on."""
     url = reference.files_url
     if url is None:
         if reference.name is None:
@@ -127,7 +127,7 @@ def _dataset(
 
 
 def _files(found: Commit, source: str) -> list[Document]:
-    """The JSON-lines files of the training and the validation folder, in order."""
+    """List the JSON Lines files of the training and validation folders, in order."""
     files = [
         {"path": path, "split": SPLITS[folder], "sha256": blob.sha256, "size": blob.size}
         for path, blob in found.tree.items()

@@ -1,10 +1,10 @@
-"""The files of a dataset as what the trainer reads, imported and paired as the command line does it.
+"""Converts the files of a dataset to tables for the trainer, with the import and pairing of the command line.
 
     dpo   rows of the format customizer       ->  OUT/pairs, a pairs table with both splits
     sft   rows of the format customizer-sft   ->  OUT/experience and OUT/validation, experience tables
 
-Training and validation files give the splits; nothing is dropped or reordered. A row that cannot be used ends the job
-with its place.
+Splits follow the training and validation files; rows are neither dropped nor reordered. An invalid row fails the job,
+with its file and line in the message.
 """
 
 import os
@@ -43,7 +43,7 @@ _PAIRS = PairOptions(strategy="imported", verbatim=True, tie_tolerance=0.0, keep
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a dataset: its path there, where its bytes are, and its split."""
+    """A file of a dataset: its path in the dataset, the blob with its content, and its split."""
 
     path: str
     blob: Path
@@ -51,7 +51,7 @@ class DataFile:
 
 
 def write_training_data(files: Sequence[DataFile], output: Path, *, training_type: str) -> dict[str, int]:
-    """Write the tables of a dataset below `output`; returns the number of rows of each split."""
+    """Write the tables of a dataset to `output`. Returns the number of rows per split."""
     is_dpo = training_type == "dpo"
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as temporary:
@@ -76,7 +76,10 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
 
 
 def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, format_name: str) -> dict[str, str]:
-    """Import files in their order, or raise SourceError for the first row that cannot be used."""
+    """Import files in order. Raises SourceError for the first invalid row.
+
+    Returns the dataset path of each imported file.
+    """
     paths: dict[str, str] = {}
     for number, file in enumerate(files):
         if next(read_lines(file.blob), None) is None:
@@ -105,7 +108,7 @@ def _refuse_row(path: str, line: int | None, reason: str) -> SourceError:
 
 
 def _refuse_pair(tables: Sequence[Table], built: Path, paths: Mapping[str, str]) -> SourceError:
-    """The refusal of the first preference that is no pair."""
+    """Create the error for the first preference that did not become a pair."""
     dropped = pl.read_parquet(built / OUTCOMES).filter(pl.col("reason").is_not_null())
     reasons = dict(dropped.select("uid", "reason").iter_rows())
     experiences: Iterator[Experience] = chain.from_iterable(table.records() for table in tables)
@@ -122,7 +125,7 @@ def _refuse_pair(tables: Sequence[Table], built: Path, paths: Mapping[str, str])
 
 
 def _assign_splits(batches: Iterator[pa.RecordBatch], num_train: int) -> Iterator[pa.RecordBatch]:
-    """Pairs with the splits of their files. A row that stands in a dataset twice is two pairs with ids of their own."""
+    """Set the splits of pairs. Duplicate rows of a dataset stay separate pairs, with distinct ids."""
     counts: Counter[str] = Counter()
     num_before = 0
     for batch in batches:

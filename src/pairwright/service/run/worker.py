@@ -1,7 +1,7 @@
-"""One job in a process of its own: `python -m pairwright.service.run.worker JOB_FOLDER`, a local job of `jobs/`.
+"""Worker process of a job: `python -m pairwright.service.run.worker JOB_FOLDER`. It runs as a local job (`jobs/`).
 
-Imports and pairs the dataset, then trains. Run again after a crash it finds the tables there, and training goes on from
-its last checkpoint.
+Imports and pairs the dataset, then trains. After a crash it reuses the finished tables and resumes training from the
+last checkpoint.
 """
 
 import shutil
@@ -23,7 +23,7 @@ LINE_SECONDS = 10.0
 
 
 def prepare(folder: Path) -> dict[str, Any]:
-    """Make the data of a job if it is not there yet; returns the arguments of `train`."""
+    """Write the training data, unless it exists, and return the arguments of `train`."""
     work = msgspec.json.decode((folder / WORK_FILE).read_bytes())
     data, run = folder / "data", folder / "run"
     if not data.is_dir():  # it takes this name when it is complete
@@ -48,7 +48,7 @@ def prepare(folder: Path) -> dict[str, Any]:
 
 
 class _Lines:
-    """Notes at once, and how far training is every few seconds: the log is also the sign that it lives."""
+    """Prints notes immediately and progress every few seconds. The log output also serves as a heartbeat."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -63,6 +63,7 @@ class _Lines:
 
 
 def main() -> None:
+    """Run the job of the folder given on the command line."""
     try:
         arguments = prepare(Path(sys.argv[1]))
         try:
