@@ -148,7 +148,7 @@ def split_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]
     """Split a complete answer into its text and its calls.
 
     >>> split_calls(HERMES, 'Let me look.<tool_call>{"name": "clock", "arguments": {}}</tool_call>')
-    ('Let me look.', [ToolCall(name='clock', arguments='{}')])
+    ('Let me look.', [ToolCall(name='clock', arguments='{}', id=None, type='function')])
     """
     stream = CallStream(form)
     before = stream.add(text)

@@ -66,7 +66,7 @@ def format_number(value: float | int | None, digits: int = 4) -> str:
 def format_count(number: int, noun: str) -> str:
     """Format a count with its noun in singular or plural.
 
-    >>> format_count(1, "task"), counted(1200, "task")
+    >>> format_count(1, "task"), format_count(1200, "task")
     ('1 task', '1,200 tasks')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
