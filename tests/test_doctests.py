@@ -14,11 +14,12 @@ MODULES = sorted(
     if not module.name.endswith("__main__")
 )
 MIN_EXAMPLES = 90
+NEED_FILES = ("import pairwright as pw", "models/tiny")
 
 
 def examples_of(name: str) -> list[doctest.DocTest]:
     tests = doctest.DocTestFinder().find(importlib.import_module(name), name)
-    return [test for test in tests if test.examples and "import pairwright as pw" not in (test.docstring or "")]
+    return [test for test in tests if test.examples and not any(mark in test.docstring for mark in NEED_FILES)]
 
 
 @pytest.mark.parametrize("name", MODULES)
