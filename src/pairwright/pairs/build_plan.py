@@ -167,7 +167,7 @@ def _plan_in_process(
 
 
 def _resolve_thresholds(candidates: Iterable[Floats], options: PairOptions) -> PairOptions:
-    """Options with the thresholds as rewards; the rewards of candidates are asked for where that needs them."""
+    """Replace quantile thresholds in the options by rewards; `candidates` is consumed only if there are quantiles."""
     if options.strategy != "stratified":
         return options
     rewards: Floats = np.zeros(0)

@@ -129,6 +129,7 @@ class Funnel:
             self.stages[number].add(stage)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the stages and the hint for funnel.json; reasons without drops are left out."""
         return {
             "stages": [
                 {

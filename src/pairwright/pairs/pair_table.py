@@ -295,6 +295,7 @@ def num_characters(messages: Iterable[Message]) -> int:
 
 
 def _row(pair: Pair) -> dict[str, Any]:
+    """Convert a pair to a row of the table."""
     return {
         "id": pair.id,
         "tid": pair.chosen_eid.tid,
@@ -318,6 +319,7 @@ def _row(pair: Pair) -> dict[str, Any]:
 
 
 def _pair(row: dict[str, Any]) -> Pair:
+    """Convert a row of the table to a pair; raises TableError if it is invalid."""
     try:
         info = from_json(row["info"]) if row["info"] else {}
         return Pair(

@@ -44,6 +44,7 @@ class Column:
     null_without: str = ""
 
     def values(self, experiences: Sequence[Experience]) -> list[Any]:
+        """Compute the values of the column for a batch of experiences."""
         of = self.of
         if self.null_without and not any(map(attrgetter(self.null_without), experiences)):
             return [None] * len(experiences)

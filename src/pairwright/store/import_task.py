@@ -1,7 +1,7 @@
 """One task of an import: read a file, or a range of its lines, into a hidden part and a hidden file of rejections.
 
-Runs in a worker process or in the main process, with the same result; imports neither Polars nor `store/table.py`. Also
-reads back files that pairwright exported: payloads (store/codec.py), and Parquet with the columns of the table.
+Runs in a worker process or in the main process, with the same result; does not import store/table.py. Also reads back
+files that pairwright exported: payloads (store/codec.py), and Parquet with the columns of the table.
 """
 
 import gc

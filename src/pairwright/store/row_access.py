@@ -37,7 +37,7 @@ class RowAccess(ABC, Generic[R]):
 
     @abstractmethod
     def scan(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches; only `columns` are read where they are named."""
+        """Yield rows as record batches; reads only `columns`, or all columns if None."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:

@@ -78,7 +78,7 @@ def _rows_of_several(tables: Sequence[Table], first: int) -> Indices:
 
 
 def _read_decisions(tables: Sequence[Table], wanted: Indices, first: int) -> Iterator[pl.DataFrame]:
-    """The decisions of these rows, batch by batch."""
+    """Yield the decisions of the wanted rows, batch by batch."""
     for number, table in enumerate(tables, first):
         start = number << PLACE_BITS
         for batch in table.scan(columns=_CONTENT):
