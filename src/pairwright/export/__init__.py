@@ -1,4 +1,4 @@
-"""Pairs written for other tools: one file a family of targets. `EXPORTERS` lists them by the name that `--to` takes."""
+"""Export pairs to other tools: one module per family of targets. `EXPORTERS` maps the names of `--to` to exporters."""
 
 import os
 from typing import Any

@@ -1,10 +1,11 @@
-"""A pair on its way to JSON lines: its messages, decoded and escaped once, as the chat messages that most targets hold.
+"""Shared parts of the JSON Lines exporters: pairs as chat messages, cutting at the divergence, plain texts.
+
+Messages are decoded and encoded once for all pairs of a batch that share them, as the chat messages of most targets:
 
     {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function",
      "function": {"name": "clock", "arguments": "{}"}}], "reasoning_content": "..."}
 
-The arguments of a call stay the JSON text that they are, unless asked for as objects. Parts that are all text become
-text.
+Tool call arguments are JSON text, or objects with `arguments="object"`. Content parts that are all text are joined.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 class Unfit(Exception):
-    """A pair that the target cannot hold; `reason` is the name under which it is counted."""
+    """Raised for a pair that the target cannot represent; it is counted as refused under `reason`."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -31,7 +32,7 @@ class Unfit(Exception):
 
 
 class Context(NamedTuple):
-    """What holds for all pairs of one export."""
+    """Settings that apply to all pairs of one export."""
 
     history: bool  # customizer: messages with the full history as prompt
     has_tools: bool  # some pair has tools, so that every row should have the column
@@ -40,9 +41,9 @@ class Context(NamedTuple):
 
 
 class Content:
-    """The messages of a prompt or a side. The pairs of a batch share one for each text that the table stores.
+    """The messages of a prompt or a side; pairs of a batch with equal stored text share one instance.
 
-    `text` is a JSON string where text is all that there is: one message, of the user or written by the model.
+    `text` is the content as a JSON string if there is one message with plain text only, else None.
     """
 
     def __init__(self, stored: str | None, arguments: str) -> None:
@@ -54,19 +55,22 @@ class Content:
 
     @cached_property
     def json(self) -> bytes:
-        """The messages as the JSON text of a chat; raises Unfit where there are none, or one has more than text."""
+        """The messages as a JSON array of chat messages; raises Unfit if there are none or one is not only text."""
         if not self.messages:
             raise Unfit("no_messages")
         return encode([chat_message(message, arguments=self._arguments) for message in self.messages])
 
     @cached_property
     def left_out(self) -> tuple[str, ...]:
-        """What to note of a chat that has no place for `extra`."""
+        """Notes for a target without a field for `extra`."""
         return ("extra_left_out",) if any(message.extra for message in self.messages) else ()
 
     @cached_property
     def side_notes(self) -> tuple[str, ...]:
-        """The same of a side, and what is not trained as one might think; Unfit where the model wrote nothing."""
+        """Notes for a side: `left_out`, several messages, or a first message that is not the assistant's.
+
+        Raises Unfit if the side has no assistant message.
+        """
         roles = [message.role for message in self.messages]
         if "assistant" not in roles:
             raise Unfit("a_side_has_no_assistant_message")
@@ -76,7 +80,7 @@ class Content:
 
 
 class PairRow(msgspec.Struct, frozen=True, gc=False):
-    """A row of the pairs table. `tools` is the JSON text that is stored, None where the pair has none."""
+    """A row of the pairs table. `tools` is the stored JSON text, None if the pair has no tools."""
 
     id: str
     weight: float
@@ -93,12 +97,12 @@ class PairRow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def has_raw_text(self) -> bool:
-        """Whether messages of the pair are raw text, which stands in no chat."""
+        """Whether the pair has raw text, which is outside any chat template."""
         return self.prompt.has_raw_text or self.chosen.has_raw_text or self.rejected.has_raw_text
 
 
 def check_is_chat(row: PairRow) -> None:
-    """Raise Unfit where a pair has no prompt, or is raw text that the target would put into a chat template."""
+    """Raise Unfit if a pair has no prompt, or is raw text, to which the target would apply a chat template."""
     if not row.prompt.messages:
         raise Unfit("no_prompt")
     if row.has_raw_text:
@@ -106,14 +110,20 @@ def check_is_chat(row: PairRow) -> None:
 
 
 def chat_message(message: Message, *, arguments: str = "text", reasoning_key: str | None = "reasoning_content") -> Json:
-    """One message as a chat has it. An empty content is "", which every template takes."""
+    """Convert a message to a chat message. Empty content is "", which every chat template accepts.
+
+    Args:
+        message: The message; raises Unfit if it has more than text, such as images.
+        arguments: "text" writes tool call arguments as JSON text, "object" as objects.
+        reasoning_key: Key of the reasoning; None leaves it out.
+    """
     decode_call = call_value if arguments == "object" else None
     key = reasoning_key if message.reasoning else None
     return to_chat_message(message, content=text_of(message), arguments=decode_call, reasoning_key=key)
 
 
 def text_of(message: Message) -> str:
-    """The text of a message; Unfit where it has more than text, such as images."""
+    """Return the text of a message; raises Unfit if it has more than text, such as images."""
     if isinstance(message.content, list) and not all(
         part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str) for part in message.content
     ):
@@ -122,7 +132,7 @@ def text_of(message: Message) -> str:
 
 
 def call_value(call: ToolCall) -> Json:
-    """The arguments of a call as the object that they are; Unfit where they are not a JSON object."""
+    """Decode the arguments of a tool call; raises Unfit if they are not a JSON object."""
     try:
         value = decode(call.arguments)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -133,9 +143,10 @@ def call_value(call: ToolCall) -> Json:
 
 
 def chats_of(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
-    """Prompt, chosen and rejected as the JSON text of chats, for targets that hold several messages a side.
+    """Return prompt, chosen and rejected as JSON arrays of chat messages, for targets with several messages per side.
 
-    Where a side has several, the target does not train just what the model wrote: its docstring says what instead.
+    If a side has several messages, targets do not train exactly on what the model generated; the docstring of each
+    target says what they train on.
     """
     check_is_chat(row)
     chats = row.prompt.json, row.chosen.json, row.rejected.json
@@ -145,12 +156,12 @@ def chats_of(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
 
 
 def tools_text(row: PairRow) -> bytes:
-    """The tools as a JSON string that holds JSON, so that no loader unifies the schemas of different rows."""
+    """Return the tools as a JSON string that contains JSON, so that loaders do not unify schemas across rows."""
     return encode(row.tools or "[]")
 
 
 def note_left_out(context: Context, messages: Iterable[Message], *, reasoning: bool) -> None:
-    """Count what a target has no place for: `extra`, and the reasoning where `reasoning` says so."""
+    """Note what the target leaves out: `extra`, and the reasoning if `reasoning` is set."""
     for message in messages:
         if message.extra:
             context.note("extra_left_out")
@@ -164,11 +175,14 @@ def _only_text(message: Message) -> bytes | None:
     return None if has_more or not isinstance(message.content, str) else encode(message.content)
 
 
-# Pairs cut at their divergence: one message of the model a side, for targets that hold no more.
+# Cutting pairs at the divergence, for targets with one assistant message per side
 
 
 def cut_at_divergence(row: PairRow, context: Context) -> tuple[tuple[Message, ...], Message, Message]:
-    """The prompt with what the sides share, and the first message of each that differs."""
+    """Return the prompt extended by the common prefix of the sides, and the first different message of each side.
+
+    Raises Unfit if one side continues the other, or the model did not generate both of these messages.
+    """
     check_is_chat(row)
     prompt, chosen, rejected = (content.messages for content in row.contents)
     # The usual case needs no comparison of canonical forms.
@@ -196,7 +210,7 @@ def _num_shared(chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> i
 
 
 def only_texts(row: PairRow) -> tuple[bytes, bytes, bytes] | None:
-    """Prompt, chosen and rejected as JSON strings, where a message of the user and one answer a side are all text."""
+    """Return prompt, chosen and rejected as JSON strings if the pair is one user message and two text answers."""
     prompt, chosen, rejected = row.prompt, row.chosen, row.rejected
     if prompt.role == "user" and chosen.role == rejected.role == "assistant":
         question, good, bad = prompt.text, chosen.text, rejected.text
@@ -207,7 +221,7 @@ def only_texts(row: PairRow) -> tuple[bytes, bytes, bytes] | None:
 
 
 def prompt_text(prompt: Sequence[Message], tools: str | None) -> str:
-    """The text of a prompt that is one user message without tools."""
+    """Return the text of a prompt; raises Unfit unless it is a single user message without tools."""
     system, text = system_and_prompt_text(prompt, tools)
     if system is not None:
         raise Unfit("prompt_is_not_one_user_message")
@@ -215,7 +229,10 @@ def prompt_text(prompt: Sequence[Message], tools: str | None) -> str:
 
 
 def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tuple[str | None, str]:
-    """The texts of a prompt that is one user message, after a system message or after none, without tools."""
+    """Return the texts of the system message (or None) and the user message of a prompt.
+
+    Raises Unfit if the prompt has other messages or tools.
+    """
     if tools:
         raise Unfit("tools")
     roles = [message.role for message in prompt]
@@ -225,7 +242,7 @@ def system_and_prompt_text(prompt: Sequence[Message], tools: str | None) -> tupl
 
 
 def side_text(message: Message) -> str:
-    """The text of an answer."""
+    """Return the text of an answer; raises Unfit if it has tool calls or no text."""
     if message.tool_calls:
         raise Unfit("tool_calls_in_a_side")
     text = text_of(message)

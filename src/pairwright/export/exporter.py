@@ -1,9 +1,9 @@
-"""How every export runs: rows come a batch at a time, and the output takes its name when it is complete.
+"""The export loop: read pairs batch by batch, write the output atomically, count refused and noted pairs.
 
-A target's `Lines` joins the JSON lines of one pair from the JSON text of its messages, which chat.py makes once for all
-pairs of a batch that share them. What the target cannot hold raises Unfit, and the pair is counted under that reason as
-refused; what is written, but not the whole of it or not as it would be trained elsewhere, is counted as noted. Nothing
-else is left out: pairs = written + refused.
+The `Lines` function of a target builds the JSON Lines of one pair from its messages, which export/chat_lines.py encodes
+once for all pairs of a batch that share them. If the target cannot represent a pair, it raises Unfit and the pair is
+counted as refused. A pair that is written incompletely, or that the target trains differently, is counted as noted.
+Always pairs = written + refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ _CONTENT = ("prompt", "tools", "chosen", "rejected")
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the user may say about an export; targets use what concerns them."""
+    """Options of an export; targets ignore those that do not apply to them."""
 
     split: Literal["train", "validation", "all"] = "all"
     history: bool = False  # customizer: messages with the full history as prompt, instead of text
@@ -70,7 +70,7 @@ class ExportSummary(msgspec.Struct, kw_only=True):
 
 
 class NothingFits(PairwrightError):
-    """An export in which no pair was written; what was there before stays. `summary` says what became of the pairs."""
+    """Raised if no pair was written; an existing output is unchanged. `summary` has the counts."""
 
     def __init__(self, summary: ExportSummary, pairs: Place, split: str) -> None:
         self.summary = summary
@@ -86,7 +86,7 @@ class NothingFits(PairwrightError):
 
 
 def refuse_empty(summary: ExportSummary, pairs: Place, options: ExportOptions) -> None:
-    """NothingFits where no pair was written and the export needs rows."""
+    """Raise NothingFits if no pair was written and `needs_rows` is set."""
     if options.needs_rows and not summary.written:
         raise NothingFits(summary, pairs, options.split)
 
@@ -96,7 +96,7 @@ Exporter = Callable[[Place, Place, ExportOptions], ExportSummary]
 
 
 def jsonl_exporter(target: str, lines: Lines) -> Exporter:
-    """An exporter that writes what `lines` makes of each pair."""
+    """Return an exporter that writes the lines of each pair to a JSON Lines file."""
 
     def export(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
         summary = ExportSummary(target=target)
@@ -114,7 +114,7 @@ def jsonl_exporter(target: str, lines: Lines) -> Exporter:
 
 
 def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
-    """The lines of all pairs; what becomes of each pair is counted in `summary`."""
+    """Yield the lines of all pairs, and count written, refused and noted pairs in `summary`."""
     # The notes of the current pair; they count only if it is written.
     notes: set[str] = set()
     context = Context(options.history, _has_tools(pairs, options.split), notes.add)
@@ -142,7 +142,7 @@ def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: Expo
 def split_batches(
     pairs: Place, split: str, columns: list[str] | None = None, *, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one split, or of all."""
+    """Yield batches of the pairs of a split, or of all pairs for the split "all"."""
     if split == "all":
         yield from pair_batches(pairs, columns, dictionaries=dictionaries)
         return
@@ -153,7 +153,7 @@ def split_batches(
 
 
 def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
-    """The rows of a batch. Equal texts are one Content, so that each is decoded and escaped once."""
+    """Yield the rows of a batch. Equal texts share one `Content`, so that each is decoded and encoded once."""
     contents: dict[str | None, Content] = {}
     columns = [batch.column(name).to_pylist() for name in _NARROW]
     for name in _CONTENT:
@@ -171,12 +171,12 @@ def _rows(batch: pa.RecordBatch, arguments: str) -> Iterator[PairRow]:
 
 
 def begins_with_text(pairs: Place) -> bool:
-    """Whether the first pair of a table is raw text, outside any chat template."""
+    """Return whether the first pair of a table is raw text, outside any chat template."""
     return any(_is_text(batch) for batch in islice(pair_batches(pairs, ["prompt"]), 1))
 
 
 def _is_text(batch: pa.RecordBatch) -> bool:
-    """Whether the first pair of a batch is raw text."""
+    """Return whether the first pair of a batch is raw text."""
     prompt = batch.column("prompt")[0].as_py() if batch.num_rows else None
     # Stored messages are compact JSON that begins with the role: no need to decode.
     return prompt is not None and prompt.startswith('[{"role":"text"')

@@ -1,14 +1,15 @@
-r"""LLaMA-Factory's preference data: ShareGPT turns (v0), and messages of parts with loss weights (v1).
+r"""LLaMA-Factory preference data: ShareGPT turns (v0), and messages of typed parts with loss weights (v1).
 
     v0   {system, tools: JSON text, conversations: [{from, value}], chosen: {from, value}, rejected: {from, value}}
     v1   {tools: JSON text, chosen_messages: [{role, content: [{type, value}], loss_weight}], rejected_messages: [...]}
 
-v0 holds one turn a side, so a pair of several messages is cut at its divergence (cut.py). Its turns alternate, or
-LLaMA-Factory skips the row: what does not alternate is refused, and so is a turn with text and calls, since v0 has
-turns for either. v1 holds it all; loss_weight is 1 for what the model wrote in its side and 0 for everything else.
+v0 has one turn per side, so a pair with several messages is cut at its divergence (export/chat_lines.py). LLaMA-Factory
+skips rows whose turns do not alternate, so such pairs are refused; so are pairs with text and tool calls in one turn,
+since a v0 turn has either. v1 represents all of it; loss_weight is 1 for messages that the model generated in its side
+and 0 for all others.
 
-Neither has ids of calls: results answer calls in order, and a pair in which they do not is refused. Arguments are
-written as the JSON that they are, and refused where they are not a JSON object. Names of messages are left out.
+Neither format has tool call ids: results answer calls in order, and pairs in which they do not are refused. Arguments
+are written verbatim as JSON; pairs whose arguments are not a JSON object are refused. Message names are left out.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ _SPEAKERS = {"user": "human", "tool": "observation", "assistant": "gpt"}
 
 
 def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
-    """LLaMA-Factory v0: formatting sharegpt, ranking true. Reasoning is left out, which is noted."""
+    """LLaMA-Factory v0 (`formatting: sharegpt`, `ranking: true`). Reasoning is left out and noted."""
     prompt, chosen, rejected = cut_at_divergence(row, context)
     note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
     _note_names(context, [*prompt, chosen, rejected])
@@ -55,7 +56,7 @@ def sharegpt_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def parts_lines(row: PairRow, context: Context) -> list[bytes]:
-    """LLaMA-Factory v1: both conversations whole, with loss weights."""
+    """LLaMA-Factory v1: two complete conversations with loss weights."""
     check_is_chat(row)
     prompt, chosen, rejected = (content.messages for content in row.contents)
     row_fields: Json = {"tools": row.tools or ""}
@@ -104,7 +105,7 @@ def _call(call: ToolCall) -> Json:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Raise Unfit unless each result answers the next call of the turn before it, which is how it will be read."""
+    """Raise Unfit unless tool results are in the order of the calls, which is how LLaMA-Factory matches them."""
     # Ids of the calls that have no result yet, in order.
     waiting: list[str | None] = []
     for message in messages:

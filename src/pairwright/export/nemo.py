@@ -1,13 +1,13 @@
-"""NVIDIA NeMo: the preference datasets of NeMo RL, and the rows of NeMo Customizer.
+"""NVIDIA NeMo: preference datasets of NeMo RL, and rows for NeMo Customizer.
 
     nemo-rl-preference   {context: [...], completions: [{rank: 0, reward, completion: [...]}, {rank: 1, ...}], tools}
     nemo-rl-binary       {prompt: [...], chosen: text, rejected: text, tools}
     customizer           {prompt: text, chosen_response: text, rejected_response: text}
     customizer --history {prompt: [...], chosen_response: text, rejected_response: text, tools}
 
-Where an answer is text, a pair of several messages is cut at its divergence (cut.py), and one whose answer is then a
-tool call is refused. NeMo does not render tools in preference data: where a pair has tools they stand beside the
-messages as JSON text, which is noted as `tools_not_rendered`; with a text as prompt the pair is refused.
+For targets with answers as text, a pair with several messages is cut at its divergence (export/chat_lines.py), and
+refused if the answer is then a tool call. NeMo does not render tools in preference data: the tools of a pair are
+written beside the messages as JSON text and noted as `tools_not_rendered`; if the prompt is text, the pair is refused.
 """
 
 from pairwright.export.chat_lines import (
@@ -27,7 +27,7 @@ from pairwright.records.messages import Message
 
 
 def preference_lines(row: PairRow, context: Context) -> list[bytes]:
-    """NeMo RL PreferenceDataset. It trains the last message of a side only; several messages a side are noted."""
+    """NeMo RL PreferenceDataset. It trains only the last message of a side; several messages per side are noted."""
     prompt, chosen, rejected = chats_of(row, context)
     ranked = b",".join(
         # Rank 0 is the preferred completion.
@@ -38,14 +38,14 @@ def preference_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def binary_lines(row: PairRow, context: Context) -> list[bytes]:
-    """NeMo RL BinaryPreferenceDataset: the prompt as messages, the two answers as text."""
+    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text."""
     prompt, *sides = _cut(row, context)
     texts = [encode(side_text(side)) for side in sides]
     return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (_history(prompt), *texts, _tools(row, context))]
 
 
 def customizer_lines(row: PairRow, context: Context) -> list[bytes]:
-    """NeMo Customizer: a prompt of one user message as text, or with `history` the messages of any prompt."""
+    """NeMo Customizer: a single user message as text, or with `history` any prompt as messages."""
     if texts := None if row.tools or context.history else only_texts(row):  # most pairs: nothing to check or to cut
         return [b'{"prompt":%b,"chosen_response":%b,"rejected_response":%b}\n' % texts]
     prompt, *sides = _cut(row, context)

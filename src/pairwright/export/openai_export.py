@@ -1,10 +1,10 @@
-"""Preference fine-tuning data of OpenAI, Together and Fireworks.
+"""Preference fine-tuning data for OpenAI, Together and Fireworks.
 
     {input: {messages, tools, parallel_tool_calls}, preferred_output: [message], non_preferred_output: [message]}
 
-One message of the assistant a side: a pair of several messages is cut at its divergence (cut.py). Calls are written
-with their arguments as JSON text; `tools` and `parallel_tool_calls` only where the pair has tools, the latter false
-where no message makes more than one call. Reasoning has no field here and is left out, which is noted.
+A side is one assistant message: a pair with several messages is cut at its divergence (export/chat_lines.py). Tool call
+arguments are JSON text. `tools` and `parallel_tool_calls` are written only if the pair has tools; the latter is true if
+any message has more than one call. There is no field for reasoning, so it is left out and noted.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from pairwright.records.messages import Json, Message
 
 
 def preference_lines(row: PairRow, context: Context) -> list[bytes]:
-    """OpenAI's preference rows. Refused: sides that part at no assistant message; no text and no calls."""
+    """OpenAI preference rows. Refused: sides that do not diverge at assistant messages, or without text and calls."""
     prompt, chosen, rejected = cut_at_divergence(row, context)
     note_left_out(context, [*prompt, chosen, rejected], reasoning=True)
     request: Json = {"messages": [_message(message) for message in prompt]}

@@ -1,12 +1,12 @@
-"""Trinity's data for DPO.
+"""DPO data for Trinity.
 
     trinity            {system, prompt: text, chosen: text, rejected: text}             prompt_type: plaintext
     trinity-messages   {prompt: [...], chosen: [...], rejected: [...]}                  prompt_type: messages
 
-For the second say `messages_key: prompt` in Trinity's format section. In the first a system prompt stands beside the
-prompt, which is noted as `system_beside_prompt`: say `system_prompt_key: system`, and do not mix such pairs with
-others. Trinity renders no tools for DPO: with text as prompt such a pair is refused; beside messages they are written
-as JSON text and noted as `tools_not_rendered`. It trains all that follows the prompt.
+`trinity-messages` needs `messages_key: prompt` in the format section of the Trinity config. In `trinity`, a system
+prompt has a field of its own and is noted as `system_beside_prompt`: set `system_prompt_key: system`, and do not mix
+such pairs with others. Trinity does not render tools for DPO: with a text prompt the pair is refused; with messages the
+tools are written as JSON text and noted as `tools_not_rendered`. Trinity trains everything after the prompt.
 """
 
 from pairwright.export.chat_lines import (
@@ -23,7 +23,7 @@ from pairwright.records.json_text import encode
 
 
 def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
-    """Trinity's plaintext. Cut at the divergence (cut.py). Refused: a prompt of several turns, tools, tool calls."""
+    """Trinity, plaintext. Pairs are cut at the divergence. Refused: prompts of several turns, tools, tool calls."""
     messages, chosen, rejected = cut_at_divergence(row, context)
     note_left_out(context, (*messages, chosen, rejected), reasoning=True)
     system, prompt = system_and_prompt_text(messages, row.tools)
@@ -35,7 +35,7 @@ def plaintext_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def messages_lines(row: PairRow, context: Context) -> list[bytes]:
-    """Trinity's messages."""
+    """Trinity, messages."""
     chats = chats_of(row, context)
     # Every row has the column or none: loaders infer the columns from the first rows.
     tools = b',"tools":' + tools_text(row) if context.has_tools else b""

@@ -1,17 +1,16 @@
-"""TRL's preference data: explicit prompt, implicit prompt, and unpaired. Conversational, with tools, or standard.
+"""Preference data for TRL: explicit prompt, implicit prompt and unpaired; conversational or standard format.
 
     explicit   {prompt: [...], chosen: [...], rejected: [...], tools: JSON text, score_chosen, score_rejected}
     implicit   {chosen: [prompt and answer], rejected: [prompt and answer], tools, score_chosen, score_rejected}
-    unpaired   {prompt: [...], completion: [...], label: true or false, tools}, two rows a pair
+    unpaired   {prompt: [...], completion: [...], label: true or false, tools}, two rows per pair
 
-`tools` is there when any pair has tools, and is JSON text: TRL decodes it, and a list of schemas would come out of
-Arrow with the keys of all of them. The arguments of calls are JSON text too; `--arguments object` writes them as
-objects, for chat templates that encode them again. TRL trains all that follows the prompt, tool results included:
-pairs with several messages a side are noted as `several_messages_a_side`.
+`tools` is written if any pair has tools, as JSON text, which TRL decodes: as a list, Arrow would merge the keys of all
+schemas. Tool call arguments are JSON text too; `--arguments object` writes them as objects, for chat templates that
+encode them again. TRL trains everything after the prompt, including tool results: pairs with several messages per side
+are noted as `several_messages_a_side`.
 
-Pairs of raw text are written as TRL's standard rows, with strings in the place of the lists of messages and no tools:
-TRL trains them without a chat template. A loader takes one shape a file, which the first pair decides; pairs of the
-other shape are refused.
+Pairs of raw text are written in TRL's standard format, with strings instead of lists of messages and without tools; TRL
+trains them without a chat template. A file has one format, that of the first pair; pairs of the other are refused.
 """
 
 from pairwright.export.chat_lines import (
@@ -29,7 +28,7 @@ from pairwright.records.messages import TEXT
 
 
 def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
-    """TRL, explicit prompt. Refused: a prompt that ends with a system message, for which TRL has no rendering."""
+    """TRL, explicit prompt. Refused: prompts that end with a system message, which TRL cannot render."""
     if _is_standard(row, context):
         return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (*map(encode, _texts(row, context)), _scores(row))]
     chats = _check_chats(row, context)
@@ -37,7 +36,7 @@ def explicit_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
-    """TRL, implicit prompt: two conversations. The prompt that TRL extracts is the longest beginning they share."""
+    """TRL, implicit prompt: two complete conversations. TRL extracts their longest common prefix as the prompt."""
     if _is_standard(row, context):
         start, *answers = _texts(row, context)
         return [b'{"chosen":%b,"rejected":%b%b}\n' % (*(encode(start + answer) for answer in answers), _scores(row))]
@@ -48,9 +47,9 @@ def implicit_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
-    """TRL, unpaired (KTO): the chosen side labelled true, then the rejected one labelled false.
+    """TRL, unpaired (KTO): the chosen side with the label true, then the rejected side with the label false.
 
-    A completion is written once for each pair that it is in, so one may appear with both labels.
+    A completion is written once for each pair that it is in, so it may appear with both labels.
     """
     if _is_standard(row, context):
         tools, (start, *answers) = b"", map(encode, _texts(row, context))
@@ -63,7 +62,7 @@ def unpaired_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def _is_standard(row: PairRow, context: Context) -> bool:
-    """Whether a pair is raw text; Unfit where it is not of the shape that the file has."""
+    """Return whether a pair is raw text; raises Unfit if its format differs from that of the file."""
     is_text = row.has_raw_text
     # A file has one shape, which its first pair decided.
     if is_text != context.is_text:
@@ -72,7 +71,7 @@ def _is_standard(row: PairRow, context: Context) -> bool:
 
 
 def _texts(row: PairRow, context: Context) -> list[str]:
-    """Prompt, chosen and rejected as the text of their messages."""
+    """Return prompt, chosen and rejected as plain text; raises Unfit unless all of it is raw text without tools."""
     contents = [content.messages for content in row.contents]
     if not contents[0]:
         raise Unfit("no_prompt")

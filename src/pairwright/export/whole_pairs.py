@@ -1,6 +1,6 @@
-"""Pairs whole: one Parquet file, or a Hugging Face dataset on disk, with the columns of the pairs table.
+"""Export all columns of the pairs table: to one Parquet file, or to a Hugging Face dataset on disk.
 
-Nothing is refused or left out. Messages, tools and info are JSON text, so that Arrow never unifies shapes across rows.
+Nothing is refused or left out. Messages, tools and info are JSON text, so Arrow does not unify schemas across rows.
 """
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pairwright.store.arrow import import_datasets
 
 
 def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
-    """One Parquet file that `pairwright` commands read like the pairs table itself."""
+    """Write one Parquet file, which `pairwright` commands accept as a pairs table."""
     num_rows = 0
     with (
         write_atomic(output, error=PairwrightError) as temporary,
@@ -30,7 +30,7 @@ def export_parquet(pairs: Place, output: Place, options: ExportOptions) -> Expor
 
 
 def export_hf(pairs: Place, output: Place, options: ExportOptions) -> ExportSummary:
-    """A folder that `datasets.load_from_disk` opens. The rows go through a file that is mapped, not through memory."""
+    """Write a folder for `datasets.load_from_disk`, through a memory-mapped temporary file."""
     if is_address(output):
         raise ConfigError(f"{output}: a dataset is a folder, which no address takes whole: export it here, and copy it")
     datasets = import_datasets()

@@ -1,4 +1,4 @@
-"""Preference pairs that are comparable: built from the experience table, kept in a table, written for trainers."""
+"""Preference pairs: built from experience tables, stored in a pairs table."""
 
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.build_plan import plan_pairs

@@ -1,14 +1,14 @@
-"""Pairs from experience tables: plan on narrow columns, then fetch each text once, then write.
+"""Build pairs from experience tables: plan on narrow columns, fetch each text once, write the files.
 
-    DIR/pairs.parquet      the pairs (table.py)
-    DIR/funnel.json        what went in, what came out, and why the rest did not (funnel.py)
-    DIR/lineage.json       which experience tables they were built from (lineage.py)
-    DIR/outcomes.parquet   for each experience: in how many pairs it is, or the reason why in none (outcomes.py)
+    DIR/pairs.parquet      the pairs (pairs/pair_table.py)
+    DIR/funnel.json        counts of inputs, outputs and dropped items by reason (pairs/funnel.py)
+    DIR/lineage.json       the experience tables that the pairs were built from (pairs/outcomes.py)
+    DIR/outcomes.parquet   number of pairs of each experience, or the reason why it is in none (pairs/outcomes.py)
 
-    rows ─► buckets ─► plan of each (partition.py) ─► selection among all ─► texts, in slices ─► files
+    rows ─► buckets ─► plan of each (pairs/partition.py) ─► selection among all ─► texts, in slices ─► files
 
-The same tables and options give the same bytes, in whatever order the experiences were appended and in however many
-buckets and slices the work was done.
+Output is deterministic: the same tables and options give the same bytes, regardless of the order in which experiences
+were appended and of the number of buckets and slices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -45,9 +45,10 @@ def build_pairs(
     engine: Engine | None = None,
     progress: Progress = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Build the pairs of tables into a folder; returns what funnel.json says.
+    """Build pairs from tables and write them to a folder; returns the content of funnel.json.
 
-    With an engine its workers do what can be done in pieces, and `progress` is told how many of them are done.
+    With an engine, its workers run the tasks of pairs/workers.py, and `progress` is called with the number of tasks
+    done and in total.
     """
     options = options or PairOptions()
     with plain_memory(), build_folder(output, shared=engine is not None) as folder:
@@ -78,7 +79,7 @@ def build_pairs(
 
 
 def _open_funnel(plan: Plan) -> Funnel:
-    """The funnel of a plan, with the stage of the experiences before the others, still to be counted."""
+    """Return the funnel of a plan, preceded by the stage `experiences`, which has no counts yet."""
     funnel = Funnel()
     funnel.stage("experiences", 0).num_out = 0
     funnel.stages += plan.funnel.stages
@@ -89,7 +90,7 @@ def _open_funnel(plan: Plan) -> Funnel:
 
 
 def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[pl.DataFrame]:
-    """The outcomes of each partition; the drafts that are kept go to `texts`, and everything else is counted."""
+    """Yield the outcomes of each partition; adds kept drafts to `texts` and counts dropped ones in `funnel`."""
     # `first` counts all drafts of the partitions before, `place` only those of them that were kept.
     selection, first, place = plan.selection, 0, 0
     for (drafts, experiences), size in zip(plan.partitions(), plan.sizes, strict=True):
@@ -115,7 +116,7 @@ def _write_partitions(plan: Plan, texts: PairTexts, funnel: Funnel) -> Iterator[
 
 
 def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
-    """Single candidates whose task and step have others, at other prompts, say so."""
+    """Set the reason DIFFERENT_PROMPTS on single candidates whose task and step have candidates at other prompts."""
     if plan.strategy not in IN_GROUPS or not plan.crowded.height:
         return experiences
     # These rows have the reason `single` so far, the only one with a mark to join on.
@@ -125,7 +126,7 @@ def _with_others(experiences: pl.DataFrame, plan: Plan) -> pl.DataFrame:
 
 
 def _add_decisions(drafts: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int64]) -> pl.DataFrame:
-    """Drafts with everything that was decided about them."""
+    """Add the results of selection to drafts: strategy, weight, split and curriculum stage."""
     selection = plan.selection
     # Weights, splits and stages are indexed by kept draft, in the order of planning.
     stages = None if selection.stages is None else selection.stages[places]
@@ -140,6 +141,7 @@ def _add_decisions(drafts: pl.DataFrame, plan: Plan, places: npt.NDArray[np.int6
 
 
 def _summary(plan: Plan, num_pairs: int) -> dict[str, Any]:
+    """Return the part of funnel.json that precedes the stages: counts, options, reward scales, curriculum."""
     selection, options = plan.selection, plan.options
     effect = length_effect(selection.differences)
     summary: dict[str, Any] = {

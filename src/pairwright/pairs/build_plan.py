@@ -1,4 +1,4 @@
-"""The plan of a build: every partition planned and put aside, until all drafts can be compared with each other."""
+"""Plan a build: plan and spill each partition, then select among the drafts of all partitions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +24,11 @@ from pairwright.store.table import Table
 
 @dataclass(frozen=True)
 class Plan:
-    """Drafts and experiences of all partitions, and which drafts are kept.
+    """Spilled drafts and experiences of all partitions, and which drafts are kept.
 
-    tables    the experiences, then those of teachers
-    sizes     how many drafts each partition has
-    crowded   marks of the tasks and steps that have candidates at several prompts
+    tables    the experience tables, followed by the tables of teachers
+    sizes     number of drafts in each partition
+    crowded   marks of the tasks and steps that have candidates at more than one prompt
     """
 
     tables: tuple[Table, ...]
@@ -44,7 +44,7 @@ class Plan:
     selection: Selection
 
     def partitions(self) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Drafts and experiences, partition by partition; only once."""
+        """Yield drafts and experiences of each partition and delete their files; can be iterated only once."""
         for number in range(len(self.sizes)):
             # `take` also deletes the file, so that disk use falls while pairs are written.
             drafts, experiences = self.drafts.take(number), self.experiences.take(number)
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass
 class _Gathered:
-    """What is known of the partitions that were planned so far."""
+    """Accumulated results of the partitions planned so far."""
 
     drafts: Spill[pl.DataFrame]
     experiences: Spill[pl.DataFrame]
@@ -75,7 +75,7 @@ class _Gathered:
         self._count(plan, narrow_columns(plan.drafts, options), plan.drafts.height)
 
     def adopt(self, found: BucketPlan) -> None:
-        """Take over what a worker has planned and put aside."""
+        """Add a partition that a worker has planned and spilled to files."""
         number = len(self.sizes)
         self.drafts.adopt(number, found.drafts)
         self.experiences.adopt(number, found.experiences)
@@ -99,8 +99,15 @@ def plan_pairs(
     engine: Engine | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Plan:
-    """Decide which pairs there are. With a folder, what does not fit in memory is put aside there; with an engine as
-    well, its workers plan, if partitions can be planned apart from each other."""
+    """Decide which pairs to build.
+
+    Args:
+        tables: Experience tables.
+        options: Options of the build.
+        folder: Folder for spill files; None keeps everything in memory.
+        engine: Its workers plan the partitions, if there is a folder and the strategy allows partitions.
+        progress: Called with the number of tasks done and in total.
+    """
     everything = (*tables, *(Table(path, create=False) for path in options.teachers))
     votes: Votes | None = None
     # Workers hand rows over in files, so they need a folder; empty tables would leave no bucket to plan.
@@ -135,6 +142,10 @@ def plan_pairs(
 def _plan_in_process(
     tables: Sequence[Table], everything: Sequence[Table], options: PairOptions, folder: Place | None
 ) -> tuple[_Gathered, PairOptions, Votes | None]:
+    """Plan all partitions in this process; returns the plans, the options with thresholds as rewards, and the votes.
+
+    The votes are None unless they are pairwise.
+    """
     number = 1 if folder is None else num_buckets(tables, options)
     buckets = Buckets(tables, options, number, folder)
     rows: Iterable[pl.DataFrame] = buckets
@@ -156,7 +167,7 @@ def _plan_in_process(
 
 
 def _resolve_thresholds(candidates: Iterable[Floats], options: PairOptions) -> PairOptions:
-    """Options with the thresholds as rewards; the rewards of candidates are asked for where that needs them."""
+    """Replace quantile thresholds in the options by rewards; `candidates` is consumed only if there are quantiles."""
     if options.strategy != "stratified":
         return options
     rewards: Floats = np.zeros(0)

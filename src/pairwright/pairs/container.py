@@ -1,4 +1,4 @@
-"""Pairs in a folder as a Python object, and building them from tables."""
+"""`Pairs`, the Python interface to a pairs table, and `make_pairs`, which builds one from experience tables."""
 
 import hashlib
 import os

@@ -1,7 +1,8 @@
-"""The funnel: how many went in, how many came out, and under which reason each of the others was left.
+"""The funnel of a build: counts of inputs, outputs and dropped items by reason, for each stage.
 
-Three stages: experiences become candidates of groups, groups give pairs or not, pairs are kept or not. In each stage
-what goes in is what comes out plus what was dropped; `close` says so or fails. Reasons are written for people.
+Stages are experiences (which become candidates), groups (which give pairs or not) and pairs (which are kept or not);
+some strategies have others. In each stage inputs equal outputs plus drops, which `Stage.close` asserts. Reasons are
+shown to users.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ NUM_EXAMPLES = 5
 
 
 class Reason(StrEnum):
-    """Why something is in no pair."""
+    """Why an experience, a group or a pair was dropped."""
 
     # Of an experience, in the first stage.
     FILTERED = "filtered by --where"
@@ -71,7 +72,7 @@ class Drop:
 
 @dataclass
 class Stage:
-    """One step of the funnel; `unit` is what is counted. Reasons stand in the order in which they were looked at."""
+    """One stage of the funnel; `unit` names what is counted. Reasons are in the order in which they were checked."""
 
     unit: str
     num_in: int
@@ -80,18 +81,18 @@ class Stage:
 
     @property
     def drops(self) -> dict[Reason, Drop]:
-        """The reasons under which something was dropped."""
+        """The reasons with a count above 0."""
         return {reason: drop for reason, drop in self.reasons.items() if drop.count}
 
     def drop(self, reason: Reason, count: int, examples: Iterable[str] = ()) -> None:
-        """Count what was dropped, if anything; the smallest few ids are kept as examples."""
+        """Add a count to a reason, which may be 0; the smallest few ids are kept as examples."""
         drop = self.reasons.setdefault(reason, Drop())
         drop.count += count
         # The smallest ids, so that examples do not depend on the order of partitions.
         drop.examples = sorted([*drop.examples, *examples])[:NUM_EXAMPLES]
 
     def add(self, other: "Stage") -> None:
-        """Count what another partition counted in the same stage."""
+        """Add the counts of another partition's stage."""
         self.num_in += other.num_in
         for reason, drop in other.reasons.items():
             self.drop(reason, drop.count, drop.examples)
@@ -99,7 +100,7 @@ class Stage:
             self.num_out = (self.num_out or 0) + other.num_out
 
     def sort(self) -> None:
-        """Put the reasons in the order of their names, where they were looked at all at once."""
+        """Sort the reasons by name, for a stage whose reasons are checked together."""
         self.reasons = dict(sorted(self.reasons.items()))
 
     def close(self, num_out: int) -> None:
@@ -110,7 +111,7 @@ class Stage:
 
 @dataclass
 class Funnel:
-    """All stages of one build, in order."""
+    """All stages of a build, in order, and a hint if there are no pairs."""
 
     stages: list[Stage] = field(default_factory=list)
     hint: str | None = None
@@ -121,13 +122,14 @@ class Funnel:
         return stage
 
     def add(self, other: "Funnel") -> None:
-        """Count what another partition counted; both have the same stages, in the same order."""
+        """Add the counts of another partition's funnel, which has the same stages in the same order."""
         for number, stage in enumerate(other.stages):
             if number == len(self.stages):
                 self.stage(stage.unit, 0)
             self.stages[number].add(stage)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the stages and the hint for funnel.json; reasons without drops are left out."""
         return {
             "stages": [
                 {
@@ -146,7 +148,7 @@ class Funnel:
 
 
 def read_funnel(folder: Place) -> dict[str, Any]:
-    """The funnel of a pairs folder."""
+    """Read funnel.json of a pairs folder."""
     path = folder / FILE_NAME
     try:
         funnel: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -160,7 +162,7 @@ def read_funnel(folder: Place) -> dict[str, Any]:
 
 
 def funnel_rows(found: dict[str, Any]) -> Sequence[tuple[str, str, int]]:
-    """For the terminal: stage, what happened, how many."""
+    """Return rows (unit, "in" or reason or "out", count) to print; counts of reasons are negative."""
     rows: list[tuple[str, str, int]] = []
     for stage in found.get("stages", []):
         rows.append((stage["unit"], "in", stage["in"]))

@@ -36,7 +36,7 @@ class PairOptions(Options, PairsConfig):
                 raise ConfigError("teachers: name the tables of the teachers' answers with --teachers DIR")
 
     def as_json(self) -> dict[str, Any]:
-        """The options as funnel.json has them; paths by name, since where they lie is no part of the result."""
+        """Return the options for funnel.json; paths are reduced to names, so that results do not depend on them."""
         values = dict(self)
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]
@@ -46,5 +46,5 @@ class PairOptions(Options, PairsConfig):
 
 
 def pair_options(config: Config) -> PairOptions:
-    """The `pairs` section of a configuration with the seed of its run."""
+    """Return the `pairs` section of a configuration, with its seed."""
     return PairOptions(**dict(config.pairs), seed=config.seed)

@@ -1,4 +1,4 @@
-"""What became of each experience: in how many pairs it is, and on which side, or the reason why in none."""
+"""Outcomes of a build (number of pairs of each experience, or why it is in none) and its lineage (source tables)."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -25,9 +25,12 @@ _SCHEMA = pa.schema(
 
 
 def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFrame) -> pl.DataFrame:
-    """One row an experience: reason (null where it is in a pair), num_chosen, num_rejected.
+    """Return one row per experience: uid, reason (null if it is in a pair), num_chosen, num_rejected.
 
-    `drafts` are those that were kept, `dropped` those that were not, with their reasons in the order of dropping.
+    Args:
+        experiences: Experiences of a partition, with the columns uid, row, reason and lost.
+        drafts: Kept drafts.
+        dropped: Drafts dropped by selection; `why` is the reason, `number` its position in the order of dropping.
     """
     # A repeated record has the id of the first one, which already has its row.
     rows = experiences.filter(pl.col("reason").ne_missing(pl.lit(Reason.REPEATED_RECORD.value)))
@@ -50,13 +53,16 @@ def outcomes(experiences: pl.DataFrame, drafts: pl.DataFrame, dropped: pl.DataFr
 
 
 def write_outcomes(folder: Place, frames: Iterable[pl.DataFrame]) -> None:
-    """Write `folder/outcomes.parquet`; it takes its name when it is complete."""
+    """Write `folder/outcomes.parquet` atomically."""
     with write_atomic(folder / FILE_NAME, error=PairwrightError) as temporary:
         _write(temporary, frames)
 
 
 def explain(folder: Place, identity: str) -> dict[str, Any]:
-    """Where an experience went, or where a pair came from. Ids may be shortened to what is unique."""
+    """Return the outcome and pairs of an experience, or the sources of a pair.
+
+    `identity` is a unique part of an experience id, or a unique prefix of a pair id.
+    """
     if not (folder / FILE_NAME).exists():
         raise TableError(
             f"{folder / FILE_NAME}: no such file; make one with: pairwright pairs build EXPERIENCE -o {folder}"
@@ -92,13 +98,13 @@ def _batches(frames: Iterable[pl.DataFrame]) -> Iterable[pa.RecordBatch]:
         yield from frame.to_arrow().cast(_SCHEMA).combine_chunks().to_batches()
 
 
-# Lineage: the experience tables that a folder of pairs was built from, found again.
+# Lineage: the experience tables that a pairs folder was built from
 
 LINEAGE_FILE = "lineage.json"
 
 
 def table_references(tables: Sequence[Table], pairs: Place) -> list[str]:
-    """How the lineage of the folder `pairs` names tables, sorted."""
+    """Return the sorted paths of tables as lineage.json stores them: relative to `pairs` if both are local."""
     return sorted(_reference(table.path, pairs) for table in tables)
 
 
@@ -110,7 +116,7 @@ def _reference(table: Place, pairs: Place) -> str:
 
 
 def source_tables(pairs: Place, named: Sequence[str] = ()) -> list[Table]:
-    """The tables that pairs were built from, as far as they exist: `named` ones, or those that their lineage names."""
+    """Open the tables that pairs were built from: those in `named`, or those of lineage.json that still exist."""
     if named:
         return [Table(place(path), create=False) for path in named]
     folder = pairs.parent if pairs.is_file() else pairs

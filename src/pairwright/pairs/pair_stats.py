@@ -1,4 +1,4 @@
-"""A pairs table in numbers, and what is wrong with it: read in one pass, a row group at a time."""
+"""Statistics and lint checks of a pairs table, read one row group at a time."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ _CONTENT = ("prompt", "chosen", "rejected")
 
 @dataclass
 class _Content:
-    """What only the text of pairs can tell."""
+    """Statistics that need the texts of pairs."""
 
     num_blank: int = 0
     num_empty: int = 0
@@ -38,14 +38,14 @@ class _Content:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a pairs table that should not be trained on unseen."""
+    """A problem of a pairs table to look at before training."""
 
     name: str
     message: str
 
 
 def _count_balanced(folder: Place, bound: float) -> int:
-    """How many pairs `--length-balance` would keep."""
+    """Return how many pairs `--length-balance` would keep with this bound."""
     frame = _narrow(folder)
     # Positive where the chosen side is longer, in characters.
     differences = (frame["num_chosen_characters"] - frame["num_rejected_characters"]).cast(pl.Float64).to_numpy()
@@ -53,7 +53,7 @@ def _count_balanced(folder: Place, bound: float) -> int:
 
 
 def pair_statistics(folder: Place) -> dict[str, Any]:
-    """Counts, gaps, lengths, duplicates and splits of a pairs table."""
+    """Return counts, gaps, lengths, duplicates and splits of a pairs table."""
     frame = _narrow(folder)
     content = _read_content(folder)
     num_pairs = frame.height
@@ -100,7 +100,13 @@ def pair_statistics(folder: Place) -> dict[str, Any]:
 
 
 def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float = 0.2) -> list[Finding]:
-    """What is wrong with a pairs table; empty where nothing is."""
+    """Return the problems of a pairs table; an empty list if there are none.
+
+    Args:
+        folder: Folder of the pairs table.
+        max_length_effect: Bound of the length effect size.
+        max_near: Largest share of near-duplicates.
+    """
     stats = pair_statistics(folder)
     num = max(1, stats["pairs"])
     num_balanced = _count_balanced(folder, max_length_effect) if stats["pairs"] else 0
@@ -146,7 +152,7 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
 
 
 def _tie_tolerance(folder: Place) -> float:
-    """The tolerance that the pairs were built with, where the funnel says it."""
+    """Return the tie tolerance of the build from funnel.json, or the default if it has none."""
     options = read_funnel(folder).get("options") if (folder / FUNNEL_NAME).exists() else None
     tolerance = options.get("tie_tolerance") if isinstance(options, dict) else None
     return TIE_TOLERANCE if tolerance is None else float(tolerance)
@@ -164,6 +170,7 @@ def _narrow(folder: Place) -> pl.DataFrame:
 
 
 def _read_content(folder: Place) -> _Content:
+    """Scan the texts of all pairs for empty sides, white-space differences, contradictions and near-duplicates."""
     content = _Content()
     for batch in pair_batches(folder, ["prompt_hash", *_CONTENT]):
         for prompt_hash, _, chosen_text, rejected_text in pl.DataFrame(batch).iter_rows():
@@ -193,7 +200,7 @@ def _overlap(sides: list[pl.DataFrame], column: str) -> int:
 
 
 def _histogram(gaps: Any) -> dict[str, int]:
-    """Ten equal bins from 0 to the largest gap."""
+    """Count gaps in ten equal bins from 0 to the largest gap."""
     if not len(gaps):
         return {}
     counts, edges = np.histogram(gaps, bins=10, range=(0.0, float(gaps.max())))

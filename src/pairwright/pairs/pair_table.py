@@ -1,9 +1,9 @@
-"""The pairs table: one Parquet file of preferences, `pairs.parquet`, that appears whole or not at all.
+"""The pairs table: reading and atomically writing `pairs.parquet`, a Parquet file with one row per pair.
 
-Narrow columns say what a pair is and where it came from; content is JSON text, as in the experience table, so that it
-can be copied from there without being decoded. `id` is a hash of what is compared: equal pairs have equal ids.
-A text that several pairs of a row group share is in the file once. Same rows in the same order give the same bytes,
-however they were cut into batches.
+Narrow columns describe a pair and its sources. Content columns are JSON text, as in the experience table, so that texts
+are copied from there without decoding. `id` is a hash of prompt and sides: equal pairs have equal ids. Row groups
+depend only on the rows, not on how they were batched, so the same rows in the same order give the same bytes; a text
+that occurs several times in a row group is stored once (dictionary encoding).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import Json, Message
 from pairwright.store.segments import MARKER as TABLE_MARKER
 
-# Row groups of the pairs table: where they begin depends on the rows alone, and each holds a text once.
+# Row groups: bounds that depend only on the rows, and dictionary-encoded texts
 
 ROWS_PER_GROUP = 16_384
 # Of text, before compression. Whichever bound is met first ends a group.
@@ -37,7 +37,7 @@ _INDEX = pa.int32()
 
 
 def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """The schema with dictionary arrays for these columns, where it has them."""
+    """Return the schema with the named columns as dictionary types; names that it does not have are ignored."""
     fields = [
         pa.field(field.name, pa.dictionary(_INDEX, field.type)) if field.name in names else field for field in schema
     ]
@@ -45,14 +45,16 @@ def with_dictionaries(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 class Filling:
-    """How full the group is that rows are being added to."""
+    """Number of rows and bytes in the current row group."""
 
     def __init__(self) -> None:
         self._num_rows = self._num_bytes = 0
 
     def cut(self, sizes: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, bool]]:
-        """Add rows with so many bytes of text each: from where to where they go into one group, and whether it ends
-        there. A group that only bytes have filled ends when the next row comes."""
+        """Add rows, given their bytes of text; yields (start, stop, whether the row group ends at stop).
+
+        A group that is full by bytes, not by rows, ends only when the next row arrives.
+        """
         # totals[k] is the number of bytes in rows 0 to k of this batch.
         totals, start = np.cumsum(sizes), 0
         while start < len(sizes):
@@ -72,7 +74,7 @@ class Filling:
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Rows put together and cut into groups, with the columns of `schema`."""
+    """Regroup batches into row groups with the columns of `schema`."""
     pending: list[pa.RecordBatch] = []
     filling = Filling()
     for batch in batches:
@@ -87,7 +89,7 @@ def row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator
 
 
 def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with the types of the schema: text becomes dictionary arrays where the schema has them."""
+    """Cast a batch to the types of the schema; text is dictionary-encoded if the schema says so."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -98,7 +100,7 @@ def _cast_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _sizes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The bytes of text in each row."""
+    """Return the bytes of text in each row, over all dictionary columns."""
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         if pa.types.is_dictionary(column.type) and len(column.dictionary):
@@ -117,7 +119,7 @@ def _group(pieces: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def _compact(column: pa.ChunkedArray) -> pa.Array:
-    """A dictionary array with only the texts that it uses, in the order of their first use."""
+    """Return a dictionary array without unused texts, with the dictionary in order of first use."""
     if column.num_chunks > 1:
         column = column.unify_dictionaries()
     # After unification all chunks share one dictionary.
@@ -130,16 +132,16 @@ def _compact(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _is_compact(codes: npt.NDArray[np.int64], num_codes: int) -> bool:
-    """Whether all codes are used, and for the first time in their order: none is more than one above all before it."""
+    """Return whether all codes are used and first occur in ascending order."""
     # highest[k] is the largest code among rows 0 to k - 1, and -1 before the first row.
     highest = np.maximum.accumulate(np.append(-1, codes))
     return int(highest[-1]) == num_codes - 1 and bool((codes <= highest[:-1] + 1).all())
 
 
 def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """The codes that are used, in the order of their first use, and for each row the place of its code among them.
+    """Return the used codes in order of first use, and for each row the index of its code among them.
 
-    -1 is no code, and has no place.
+    Code -1 stands for null, and its index is -1.
 
     >>> first_uses(np.array([7, 2, -1, 7]), 9)
     (array([7, 2]), array([ 0,  1, -1,  0], dtype=int32))
@@ -154,7 +156,7 @@ def first_uses(codes: npt.NDArray[np.int64], num_codes: int) -> tuple[npt.NDArra
 
 
 def index_array(places: npt.NDArray[np.int32]) -> pa.Array:
-    """Places as indices of a dictionary array; -1 is null."""
+    """Convert integers to the indices of a dictionary array; -1 is null."""
     # Wraps the NumPy buffer without a copy; [None, data] is validity bitmap and values.
     indices = pa.Array.from_buffers(_INDEX, len(places), [None, pa.py_buffer(np.ascontiguousarray(places))])
     if len(places) and places.min() < 0:
@@ -167,11 +169,11 @@ def int64_array(values: npt.NDArray[np.int64]) -> pa.Array:
 
 
 def _codes(column: pa.DictionaryArray) -> npt.NDArray[np.int64]:
-    """Which text each row has; -1 for none."""
+    """Return the dictionary code of each row; -1 is null."""
     return np.asarray(column.indices.fill_null(-1).to_numpy(zero_copy_only=False), np.int64)
 
 
-# The pairs table: one Parquet file of preferences, `pairs.parquet`, that appears whole or not at all.
+# The pairs table: schema, reading and writing
 
 FILE_NAME = "pairs.parquet"
 
@@ -216,16 +218,16 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 def pair_id(
     prompt: Iterable[Message], tools: Iterable[Json], chosen: Iterable[Message], rejected: Iterable[Message]
 ) -> str:
-    """32 hex digits, equal exactly for pairs that compare the same two completions at the same prompt."""
+    """Return the id of a pair (32 hex digits), equal if prompt, tools and sides are equal in canonical form."""
     sides = (content_hash(canonical_messages(side)) for side in (chosen, rejected))
     return pair_key(prompt_hash(prompt, tools), *sides)
 
 
 def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write `folder/pairs.parquet`, replacing the one that is there; returns the number of pairs.
+    """Write or replace `folder/pairs.parquet` atomically; returns the number of pairs.
 
-    Memory is bounded by one row group. The file takes its name when it is complete and synced; if anything fails,
-    the one before stays and nothing is left behind.
+    Memory is bounded by one row group. The file is renamed into place when it is complete and synced; on failure an
+    existing file is unchanged and the temporary file is removed.
     """
     with write_atomic(folder / FILE_NAME, error=TableError) as temporary:
         return _write(temporary, batches)
@@ -234,9 +236,12 @@ def write_pairs(folder: Place, batches: Iterable[pa.RecordBatch]) -> int:
 def pair_batches(
     folder: Place, columns: Sequence[str] | None = None, *, dictionaries: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a pairs table, a row group at a time; only `columns` are read where they are named.
+    """Yield the rows of a pairs table, one row group at a time.
 
-    With `dictionaries`, content comes as dictionary arrays: each text of a row group once, and which row has which.
+    Args:
+        folder: Folder of the pairs table, or the Parquet file.
+        columns: Columns to read; None reads all.
+        dictionaries: Return content columns as dictionary arrays, which have each text of a row group once.
     """
     with _open_file(folder, read_dictionary=PAIR_CONTENT if dictionaries else ()) as file:
         names = PAIR_SCHEMA.names if columns is None else list(columns)
@@ -251,7 +256,7 @@ def pair_batches(
 
 
 def has_tools(folder: Place) -> bool:
-    """Whether any pair may have tools; certainly where one does. Nothing but the foot of the file is read."""
+    """Return whether any pair may have tools (False is certain); reads only the Parquet footer."""
     with _open_file(folder) as file:
         column = file.schema_arrow.names.index("tools")
         groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
@@ -266,13 +271,13 @@ def count_pairs(folder: Place) -> int:
 
 
 def read_pairs(folder: Place) -> Iterator[Pair]:
-    """The pairs of a table, streamed."""
+    """Yield the pairs of a table, one row group in memory at a time."""
     for batch in pair_batches(folder):
         yield from pairs_of_batch(batch)
 
 
 def pairs_to_batch(pairs: Sequence[Pair]) -> pa.RecordBatch:
-    """Pairs as rows. `across_groups` and `curriculum_stage` are what the pair's info says under these names."""
+    """Convert pairs to a record batch; the columns `across_groups` and `curriculum_stage` are taken from `info`."""
     return pa.RecordBatch.from_pylist([_row(pair) for pair in pairs], schema=PAIR_SCHEMA)
 
 
@@ -282,7 +287,7 @@ def pairs_of_batch(batch: pa.RecordBatch) -> list[Pair]:
 
 
 def num_characters(messages: Iterable[Message]) -> int:
-    """The length of what was said: text, reasoning and the arguments of calls."""
+    """Count the characters of messages: text, reasoning and tool call arguments."""
     return sum(
         len(message.text) + len(message.reasoning or "") + sum(len(call.arguments) for call in message.tool_calls)
         for message in messages
@@ -290,6 +295,7 @@ def num_characters(messages: Iterable[Message]) -> int:
 
 
 def _row(pair: Pair) -> dict[str, Any]:
+    """Convert a pair to a row of the table."""
     return {
         "id": pair.id,
         "tid": pair.chosen_eid.tid,
@@ -313,6 +319,7 @@ def _row(pair: Pair) -> dict[str, Any]:
 
 
 def _pair(row: dict[str, Any]) -> Pair:
+    """Convert a row of the table to a pair; raises TableError if it is invalid."""
     try:
         info = from_json(row["info"]) if row["info"] else {}
         return Pair(
@@ -336,7 +343,7 @@ def _pair(row: dict[str, Any]) -> Pair:
 
 
 def _marks(row: dict[str, Any]) -> dict[str, Any]:
-    """What columns say that a pair has in its info."""
+    """Return the entries of `info` that are stored in columns of their own."""
     marks: dict[str, Any] = {"across_groups": True} if row["across_groups"] else {}
     return marks if row["curriculum_stage"] is None else {**marks, "curriculum_stage": row["curriculum_stage"]}
 
@@ -347,7 +354,7 @@ def _json_or_null(value: Any) -> str | None:
 
 @contextlib.contextmanager
 def _open_file(folder: Place, read_dictionary: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """The Parquet file of a pairs table, given as its folder or as the file itself."""
+    """Open the Parquet file of a pairs table, given its folder or the file; raises TableError if it is none."""
     path = folder / FILE_NAME if folder.is_dir() else folder
     if not path.exists():
         if (folder / TABLE_MARKER).exists():
@@ -371,6 +378,7 @@ def _check(file: pq.ParquetFile, path: Place) -> None:
 
 
 def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
+    """Write batches to a Parquet file in row groups; returns the number of rows."""
     num_rows = 0
     schema = with_dictionaries(pa.schema([(field.name, _wide(field.type)) for field in PAIR_SCHEMA]), PAIR_CONTENT)
     schema = schema.with_metadata(PAIR_SCHEMA.metadata)
@@ -392,7 +400,7 @@ def _write(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def _wide(kind: pa.DataType) -> pa.DataType:
-    """Text as Polars has it, so that it need not be copied; in the file both are one type."""
+    """Return large_string for string: Polars uses it, so no copy is needed. In Parquet both are the same type."""
     return _LONG if kind == _TEXT else kind
 
 

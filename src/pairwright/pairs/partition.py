@@ -1,8 +1,8 @@
-"""The plan of one partition: all rows of some prompts, or all rows there are. A function of its rows and the options.
+"""Plan one partition: all rows of a range of prompts, or all rows of the build.
 
-What a partition decides alone is final: who is a candidate, which pairs a strategy makes, contradictions, duplicates
-and the cap of a group never look beyond one prompt. What needs all partitions (selection.py) comes after. For the
-strategies in groups no table is read and nothing but the arguments matters, so that partitions may be planned anywhere.
+Candidates, the pairs of a strategy, contradictions, duplicates and the cap of a group depend on one prompt only, so
+they are final here. Selection among all partitions follows in pairs/selection.py. For strategies in `IN_GROUPS`,
+planning is a pure function of its arguments and reads no table, so partitions can be planned in any process.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,14 @@ from pairwright.pairs.strategies.votes import Votes, plan_votes
 from pairwright.pairs.why_empty import Clues, clues_of
 from pairwright.store.table import Table
 
-# Contradictions, duplicates, and the cap of a group: what can be decided where all that shares a prompt is at hand.
+# Filters within a prompt: contradictions, duplicates, cap of a group
 
 # Arguments of `sort`: the largest gap first, ties by content.
 _BEST_FIRST = {"by": ["gap", "key", "chosen_uid", "rejected_uid"], "descending": [True, False, False, False]}
 
 
 def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    """The drafts that contradict nothing, once each, and not more of a group than are wanted; their order stays."""
+    """Drop contradictions, duplicates and drafts beyond the cap of their group; keeps the order of the others."""
     drafts = work.drop(drafts, Reason.CONTRADICTION, _has_contradiction(drafts, work))
     if work.options.dedupe and not work.options.verbatim:
         drafts = work.drop(drafts, Reason.DUPLICATE, _beyond(drafts, by="key", most=1))
@@ -40,7 +40,10 @@ def filter_drafts(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
 
 
 def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
-    """Where the opposite was seen at the same prompt, or where it was seen as often or more."""
+    """Mask of drafts to drop as contradictions.
+
+    Policy `drop`: the opposite preference occurs at the same prompt. Policy `majority`: it occurs at least as often.
+    """
     policy = work.options.contradictions
     if policy == "keep" or work.options.verbatim or not drafts.height:
         return np.zeros(drafts.height, np.bool_)
@@ -55,7 +58,7 @@ def _has_contradiction(drafts: pl.DataFrame, work: Work) -> Flags:
 
 
 def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
-    """The drafts of each `by` that are not among its first `most`, from the largest gap down."""
+    """Mask of drafts that are not among the `most` largest gaps with the same value of column `by`."""
     if drafts[by].n_unique() == drafts.height:
         return np.zeros(drafts.height, np.bool_)
     # The rank of each draft within its `by`, brought back into the order of the drafts.
@@ -65,16 +68,16 @@ def _beyond(drafts: pl.DataFrame, *, by: str, most: int) -> Flags:
 
 
 def _count_in_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
-    """How often each preference is among the drafts, and how often its opposite."""
+    """Count how often each preference (`for`) and its opposite (`against`) occur among the drafts."""
     counts = drafts.group_by(HASHES).agg(pl.len().alias("for"))
     opposite = counts.rename({"chosen_hash": "rejected_hash", "rejected_hash": "chosen_hash", "for": "against"})
     return counts.join(opposite, on=HASHES, how="left")
 
 
 def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
-    """The same among all comparisons that the groups of a prompt allow, whether or not a draft was made of them.
+    """Count preferences and opposites among all possible comparisons within groups, drafted or not.
 
-    Only a prompt at which one completion has several rewards can contradict itself; the others are left out here.
+    Only prompts at which one completion has several rewards can have contradictions; others are not in the result.
     """
     assert work.candidates is not None
     rows = work.candidates.frame.select("prompt_hash", "completion_hash", "reward")[work.candidates.recurring]
@@ -102,7 +105,7 @@ def _count_in_groups(drafts: pl.DataFrame, work: Work) -> pl.DataFrame:
     )
 
 
-# The plan of one partition: all rows of some prompts, or all rows there are. A function of its rows and the options.
+# Planning a partition
 
 # Rows that stand in a group: candidates, and what only the size of the group or a duplicate keeps out.
 _COMPARABLE = (None, Reason.SINGLE.value, Reason.TOO_FEW.value, Reason.REPEATED_CANDIDATE.value)
@@ -111,12 +114,12 @@ _LOST = {"row": pl.Int64, "lost": pl.String}
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """What a partition gives, and what the whole build wants to know of it.
+    """The result of planning a partition.
 
-    drafts        in order
-    experiences   the reason of each row, null for candidates, and in `lost` why a candidate would be in no pair
-    steps         marks of the task and step of each group: groups that share one have different prompts
-    tasks         the rewards of candidates by task, where a curriculum needs them
+    drafts        the drafts, in order
+    experiences   `reason` of each row, null for candidates; `lost`: the reason if a candidate ends up in no pair
+    steps         mark of the task and step of each group: groups with equal marks have different prompts
+    tasks         task id and reward of each candidate if there is a curriculum, else no rows
     """
 
     drafts: pl.DataFrame
@@ -131,7 +134,14 @@ class PartitionPlan:
 def plan_partition(
     rows: pl.DataFrame, options: PairOptions, *, tables: Sequence[Table] = (), votes: Votes | None = None
 ) -> PartitionPlan:
-    """Plan the rows of a partition; thresholds in the options are rewards, not quantiles."""
+    """Plan the rows of a partition.
+
+    Args:
+        rows: Narrow rows of the partition.
+        options: Options of the build; thresholds must be rewards, not quantiles.
+        tables: All tables, for strategies that read texts.
+        votes: Pairwise votes, which replace the strategy.
+    """
     work = Work(tables, options, with_reasons(rows, options))
     drafts = STRATEGIES[options.strategy](work) if votes is None else plan_votes(work, votes)
     drafts = filter_drafts(drafts, work)
@@ -153,21 +163,21 @@ def plan_partition(
 
 
 def candidate_rewards(rows: pl.DataFrame, options: PairOptions) -> Floats:
-    """The rewards of the rows that are candidates, for quantiles of them."""
+    """Return the rewards of the rows that are candidates, to compute quantile thresholds."""
     rows = with_reasons(rows, options)
     candidates = candidates_of(rows) if options.across_groups else assign_groups(rows, options)[1]
     return candidates.rewards
 
 
 def mark_of_step(options: PairOptions) -> pl.Expr:
-    """128 bits that stand for a task and step while pairs are being built; they are never written down."""
+    """Polars expression for a 128-bit hash of task and step; it is used during a build and never stored."""
     step = pl.struct(name for name in group_keys(options) if name != "prompt_hash")
     # Two 64-bit hashes with different seeds.
     return pl.struct(step.hash(1).alias("one"), step.hash(2).alias("other"))
 
 
 def _by_prompt(comparable: pl.DataFrame, work: Work) -> pl.DataFrame:
-    """Rows by prompt. In groups those of one prompt stand as they were compared, and then the others by id."""
+    """Sort rows by prompt; for strategies in groups, comparable rows keep their order and the others follow by id."""
     by_id = ["prompt_hash", "uid", "reason", "row"]
     if work.candidates is None or work.options.across_groups:
         return work.rows.sort(by_id)
@@ -178,7 +188,7 @@ def _by_prompt(comparable: pl.DataFrame, work: Work) -> pl.DataFrame:
 
 
 def _lost(work: Work) -> pl.DataFrame:
-    """Why the last of a candidate's pairs went, or why there never was one."""
+    """Return for each candidate why its last draft was dropped, or why it never had one."""
     late = pl.DataFrame(schema=_LOST)
     if work.lost:
         # Frames in the order of dropping: for each row, the reason of its last draft counts.
@@ -192,6 +202,7 @@ def _lost(work: Work) -> pl.DataFrame:
 
 
 def _never_paired(work: Work) -> pl.DataFrame:
+    """Return for each candidate the reason that applies if no draft has it."""
     candidates, options = work.candidates, work.options
     if candidates is None or not candidates.frame.height:
         return pl.DataFrame(schema=_LOST)

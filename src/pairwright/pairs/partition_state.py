@@ -1,4 +1,4 @@
-"""A partition while it is being planned: what strategies and filters share, and where every drop is written down."""
+"""State of a partition during planning, shared by strategies and filters, with a record of every drop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,9 +15,9 @@ from pairwright.store.table import Table
 
 @dataclass
 class Work:
-    """Rows with their reasons so far, the funnel, and what happened to drafts.
+    """Rows with their reasons so far, the funnel, and the dropped drafts.
 
-    `tables` are there for strategies that read text while they plan; those that go by groups never look at them.
+    `tables` are for strategies that read texts while planning; strategies in groups do not use them.
     """
 
     tables: Sequence[Table]
@@ -30,11 +30,11 @@ class Work:
 
     @property
     def stage(self) -> Stage:
-        """The stage of the pairs, which is the last one."""
+        """The current stage of the funnel, which is its last one."""
         return self.funnel.stages[-1]
 
     def drop(self, drafts: pl.DataFrame, reason: Reason, bad: npt.NDArray[np.bool_] | pl.Series) -> pl.DataFrame:
-        """Drafts without the bad ones, which are counted."""
+        """Return drafts without those in the mask `bad`, and count these under `reason`."""
         mask = pl.Series(bad)
         num_bad = int(mask.sum())
         gone = drafts.filter(mask) if num_bad else drafts.clear()
@@ -47,6 +47,6 @@ class Work:
 
 
 def pair_examples(drafts: pl.DataFrame) -> list[str]:
-    """A few of the drafts as text, the same few in whatever order they come."""
+    """Return a few drafts as text, "UID over UID"; independent of the order of drafts."""
     named = drafts.select(pl.concat_str("chosen_uid", pl.lit(" over "), "rejected_uid").alias("pair"))
     return named.to_series().bottom_k(NUM_EXAMPLES).sort().to_list()

@@ -1,8 +1,9 @@
-"""What only all drafts together can decide: curriculum, the cap of a task, the sample, near-duplicates, length balance,
-and then weights, the split and the order of writing. Everything goes by a few narrow columns of each draft.
+"""Selection among the drafts of all partitions, on a few narrow columns of each draft.
 
-Drafts are numbered through all partitions in their order. Each step looks at those that the steps before it left, and
-decides by gap, then key, then number, so that the result does not depend on how they were parted.
+Drafts are dropped by curriculum, the cap of a task, sampling, near-duplicates and length balance, in this order; the
+others get a weight, a split, a curriculum stage and a position in the pairs table. Drafts are numbered across
+partitions. Each step sees the drafts that earlier steps kept and orders them by gap, key and number, so that the result
+does not depend on the partitioning.
 """
 
 import math
@@ -28,11 +29,14 @@ from pairwright.pairs.options import PairOptions
 from pairwright.records.messages import Message
 from pairwright.store.table import Table
 
-# Length balance: how much the chosen sides are longer than the rejected ones, and how to bring that under a bound.
+# Length balance: effect size of the length difference between chosen and rejected, and how to bound it
 
 
 def length_effect(differences: Floats, weights: Floats | None = None) -> float:
-    """Mean over standard deviation of (chosen - rejected) characters; 0 for no pairs, inf where all differ alike."""
+    """Mean divided by standard deviation of (chosen - rejected) characters.
+
+    It is 0 for no pairs, and infinite if all differences are equal and not 0.
+    """
     weights = np.ones(len(differences)) if weights is None else weights
     total = weights.sum()
     if not total:
@@ -45,7 +49,7 @@ def length_effect(differences: Floats, weights: Floats | None = None) -> float:
 
 
 def one_sided(differences: Floats, bound: float) -> Flags:
-    """The fewest of the most one-sided pairs without which the effect is within the bound."""
+    """Mask of the pairs to drop so that the length effect is within the bound: as few as possible, largest first."""
     towards = np.sign(differences.mean()) or 1.0
     # From the most one-sided pair in the prevailing direction; lexsort takes its last key first, ties go by number.
     order = np.lexsort([np.arange(len(differences)), -towards * differences])
@@ -62,7 +66,7 @@ def one_sided(differences: Floats, bound: float) -> Flags:
 
 
 def balance_weights(differences: Floats, bound: float) -> Floats:
-    """Weights that bring the effect within the bound: pairs of the prevailing direction count for less."""
+    """Return weights that bring the length effect within the bound, by down-weighting the prevailing direction."""
     weights = np.ones(len(differences))
     if not len(differences) or abs(length_effect(differences)) <= bound:
         return weights
@@ -77,12 +81,15 @@ def balance_weights(differences: Floats, bound: float) -> Floats:
     return np.where(prevailing, low, 1.0)
 
 
-# The curriculum: tasks from easy to hard (or hard to easy), by their mean reward, and in stages that grow.
+# Curriculum: tasks ranked by mean reward, easy or hard first, in growing stages
 
 
 @dataclass(frozen=True)
 class Curriculum:
-    """How a trainer takes the pairs of a table: in the table's order, or by the stage of each pair (`stages`)."""
+    """The order in which to train on pairs: table order, or by the stage of each pair if `stages` is set.
+
+    A new stage begins every `interval` epochs.
+    """
 
     name: str
     stages: Indices | None = None
@@ -94,9 +101,10 @@ class Curriculum:
 
 
 def read_curriculum(pairs: Path, column: pl.Series) -> Curriculum | None:
-    """The curriculum that a pairs table was built with, as funnel.json beside it says; None where it has none.
+    """Read the curriculum of a pairs table from the funnel.json beside it; None if it has none.
 
-    `column` is `curriculum_stage` of the pairs. Stages without a funnel.json are refused: nothing says when they begin.
+    `column` is the column `curriculum_stage` of the pairs. Raises TableError if pairs have stages but funnel.json does
+    not have the interval at which they begin.
     """
     folder = pairs if pairs.is_dir() else pairs.parent
     funnel = read_funnel(folder) if (folder / FILE_NAME).is_file() else {}
@@ -117,7 +125,7 @@ def read_curriculum(pairs: Path, column: pl.Series) -> Curriculum | None:
 
 
 def stage_of_epoch(epoch: int, interval: int) -> int:
-    """The largest stage that is trained in an epoch; epochs count from 0.
+    """Return the highest stage trained in an epoch; epochs count from 0.
 
     >>> [stage_of_epoch(epoch, 2) for epoch in range(5)]
     [0, 0, 1, 1, 2]
@@ -126,7 +134,7 @@ def stage_of_epoch(epoch: int, interval: int) -> int:
 
 
 def task_ranks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
-    """The tasks that have candidates, by their mean reward: easy (high) first, or hard first; ties by id."""
+    """Rank tasks by the mean reward of their candidates: easy (high) first, or hard first; ties by task id."""
     # Sorted first: the mean of floats depends on the order of summation.
     sums = tasks.sort("tid", "reward").group_by("tid", maintain_order=True).agg(pl.col("reward").mean())
     order = sums.sort("reward", "tid", descending=[options.curriculum == "easy-first", False])
@@ -134,7 +142,7 @@ def task_ranks(tasks: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 
 
 def stages(ranks: Indices, options: PairOptions) -> Indices:
-    """The stage of each rank among tasks that are numbered from 0."""
+    """Return the curriculum stage of each draft, given the rank of its task."""
     assert options.curriculum_start is not None
     # `places`: the rank of each draft's task among the tasks that still have drafts.
     distinct, places = np.unique(ranks, return_inverse=True)
@@ -144,7 +152,7 @@ def stages(ranks: Indices, options: PairOptions) -> Indices:
 
 
 def shares(options: PairOptions) -> list[Decimal]:
-    """What part of the tasks is in each stage, as decimals: 0.1 + 0.2 is 0.3.
+    """Return the cumulative share of tasks up to each stage, as decimals: 0.1 + 0.2 is 0.3.
 
     >>> shares(PairOptions(curriculum="easy-first", curriculum_start=0.3, curriculum_increment=0.4))
     [Decimal('0.3'), Decimal('0.7'), Decimal('1')]
@@ -155,7 +163,7 @@ def shares(options: PairOptions) -> list[Decimal]:
     return steps
 
 
-# Near-duplicates, on request: pairs whose text is nearly that of another, found by MinHash.
+# Near-duplicates: pairs with similar texts, found by MinHash (optional)
 
 # A signature has 64 hashes, in bands of 4: two texts are compared where a band is equal. Shingles have 5 words.
 NUM_HASHES, ROWS_PER_BAND, WORDS = 64, 4, 5
@@ -167,7 +175,10 @@ _SHIFTS = _RANDOM.integers(0, 2**63, NUM_HASHES, dtype=np.uint64)
 
 
 def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> npt.NDArray[np.bool_]:
-    """Which drafts are nearly the same as one before them; a side is a conversation, up to `at` where it ends there."""
+    """Mask of drafts that are near-duplicates of an earlier one; reads the conversations of both sides.
+
+    A side is the whole conversation, or if it has a position `at`, the conversation up to and including that message.
+    """
     wanted = [list(narrow.select(f"near_{side}", f"near_{side}_at").iter_rows()) for side in ("chosen", "rejected")]
     ends: dict[str, set[int | None]] = defaultdict(set)
     for uid, at in (*wanted[0], *wanted[1]):
@@ -187,7 +198,7 @@ def near_drafts(narrow: pl.DataFrame, tables: Sequence[Table], least: float) -> 
 
 
 def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDArray[np.bool_]:
-    """Which of them are at least that similar to one before them that was kept."""
+    """Mask of signatures whose estimated similarity to an earlier kept one is at least `least`."""
     again = np.zeros(len(signatures), np.bool_)
     # For each band (its number and bytes) the places of kept signatures that have it.
     bands: dict[bytes, list[int]] = defaultdict(list)
@@ -209,7 +220,7 @@ def near_duplicates(signatures: list[Signature | None], least: float) -> npt.NDA
 
 
 def signature(text: str) -> Signature:
-    """64 minimum hashes of a text's shingles."""
+    """Return the MinHash signature of a text: 64 minimum hashes of its word shingles."""
     words = text.split()
     digest = xxhash.xxh3_64_intdigest
     shingles = {digest(" ".join(words[at : at + WORDS]).encode()) for at in range(max(1, len(words) - WORDS + 1))}
@@ -230,35 +241,35 @@ def _text(messages: tuple[Message, ...]) -> str:
     )
 
 
-# What only all drafts together can decide: curriculum, the cap of a task, the sample, near-duplicates, length balance.
+# Selection among all drafts
 
 REASONS = (Reason.CURRICULUM, Reason.TASK_CAP, Reason.SAMPLED, Reason.NEAR_DUPLICATE, Reason.LENGTH)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """For every draft the number of its reason, 0 where it is kept; the rest is about those that are kept."""
+    """The result of selection. `reasons` covers all drafts (0: kept, else 1 + index in REASONS), the rest kept ones."""
 
     reasons: npt.NDArray[np.uint8]
     weights: Floats
     splits: pl.Series
     stages: Indices | None
     places: Indices | None
-    """Where each kept draft is written, where that is not their own order."""
+    """Position of each kept draft in the pairs table; None if drafts are written in their own order."""
     differences: Floats
-    """By how many characters the chosen side is longer."""
+    """Characters of the chosen side minus those of the rejected side."""
 
 
 @dataclass(frozen=True)
 class _Ranks:
-    """The rank of each draft's task in the curriculum, and how many tasks there are."""
+    """The curriculum rank of each draft's task, and the number of tasks."""
 
     of_drafts: Indices
     num_tasks: int
 
 
 def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
-    """Of drafts, only what `selected` will look at."""
+    """Select the columns of drafts that `select_drafts` needs."""
     difference = pl.col("num_chosen_characters") - pl.col("num_rejected_characters")
     columns: list[pl.Expr | pl.Series | str] = ["gap", difference.cast(pl.Float64).alias("difference")]
     if options.weight == "chosen":
@@ -280,7 +291,14 @@ def narrow_columns(drafts: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 def select_drafts(
     narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions, tables: Sequence[Table]
 ) -> Selection:
-    """Decide about all drafts, given by their narrow columns; `tasks` are the rewards of candidates by task."""
+    """Select among the drafts of all partitions.
+
+    Args:
+        narrow: Narrow columns of all drafts (`narrow_columns`).
+        tasks: Task id and reward of each candidate, for the curriculum.
+        options: Options of the build; thresholds are rewards.
+        tables: Tables with the texts, read only for near-duplicates.
+    """
     ranks = _rank_tasks(narrow, tasks, options)
     reasons = np.zeros(narrow.height, np.uint8)
     # The numbers of the drafts that no reason has dropped so far.
@@ -315,7 +333,7 @@ def _bad(
     options: PairOptions,
     tables: Sequence[Table],
 ) -> Flags | None:
-    """Which of the drafts that are left go by this reason; None where it was not asked for."""
+    """Mask of the remaining drafts that a reason drops; None if its option is not set."""
     if not narrow.height:
         return None
     if reason is Reason.CURRICULUM and options.curriculum_share is not None and ranks is not None:
@@ -334,7 +352,7 @@ def _bad(
 
 
 def _beyond_tasks(narrow: pl.DataFrame, most: int) -> Flags:
-    """Drafts that are not among the largest gaps of their task."""
+    """Mask of drafts that are not among the `most` largest gaps of their task."""
     task = narrow["tid"].cast(pl.Categorical).to_physical().to_numpy()
     keys = [narrow[name].to_numpy() for name in ("key_other", "key_one")]
     # lexsort takes its last key first: by task, then descending gap, then key, then number.
@@ -356,6 +374,7 @@ def _rank_tasks(narrow: pl.DataFrame, tasks: pl.DataFrame, options: PairOptions)
 
 
 def _weights(kept: pl.DataFrame, differences: Floats, options: PairOptions) -> Floats:
+    """Return the weights of kept drafts: 1, the gap or the chosen reward, times the length-balance weight."""
     by_length = np.ones(kept.height)
     if options.length_balance is not None and options.balance_by == "reweight":
         by_length = balance_weights(differences, options.length_balance)

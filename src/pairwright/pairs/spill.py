@@ -1,6 +1,8 @@
-"""Rows put aside under numbers, to be taken up again number by number: in memory, or in files of a hidden folder.
+"""Out-of-core building blocks of a pair build: spilled partitions, shuffle files, and the buckets of input rows.
 
-Where the folder is at an address, files are written in scratch, and go there when they are closed for others to read.
+`Spill` keeps partitions in memory or in Arrow files of the build folder and reads them back one at a time. `Aside` is a
+shuffle file: record batches of many partitions, written by one worker and read by others. `Buckets` partitions the
+input rows by prompt hash. If the build folder is remote, spill files are written locally and uploaded on `close`.
 """
 
 import math
@@ -27,7 +29,13 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class Spill(Generic[Rows]):
-    """Rows of one shape by number: frames, or Arrow tables. Without a folder they stay as they are, in memory."""
+    """Partitions of rows with one schema, by partition number; kept in memory if there is no folder.
+
+    Args:
+        folder: Folder of the Arrow files, local or remote; None keeps the rows in memory.
+        name: Prefix of the file names.
+        kind: Type of the rows: `pl.DataFrame` or `pa.Table`.
+    """
 
     def __init__(self, folder: Place | None, name: str, *, kind: type[Rows]) -> None:
         self._folder = None if folder is None else workspace_of(folder, owner=self)
@@ -40,7 +48,7 @@ class Spill(Generic[Rows]):
         self._writers: dict[int, tuple[pa.OSFile, pa.RecordBatchStreamWriter]] = {}
 
     def add(self, number: int, rows: Rows) -> None:
-        """Put rows aside."""
+        """Append rows to a partition."""
         if self._folder is None:
             self._held.setdefault(number, []).append(rows)
             return
@@ -51,7 +59,7 @@ class Spill(Generic[Rows]):
         self._writers[number][1].write_table(table)
 
     def read(self, number: int) -> Rows | None:
-        """All rows with this number, in the order in which they were put aside. After that none can be added to it."""
+        """Return all rows of a partition in insertion order, or None if it is empty; closes the partition's file."""
         if self._folder is None:
             held = self._held.get(number, [])
             return self._joined(held) if held else None
@@ -65,7 +73,7 @@ class Spill(Generic[Rows]):
             return cast(Rows, self._kind(reader.read_all()) if self._kind is pl.DataFrame else reader.read_all())
 
     def take(self, number: int) -> Rows | None:
-        """The same, and they are kept no longer."""
+        """Return the rows of a partition as `read` does, and delete them from memory and disk."""
         rows = self.read(number)
         self._held.pop(number, None)
         if self._folder is not None:
@@ -75,7 +83,7 @@ class Spill(Generic[Rows]):
         return rows
 
     def close(self) -> None:
-        """Finish the files, so that others may read them. After that no rows can be added."""
+        """Close all files, and upload them if the folder is remote, so that other processes can read them."""
         for parts in self._writers.values():
             for part in reversed(parts):
                 part.close()
@@ -83,11 +91,11 @@ class Spill(Generic[Rows]):
             list(at_once(self._send, list(self._writers), waits=True))
 
     def adopt(self, number: int, path: Place) -> None:
-        """Take the file of another one over as the rows with this number."""
+        """Use a file that another `Spill` wrote as the rows of a partition; `take` deletes it."""
         self._adopted[number] = path
 
     def _readable(self, number: int) -> Place | None:
-        """The file with these rows: one that was adopted, ours, or ours after it was sent. None where there is none."""
+        """Return the file of a partition: adopted, local or uploaded; None if there is none."""
         path = self._path(number)
         candidates = [self._adopted.get(number), path, self._shared and self._shared / path.name]
         return next((file for file in candidates if file is not None and file.exists()), None)
@@ -108,13 +116,15 @@ class Spill(Generic[Rows]):
         return self._folder / f"{self._name}.{number}.arrow"
 
 
-# Where Arrow takes its memory from while pairs are built and written.
+# Arrow memory pool during a build
 
 
 @contextmanager
 def plain_memory() -> Iterator[None]:
-    """Arrow's memory from the C library meanwhile: its own allocators clear huge pages again and again, for batches
-    that are small and short-lived, and keep more than they give back."""
+    """Context manager: Arrow allocates with the system allocator (malloc).
+
+    Arrow's own allocators repeatedly zero huge pages for small, short-lived batches, and retain freed memory.
+    """
     before = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     try:
@@ -123,21 +133,24 @@ def plain_memory() -> Iterator[None]:
         pa.set_memory_pool(before)
 
 
-# Rows put aside in one file under several numbers, for whoever takes up one number out of many such files.
+# Shuffle files: one Arrow file with batches of many partitions; a reader takes one partition from many files
 
 _SHUFFLE_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True)
 class Aside:
-    """A file of record batches, and the number of each."""
+    """A shuffle file: an Arrow file of record batches, and the partition number of each batch."""
 
     path: Place
     numbers: tuple[int, ...]
 
 
 def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) -> Aside | None:
-    """Put rows aside under a name of their own, so that the same work done twice does not meet; None without rows."""
+    """Write (partition number, rows) to a shuffle file; returns None if there are no rows.
+
+    The file name has a random suffix, so that a retried task does not overwrite the file of its first attempt.
+    """
     path = folder / f"{name}.{os.urandom(6).hex()}.arrow"
     numbers: list[int] = []
     writer = None
@@ -155,7 +168,7 @@ def write_aside(folder: Place, name: str, rows: Iterable[tuple[int, pa.Table]]) 
 
 
 def read_aside(files: Sequence[Aside], number: int) -> pa.Table | None:
-    """All rows with this number, file by file and in the order in which they were put aside."""
+    """Return all rows of a partition from shuffle files, by file and in insertion order; None if there are none."""
     wanted = [(aside.path, [place for place, own in enumerate(aside.numbers) if own == number]) for aside in files]
     wanted = [(path, places) for path, places in wanted if places]
     waits = any(is_address(path) for path, _ in wanted)
@@ -169,7 +182,7 @@ def _batches(task: tuple[Place, list[int]]) -> list[pa.RecordBatch]:
         return [reader.get_batch(place) for place in wanted]
 
 
-# Rows parted by their prompts, so that what does not fit in memory is planned piece by piece.
+# Buckets: input rows partitioned by prompt hash, so that planning fits in memory
 
 BYTES_PER_ROW = 2_000  # of a row while its bucket is planned, with everything that is made of it on the way
 BYTES_PER_PAIR = 1_200  # of a pair while it is planned
@@ -178,7 +191,10 @@ _PREFIX_DIGITS = 4
 
 
 def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
-    """How many buckets keep planning within the memory that is allowed; strategies that look further need one."""
+    """Return the number of buckets that keeps planning within `memory_megabytes`.
+
+    It is 1 for strategies that compare rows across prompts.
+    """
     if not is_parted(options):
         return 1
     num_rows = sum(table.count() for table in tables)
@@ -186,9 +202,10 @@ def num_buckets(tables: Sequence[Table], options: PairOptions) -> int:
 
 
 class Buckets:
-    """The rows of tables in buckets, in the order of their prompts; they may be gone through more than once.
+    """The rows of tables, partitioned by prompt hash in ascending order; can be iterated more than once.
 
-    `number` says into how many rows are parted at first; `fits` whether they are one piece after all.
+    Iteration yields each bucket, split further if its pairs would not fit in memory. `number` is the number of buckets;
+    `fits` is True if all rows are a single piece.
     """
 
     def __init__(self, tables: Sequence[Table], options: PairOptions, number: int, folder: Place | None) -> None:
@@ -212,7 +229,7 @@ class Buckets:
 
 
 def bucket_of(number: int) -> pl.Expr:
-    """The bucket of a row, by the first digits of its prompt hash."""
+    """Polars expression for the bucket of a row, out of `number`: a range of the leading digits of its prompt hash."""
     prefix = pl.col("prompt_hash").str.head(_PREFIX_DIGITS).str.to_integer(base=16, dtype=pl.Int64)
     # Equal ranges of the hash in ascending order: buckets one after another keep the order of prompts.
     bucket: pl.Expr = prefix * number // 16**_PREFIX_DIGITS
@@ -224,7 +241,7 @@ def is_parted(options: PairOptions) -> bool:
 
 
 def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFrame]:
-    """Rows in pieces whose pairs fit in memory, at the prompts in `_bounds`."""
+    """Split rows by prompt hash into pieces whose pairs fit in memory."""
     bounds = [None, *_bounds(rows, options), None]
     for first, last in pairwise(bounds):
         piece = rows if first is None else rows.filter(pl.col("prompt_hash") >= first)
@@ -232,7 +249,7 @@ def split_rows(rows: pl.DataFrame, options: PairOptions) -> Iterator[pl.DataFram
 
 
 def _bounds(rows: pl.DataFrame, options: PairOptions) -> list[str]:
-    """The prompts at which rows have to be parted, so that no more pairs are planned at once than memory holds."""
+    """Return the prompt hashes at which to split rows, so that the pairs planned at once fit in memory."""
     most = options.memory_megabytes * 2**20 // BYTES_PER_PAIR
     # n² / 2 bounds the pairs of n rows, however they are grouped.
     if not is_parted(options) or rows.height**2 // 2 <= most:

@@ -1,8 +1,8 @@
-"""The text of pairs, fetched once: drafts wait for it here, and become rows of the pairs table (pair_rows.py).
+"""Turn drafts into rows of the pairs table: fetch the texts of kept drafts, and copy or rewrite them into rows.
 
-The experience tables are read once from beginning to end; of a row that is rejected and never chosen only
-the completion is kept. Where the texts of all pairs are more than may be held, they are put aside in slices, each with
-what a run of pairs needs, and pairs are written slice by slice.
+The experience tables are scanned once. For a row that is only ever rejected, only the completion is kept. If the texts
+of all pairs do not fit in memory, they are spilled in slices: each slice has the texts of a contiguous range of pairs,
+and pairs are written slice by slice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ from pairwright.records.json_text import encode
 from pairwright.records.messages import TEXT, Message, completion_of_text, text_prompt
 from pairwright.store.table import Table
 
-# Texts of pairs that are not copied: plain text as a message, trajectories that are cut, given preferences.
+# Rewritten texts: plain text as messages, trajectories cut at a message, imported preferences
 
 _LONG = pa.large_string()
 _OF_TEXT = ("prompt_text", "response_text")
@@ -39,9 +39,10 @@ _MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 
 def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows with plain text as one message; `prompt_hash` and `completion_hash` are there where that was so.
+    """Convert plain-text prompts and completions to messages, and add `prompt_hash` and `completion_hash`.
 
-    A prompt that is text becomes a message of role text, and so does the completion that follows it.
+    The hashes are null for rows that already had messages. A plain-text prompt becomes a message with the role `text`,
+    and so does the completion that follows it.
     """
     columns = {name: rows.column(name) for name in rows.schema.names if name not in _OF_TEXT}
     for name, text in (("prompt", "prompt_text"), ("completion", "response_text")):
@@ -58,7 +59,10 @@ def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """Trajectories that are cut, and given preferences: messages are read and written again."""
+    """Build ids, prompts and sides of drafts that need decoding: cut trajectories and imported preferences.
+
+    `chosen` and `rejected` are the positions of the sides' rows in `texts`. Returns arrays by column name.
+    """
     names = [name for name in ("prompt", "tools", "completion", "chosen", "rejected") if name in texts.schema.names]
     # Each row is decoded once, however many pairs it is in; `which` leads back from sides to rows.
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
@@ -78,7 +82,7 @@ def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, reject
 
 
 def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tuple[Message, ...]]:
-    """The plain text of each row as messages."""
+    """Return the plain text of each row as messages."""
     texts = rows.column(text).to_pylist()
     if name == "prompt":
         return map(text_prompt, texts)
@@ -87,6 +91,7 @@ def _messages_of_text(rows: pa.RecordBatch, name: str, text: str) -> Iterator[tu
 
 
 def _cut_at_message(row: dict[str, Any], opposite: dict[str, Any], cut: int | None) -> tuple[str | None, ...]:
+    """Split two runs after their first `cut` messages, which are the prompt; None: the row is a preference."""
     prompt = messages_of(row["prompt"] or "[]")
     if cut is None:
         prompt_is_text = not prompt or prompt[0].role == TEXT
@@ -104,7 +109,10 @@ def _cut_at_message(row: dict[str, Any], opposite: dict[str, Any], cut: int | No
 def _cut_at_action(
     row: dict[str, Any], opposite: dict[str, Any], chosen_at: int | None, rejected_at: int | None
 ) -> tuple[str | None, ...]:
-    """One action against one action: the prompt is the state of a message that is cut out, the rejected one first."""
+    """Compare single messages of two runs; returns id, prompt hash, prompt, tools, chosen and rejected.
+
+    The prompt is everything before the rejected message, or before the chosen one if only that has a position.
+    """
     chosen, rejected = row["completion"] or "[]", opposite["completion"] or "[]"
     prompt, tools = row["prompt"] or "[]", row["tools"]
     if chosen_at is not None:
@@ -117,7 +125,7 @@ def _cut_at_action(
 
 
 def _cut_out(row: dict[str, Any], at: int) -> tuple[str, str]:
-    """A message of a conversation, and all before it."""
+    """Return the messages before position `at`, and the message at it, both as JSON."""
     whole = messages_of(row["prompt"] or "[]") + messages_of(row["completion"] or "[]")
     return encode(whole[:at]).decode(), encode(whole[at : at + 1]).decode()
 
@@ -130,7 +138,7 @@ def _schemas(tools: str | None) -> list[Any]:
     return list(msgspec.json.decode(tools)) if tools else []
 
 
-# Rows of the pairs table, from drafts and the texts of their rows.
+# Rows of the pairs table, built from drafts and texts
 
 SIDES = ("chosen", "rejected")
 _SHARED = ("prompt", "tools", "completion")
@@ -139,8 +147,13 @@ _CUT_SIDE = '"truncate_status":"response_truncated"'  # in the JSON of a side; t
 
 @dataclass(frozen=True)
 class _Shared:
-    """The texts of one column. `codes` says which rows have equal ones, -1 for none; `firsts` the first row of each
-    code, and `lengths` how many bytes it has, with 0 for none at the end."""
+    """A deduplicated text column.
+
+    texts     the text of each row
+    codes     code of each row; rows with equal texts have equal codes, -1 is null
+    firsts    the first row of each code
+    lengths   length of each code's text in bytes, followed by 0 for null
+    """
 
     texts: pl.Series
     codes: Indices
@@ -148,7 +161,7 @@ class _Shared:
     lengths: npt.NDArray[np.int64]
 
     def of(self, rows: Indices) -> pa.DictionaryArray:
-        """The texts of some rows, equal ones once."""
+        """Return the texts of some rows as a dictionary array."""
         used, places = first_uses(self.codes[rows], len(self.firsts))
         return pa.DictionaryArray.from_arrays(index_array(places), self.texts.gather(self.firsts[used]).to_arrow())
 
@@ -157,7 +170,13 @@ class _Shared:
 
 
 def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Iterator[pa.RecordBatch]:
-    """The rows of drafts whose texts are all there; `filling` knows how full the row group is that they go to."""
+    """Yield batches of the pairs table for the drafts of one slice.
+
+    Args:
+        drafts: The drafts of the slice.
+        texts: Texts of all rows that the drafts need, sorted by row number.
+        filling: State of the current row group; batches end where row groups end.
+    """
     drafts = drafts if drafts["place"].is_sorted() else drafts.sort("place")
     copies = all(drafts[name].null_count() == drafts.height for name in REWRITTEN)
     shared = {name: _shared(pl.Series(texts[name])) for name in _SHARED} if copies else {}
@@ -182,9 +201,10 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
 
 
 def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """What the tokens stage needs of each side: whether its experience recorded token ids, and was cut short.
+    """Return for each side whether its experience has recorded token ids, and whether it is truncated.
 
-    A run is cut at its end: a side that is one message of it is cut only if that is the last one.
+    The tokens stage needs both. A run is truncated at its end, so a side that is a single message of it is truncated
+    only if it is the last message.
     """
     recorded = pc.is_valid(texts["num_tokens"])
     is_cut = pc.equal(texts["truncate_status"], "response_truncated").fill_null(False)
@@ -205,7 +225,7 @@ def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejecte
 def _pieces(
     drafts: pl.DataFrame, shared: dict[str, _Shared], chosen: Indices, rejected: Indices, filling: Filling
 ) -> Iterator[tuple[int, int]]:
-    """From where to where drafts are one batch."""
+    """Yield (start, stop) of the drafts of each batch."""
     if not shared:
         yield from (
             (start, min(start + ROWS_PER_GROUP, drafts.height)) for start in range(0, drafts.height, ROWS_PER_GROUP)
@@ -225,7 +245,7 @@ def _shared(texts: pl.Series) -> _Shared:
 
 
 def _number_texts(texts: pl.Series) -> tuple[Indices, Indices]:
-    """Which rows have equal texts, by number, -1 for none; and the first row of each number."""
+    """Return a code for each row, equal for equal texts and -1 for null; and the first row of each code."""
     if texts.null_count() == len(texts):
         return np.full(len(texts), -1), np.zeros(0, np.int64)
     # Numbered by 64-bit hash: much faster than by text, and checked below.
@@ -240,7 +260,7 @@ def _number_texts(texts: pl.Series) -> tuple[Indices, Indices]:
 
 
 def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
-    """The ids of pairs, and the hashes of their prompts."""
+    """Return the ids of pairs and the hashes of their prompts."""
     keys, prompts = drafts["key"], drafts["prompt_hash"]
     if any(texts[name].null_count < texts.num_rows for name in ("prompt_hash", "completion_hash")):
         # plain text is written as a message, whose hash is another
@@ -257,7 +277,7 @@ def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected
     return {"id": keys.to_arrow(), "prompt_hash": prompts.to_arrow()}
 
 
-# The text of pairs, fetched once: drafts wait for it here, and become rows of the pairs table (pair_rows.py).
+# Fetching the texts of kept drafts, in slices
 
 MAX_SLICES = 1024
 _CONTENT = (
@@ -271,7 +291,7 @@ WANTED_BITS = 11  # of a wanted row: the slice that needs it, and in the last bi
 
 
 class PairTexts:
-    """Drafts that are kept, on their way to becoming rows: first all of them are added, then the rows are read."""
+    """Kept drafts and their texts: add all drafts first, then read the rows of the pairs table."""
 
     def __init__(self, num_drafts: int, num_slices: int, folder: Place | None) -> None:
         folder = None if num_slices == 1 else folder
@@ -282,7 +302,7 @@ class PairTexts:
         self.columns: tuple[str, ...] = _CONTENT
 
     def add(self, drafts: pl.DataFrame, places: Indices) -> None:
-        """Take drafts that will be written at these places."""
+        """Add drafts; `places` are their row numbers in the pairs table."""
         slices = np.searchsorted(self._bounds, places, side="right")
         rewritten_too = (
             drafts.select(pl.any_horizontal(pl.col("cut", "row_uid", "rejected_at").is_not_null()))
@@ -303,14 +323,17 @@ class PairTexts:
         return len(self._bounds)
 
     def take_wanted(self) -> Indices:
-        """The rows whose texts are needed, with what `WANTED_BITS` says of them; only once."""
+        """Return the rows whose texts are needed, sorted, and clear the list; the low `WANTED_BITS` are flags.
+
+        The flags are the slice that needs the row and, in the last bit, whether the prompt is needed as well.
+        """
         wanted = distinct(np.concatenate([np.zeros(0, np.int64), *self._wanted]))
         self._wanted = []
         twice = (wanted & 1 == 0) & (np.append(wanted[1:], -1) == wanted + 1)  # once in part, and once all of it
         return np.compress(~twice, wanted)
 
     def rows(self, tables: Sequence[Table]) -> Iterator[pa.RecordBatch]:
-        """Batches of the pairs table, in the order of their places."""
+        """Yield batches of the pairs table, in order."""
         wanted = self.take_wanted()
         for number, table in enumerate(tables):
             # Table numbers are the highest bits, so the wanted rows of a table are one slice of the sorted array.
@@ -333,9 +356,13 @@ class PairTexts:
 def fetch_texts_of(
     table: Table, columns: Sequence[str], wanted: Indices, *, first: int = 0
 ) -> Iterator[tuple[int, pa.Table]]:
-    """Read a table up to the last text that is needed; each comes for the slices that need it.
+    """Scan a table up to the last text that is needed; yields (slice number, texts).
 
-    `wanted` are places in the table with what `WANTED_BITS` says of them, `first` is the number of the first row.
+    Args:
+        table: The table, or one segment of it.
+        columns: Columns to read.
+        wanted: Sorted row positions in the table, shifted left by `WANTED_BITS` and combined with their flags.
+        first: Row number of the first row of the table.
     """
     pieces: list[pa.Table] = []
     slices: list[Indices] = []
@@ -352,7 +379,7 @@ def fetch_texts_of(
 def _read_wanted(
     table: Table, columns: Sequence[str], wanted: Indices, first: int
 ) -> Iterator[tuple[pa.Table, Indices]]:
-    """The wanted rows of a table, batch by batch, and the slices that need them."""
+    """Yield the wanted rows of each batch of a table, and the slice that needs each row."""
     places = wanted >> WANTED_BITS
     start = done = 0
     for batch in table.scan(columns=columns) if len(wanted) else ():
@@ -371,14 +398,14 @@ def _read_wanted(
 
 
 def _by_slice(rows: pa.Table, slices: Indices) -> Iterator[tuple[int, pa.Table]]:
-    """Rows parted by the slices that need them."""
+    """Partition rows by the slice that needs them."""
     for number in np.flatnonzero(np.bincount(slices)).tolist():
         own = np.flatnonzero(slices == number)
         yield number, rows.take(int64_array(own)) if len(own) < len(slices) else rows
 
 
 def _take_rows(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.RecordBatch:
-    """Some rows of a batch; of those that are not wanted as a whole, the prompt is left out."""
+    """Take rows of a batch; prompt and tools are null for rows whose flag in `whole` is 0."""
     if len(places) == batch.num_rows and whole.all() and (np.diff(places) > 0).all():
         return batch
     rows = int64_array(places)
@@ -388,7 +415,7 @@ def _take_rows(batch: pa.RecordBatch, places: Indices, whole: Indices) -> pa.Rec
 
 
 def num_slices(tables: Sequence[Table], num_rows: int, *, memory_megabytes: int) -> int:
-    """In how many slices the texts of so many rows of the tables are written."""
+    """Return the number of slices for the texts of `num_rows` rows, so that half of the memory holds one slice."""
     size = total = 0
     for footer in footers_of([part for table in tables for part in table.parts()]):
         columns = [footer.schema.names.index(name) for name in (*_CONTENT, *SIDES)]

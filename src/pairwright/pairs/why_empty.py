@@ -1,4 +1,4 @@
-"""When no pair results: which filter removed the last ones, and what value would have let some through."""
+"""Hint for a build without pairs: which filter dropped the last ones, and which value would let some through."""
 
 from dataclasses import dataclass, fields
 
@@ -33,7 +33,7 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Clues:
-    """Values of a partition that decide what an option would have to be; None where it has none."""
+    """Extreme values of a partition, from which the hint derives option values; None if there are none."""
 
     # Candidates in the largest group; largest gap and reward; smallest gap between neighbours; smallest reward.
     most_candidates: float | None = None
@@ -43,7 +43,7 @@ class Clues:
     lowest: float | None = None
 
     def merged(self, other: "Clues") -> "Clues":
-        """The clues of both: the smaller of what is smallest, the larger of what is largest."""
+        """Merge with the clues of another partition: minimum of minima, maximum of maxima."""
         values = {}
         for field in fields(self):
             both = [value for value in (getattr(self, field.name), getattr(other, field.name)) if value is not None]
@@ -53,7 +53,7 @@ class Clues:
 
 
 def clues_of(candidates: Candidates | None, largest_group: int, options: PairOptions) -> Clues:
-    """The clues of a partition's candidates, and of its largest group, whether or not it had enough of them."""
+    """Return the clues of a partition; `largest_group` is the size of its largest group, even if below the minimum."""
     if candidates is None or not candidates.frame.height:
         return Clues(most_candidates=largest_group or None)
     rewards = candidates.rewards
@@ -71,7 +71,7 @@ def clues_of(candidates: Candidates | None, largest_group: int, options: PairOpt
 
 
 def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
-    """One sentence for a build without pairs."""
+    """Return a hint for a build without pairs: the filter that dropped the last ones, and what to change."""
     # The last stage that dropped anything has the filter that removed the last ones.
     last = next((stage for stage in reversed(funnel.stages) if stage.drops), None)
     if last is None:
@@ -100,7 +100,7 @@ def _advice(reason: Reason, options: PairOptions) -> str | None:
 
 
 def _value(reason: Reason, clues: Clues, options: PairOptions) -> str | None:
-    """The option that dropped the last ones, with a value that would not have."""
+    """Return the option behind a reason with a value that would let some through; None if there is none."""
     most = None if clues.most_candidates is None else int(clues.most_candidates)
     # For each reason: the option, a value that lets some through, and the value now.
     bounds = {

@@ -1,13 +1,13 @@
-"""A build whose pieces are done by the workers of an engine: each is a function of its task, with its rows in files.
+"""A build distributed over the workers of an engine: tasks are functions that exchange rows through files.
 
     segment of a table ─► its rows, by bucket                 part_rows
     bucket             ─► the plans of its partitions         plan_bucket
     segment of a table ─► its texts, by slice                 fetch_texts
     slice              ─► its rows of the pairs table         make_rows
 
-What a worker does with its piece is what a build alone does (partition.py, texts.py), so the result is the same. The
-files lie in the build's folder, under names of their own: a piece that is done twice, since its worker was lost, does
-not meet itself.
+Workers run the same code as a build in one process (pairs/partition.py, pairs/texts.py), so the result is the same.
+Files are in the build folder under random names: a task that is retried after its worker was lost does not overwrite
+the files of its first attempt.
 """
 
 import os
@@ -51,7 +51,7 @@ _BUCKETS_PER_WORKER = 4  # so that one with much to do keeps the others waiting 
 
 @dataclass(frozen=True)
 class Segment:
-    """One part of a table; `first` is the number of its first row."""
+    """One segment of a table; `first` is the row number of its first row among all tables."""
 
     folder: Place
     name: str
@@ -64,7 +64,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """The plan of a partition without its drafts and experiences, which are in files."""
+    """The plan of one partition; its drafts and experiences are in Arrow files."""
 
     plan: PartitionPlan
     narrow: pl.DataFrame
@@ -74,7 +74,7 @@ class BucketPlan:
 
 
 def segments_of(tables: Sequence[Table]) -> list[Segment]:
-    """All parts of tables, in their order."""
+    """List the segments of all tables, in order."""
     segments = []
     for number, table in enumerate(tables):
         first = number << PLACE_BITS
@@ -86,7 +86,7 @@ def segments_of(tables: Sequence[Table]) -> list[Segment]:
 
 
 class SpreadRows:
-    """The rows of tables in buckets that workers have filled, and will plan."""
+    """The rows of tables, shuffled into buckets by workers, and planned by workers bucket by bucket."""
 
     def __init__(
         self, tables: Sequence[Table], options: PairOptions, folder: Place, engine: Engine, progress: Progress
@@ -99,11 +99,11 @@ class SpreadRows:
         self._buckets = _by_number(file for file in files if file is not None)
 
     def rewards(self, options: PairOptions) -> Iterator[Floats]:
-        """The rewards of candidates, bucket by bucket."""
+        """Yield the rewards of the candidates of each bucket."""
         return self._engine.map(partial(bucket_rewards, options=options), self._buckets)
 
     def plans(self, options: PairOptions) -> Iterator[BucketPlan]:
-        """The plans of all partitions, in order."""
+        """Yield the plans of all partitions, in order."""
         plan = partial(plan_bucket, options=options, folder=self._folder)
         results = self._engine.map(plan, self._buckets)
         for plans in _report_progress(results, len(self._buckets), self._progress):
@@ -113,7 +113,7 @@ class SpreadRows:
 def spread_rows(
     texts: PairTexts, tables: Sequence[Table], folder: Place, engine: Engine, progress: Progress
 ) -> Iterator[pa.RecordBatch]:
-    """What `texts.rows` gives, made by workers."""
+    """Yield the same batches as `texts.rows`, built by workers."""
     wanted = texts.take_wanted()
     tasks = []
     for segment in segments_of(tables):
@@ -134,7 +134,7 @@ def spread_rows(
 def part_rows(
     segment: Segment, *, number: int, folder: Place, where: str | None = None, with_runs: bool = False
 ) -> Aside | None:
-    """The narrow rows of a segment, parted into so many buckets."""
+    """Task: write the narrow rows of a segment to a shuffle file, partitioned into `number` buckets."""
     with plain_memory():
         return write_aside(folder, "rows", _by_bucket(segment, number, where, with_runs))
 
@@ -148,12 +148,12 @@ def _by_bucket(segment: Segment, number: int, where: str | None, with_runs: bool
 
 
 def bucket_rewards(task: Numbered, *, options: PairOptions) -> Floats:
-    """The rewards of a bucket's candidates."""
+    """Task: return the rewards of a bucket's candidates."""
     return np.concatenate([candidate_rewards(rows, options) for rows in _partitions(task, options)])
 
 
 def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[BucketPlan]:
-    """The plans of a bucket, whose rows are in these files."""
+    """Task: plan a bucket from its shuffle files; returns one plan for each partition."""
     plans = []
     with plain_memory():
         for rows in _partitions(task, options):
@@ -172,7 +172,7 @@ def plan_bucket(task: Numbered, *, options: PairOptions, folder: Place) -> list[
 
 
 def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], folder: Place) -> Aside:
-    """The texts of a segment that pairs need, by the slices that need them."""
+    """Task: write the texts of a segment that pairs need to a shuffle file, partitioned by slice."""
     segment, wanted = task
     with plain_memory():
         spilled = write_aside(folder, "texts", fetch_texts_of(segment.table(), columns, wanted, first=segment.first))
@@ -181,7 +181,7 @@ def fetch_texts(task: tuple[Segment, Indices], *, columns: tuple[str, ...], fold
 
 
 def make_rows(task: Numbered, *, folder: Place) -> list[pa.RecordBatch]:
-    """The rows of a slice."""
+    """Task: return the rows of the pairs table for one slice."""
     number, files = task
     with plain_memory():
         drafts = Spill(folder, "drafts", kind=pl.DataFrame).read(number)
@@ -198,7 +198,7 @@ def _partitions(task: Numbered, options: PairOptions) -> Iterator[pl.DataFrame]:
 
 
 def _by_number(files: Iterable[Aside]) -> list[Numbered]:
-    """What the files have, by number: each with the files that have some of it."""
+    """Return each partition number with the shuffle files that have rows of it, sorted by number."""
     by_number: dict[int, list[Aside]] = {}
     for aside in files:
         for number in set(aside.numbers):
@@ -207,7 +207,7 @@ def _by_number(files: Iterable[Aside]) -> list[Numbered]:
 
 
 def _put(folder: Place, rows: pl.DataFrame) -> Place:
-    """Rows in a file that a Spill can take over."""
+    """Write rows to an Arrow file that `Spill.adopt` takes; returns its path."""
     name = f"put-{os.urandom(6).hex()}"
     spill = Spill(folder, name, kind=pl.DataFrame)
     spill.add(0, rows)

@@ -1,1 +1,1 @@
-"""Where experiences live: the byte codec and the table on disk."""
+"""Storage of experiences: the experience table, its columns, the byte codec, Arrow conversion, import and export."""

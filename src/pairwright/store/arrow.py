@@ -1,4 +1,7 @@
-"""Experiences as Arrow and as HF datasets, both ways, without loss: kinds, dtypes, custom fields, any shape of info."""
+"""Lossless conversion of experiences to and from Arrow and Hugging Face datasets.
+
+Kinds, dtypes, custom fields and arbitrary `info` survive the round trip. Columns are built directly from Arrow buffers.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,7 +31,7 @@ from pairwright.store.columns import ARRAY_TYPES, CONTENT, NARROW, SCHEMA
 if TYPE_CHECKING:
     import datasets
 
-# Columns of Python values as Arrow arrays.
+# Arrow arrays from Python values
 
 # The numpy dtype of each fixed-width Arrow type, and the most bytes of text that the offsets of a type can address.
 _NUMBERS = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): np.float64}
@@ -36,7 +39,7 @@ _MOST_BYTES = {pa.string(): 2**31 - 1, pa.large_string(): 2**62}
 
 
 def column_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values as an array of text (str, or bytes that are UTF-8) or of numbers; None is null."""
+    """Convert values to an Arrow array of text (from str, or UTF-8 bytes) or of numbers; None is null."""
     try:
         return _without_nulls(values, kind, None)
     except TypeError:  # the quick way to learn that there is a None
@@ -52,12 +55,13 @@ def column_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def numbers_of(column: pa.Array) -> Array:
-    """A column of numbers, none of them null, as numpy; `to_numpy` would look for pandas too."""
+    """Return a column of numbers without nulls as a NumPy array; `to_numpy` would try to import pandas."""
     dtype = np.dtype(_NUMBERS[column.type])
     return np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * dtype.itemsize)
 
 
 def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer | None) -> pa.Array:
+    """Build an array from values other than None and a validity bitmap; raises TypeError if a value is None."""
     if kind in _NUMBERS:
         numbers = np.array(values, _NUMBERS[kind])
         if kind == pa.float64() and np.isnan(numbers).any() and None in values:
@@ -73,7 +77,7 @@ def _without_nulls(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer
 
 
 def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
-    """The bytes of all texts one after the other, and how many each has."""
+    """Return the concatenated bytes of all texts, and the number of bytes of each."""
     if values and isinstance(values[0], bytes):
         return b"".join(values), map(len, values)
     text = "".join(values)
@@ -82,7 +86,7 @@ def _join_texts(values: Sequence[Any]) -> tuple[bytes, Iterator[int]]:
     return data, map(len, values if len(data) == len(text) else [value.encode() for value in values])
 
 
-# Experiences as Arrow and as HF datasets, both ways, without loss: kinds, dtypes, custom fields, any shape of info.
+# Experiences to and from record batches, Arrow tables and Hugging Face datasets
 
 _BLOB_HEADER = msgspec.json.Decoder(list[Packed])
 _DECODERS: dict[str, Any] = {
@@ -108,7 +112,7 @@ _DECODERS: dict[str, Any] = {
 
 
 def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
-    """Experiences as one record batch with the table's schema."""
+    """Convert experiences to one record batch with the schema of the experience table."""
     # Columns are collected in the order of SCHEMA: narrow, content, native lists, `dtypes`, `arrays`.
     arrays = [column_array(column.values(experiences), column.type) for column in (*NARROW, *CONTENT)]
     # `native`: column -> row -> array. `odd`: row -> fields for its blob, in which the one record has the number 0.
@@ -127,7 +131,7 @@ def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
 
 
 def from_batch(batch: pa.RecordBatch) -> list[Experience]:
-    """Invert `to_batch`; columns may come in any order, and others beside them are ignored."""
+    """Convert a record batch to experiences; inverts `to_batch`. Columns can be in any order; others are ignored."""
     names = set(batch.schema.names)
     missing = [name for name in ("uid", "kind") if name not in names]
     if missing:
@@ -216,7 +220,7 @@ def import_datasets() -> Any:
 
 
 def _cast(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with our column types; other tools may have changed string to large_string and the like."""
+    """Cast a batch to the table's column types; other tools may have changed string to large_string, for example."""
     names = [name for name in SCHEMA.names if name in batch.schema.names]
     return batch.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
 
@@ -230,6 +234,7 @@ def _is_native(name: str, array: Array) -> bool:
 
 
 def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
+    """Build a native list column from the arrays of some rows; the others are null."""
     dtype, item_type = ARRAY_TYPES[name]
     if not rows:
         return pa.nulls(num_rows, pa.list_(item_type))
@@ -245,7 +250,7 @@ def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
 
 
 def _dtypes_column(native: dict[str, dict[int, Array]], num_rows: int) -> list[str | None]:
-    """For each row the dtypes that differ from the column's, as JSON; null where none does."""
+    """Return for each row the dtypes that differ from those of the columns, as JSON; None if none differs."""
     names: list[dict[str, str]] = [{} for _ in range(num_rows)]
     for name, rows in native.items():
         for row, array in rows.items():
@@ -284,6 +289,7 @@ def _read_sources(batch: pa.RecordBatch, names: set[str], fields: list[dict[str,
 
 
 def _read_arrays(batch: pa.RecordBatch, names: set[str], fields: list[dict[str, Any]]) -> None:
+    """Add the arrays of list columns and blobs to the fields of each row, and build the sides of preferences."""
     dtypes = batch.column("dtypes").to_pylist() if "dtypes" in names else [None] * len(fields)
     for name in ARRAY_TYPES:
         if name in names:

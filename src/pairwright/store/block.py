@@ -1,7 +1,8 @@
-"""Many experiences as columns: a `Block` holds everything but the arrays, which are packed beside it.
+"""Columnar form of experiences for the byte codec: a `Block` of metadata columns, and arrays packed into bytes.
 
-A column in which every record has the default is left out. Values of `info`, `metrics` and `reward_components` are
-written through jsontext, so that NaN and infinities survive.
+Columns in which every record has the default are omitted. `reward`, `reward_components`, `info` and `metrics` are
+encoded with records/json_text.py, which preserves NaN and infinities. Integer arrays are stored without high bytes that
+are zero in all values, boolean arrays as bits.
 """
 
 import math
@@ -19,7 +20,7 @@ from pairwright.records.experience import ARRAYS, EID, SIDE_ARRAYS, CustomField,
 from pairwright.records.json_text import from_json, to_json
 from pairwright.records.messages import ErrorSite, Json, Message
 
-# Arrays of many records as flat bytes: one column a field and dtype, with the lengths beside it.
+# Packed arrays: one column for each field and dtype, with record numbers, lengths and values
 
 Path = tuple[str, ...]
 Buffer = bytes | memoryview
@@ -28,7 +29,7 @@ Entry = tuple[Path, int, Array]  # (field, number of the record, array)
 
 
 class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """One column: which field, how many arrays, of which dtype, stored in `width` bytes a value (0: a bit)."""
+    """Header of a packed column: field, dtype, bytes per value (0: one bit), number of arrays and of values."""
 
     path: Path
     dtype: str
@@ -39,7 +40,7 @@ class Packed(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
 
 
 def pack(fields: Iterable[Field]) -> tuple[list[Packed], list[Buffer]]:
-    """The columns of the fields, and their data in pieces, so that they need not be copied into one."""
+    """Pack fields into columns; returns their headers, and the data as a list of buffers, to avoid a copy."""
     columns: list[Packed] = []
     pieces: list[Buffer] = []
     for path, rows, arrays in fields:
@@ -59,7 +60,7 @@ def pack(fields: Iterable[Field]) -> tuple[list[Packed], list[Buffer]]:
 
 
 def _alike(rows: list[int], arrays: list[Array]) -> Iterator[tuple[list[int], list[Array]]]:
-    """Arrays of one dtype at a time, flat ones apart from the others. Usually all are alike."""
+    """Group arrays by dtype and by whether they are one-dimensional; usually there is one group."""
     kinds = [(array.dtype, array.ndim == 1) for array in arrays]
     if kinds.count(kinds[0]) == len(kinds):
         yield rows, arrays
@@ -70,7 +71,7 @@ def _alike(rows: list[int], arrays: list[Array]) -> Iterator[tuple[list[int], li
 
 
 def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
-    """Invert `pack`; raises CorruptBytes unless the columns describe exactly these bytes."""
+    """Yield the arrays of packed columns; raises CorruptBytes unless the headers describe exactly these bytes."""
     offset = 0
     for column in columns:
         # 4 bytes for the record number and 4 for the length of each array
@@ -84,6 +85,7 @@ def unpack(columns: list[Packed], data: memoryview) -> Iterator[Entry]:
 
 
 def _unpack_column(column: Packed, data: memoryview) -> Iterator[Entry]:
+    """Yield the arrays of one packed column."""
     name = ".".join(column.path)
     rows = np.frombuffer(data, "<u4", column.num_arrays)
     lengths = np.frombuffer(data, "<u4", column.num_arrays, offset=4 * column.num_arrays)
@@ -106,9 +108,10 @@ def _num_values(shape: tuple[int, ...]) -> int:
 
 
 def _narrow(values: Array) -> tuple[int, list[Buffer]]:
-    """The bytes of an array in pieces, without the high bytes that are zero in every value.
+    """Return the bytes per value and the buffers of an array, without high bytes that are zero in every value.
 
-    Three bytes a value are stored as all the low two, then all the high ones: a few whole-array operations.
+    Three bytes per value are stored as the low two of all values, then the high one of all values, which takes only a
+    few whole-array operations.
     """
     name = dtype_name(values)
     if name == "bool":
@@ -126,6 +129,7 @@ def _narrow(values: Array) -> tuple[int, list[Buffer]]:
 
 
 def _widen(column: Packed, data: memoryview) -> Array:
+    """Restore the values of a packed column in their dtype; inverts `_narrow`."""
     try:
         dtype = dtype_named(column.dtype)
     except RecordError as error:
@@ -146,7 +150,7 @@ def _widen(column: Packed, data: memoryview) -> Array:
 
 
 def _parts(width: int) -> Iterator[tuple[str, int]]:
-    """The unsigned dtypes that make up `width` bytes, each with the shift of its bits."""
+    """Yield the unsigned dtypes that add up to `width` bytes, each with its bit shift."""
     # The binary digits of `width` say which dtypes it takes: 3 bytes are a u2 (bits 0-15) and a u1 (bits 16-23).
     shift = 0
     for size in (4, 2, 1):
@@ -159,13 +163,13 @@ def _size_on_disk(column: Packed) -> int:
     return (column.num_values + 7) // 8 if column.width == 0 else column.num_values * column.width
 
 
-# Many experiences as columns: a `Block` holds everything but the arrays, which are packed beside it.
+# Blocks: metadata columns of many experiences
 
 _ABSENT = msgspec.Raw()
 
 
 class SideMeta(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
-    """A Side without its arrays; the reward as JSON text, since it may be NaN."""
+    """A Side without its arrays; the reward is JSON text, since it may be NaN."""
 
     messages: tuple[Message, ...] = ()
     text: str | None = None
@@ -176,7 +180,7 @@ class SideMeta(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fiel
 
 
 class Block(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """The columns of `num_records` experiences. None or absent: every record has the default of that field."""
+    """Columns of `num_records` experiences. None or absent means that every record has the default."""
 
     num_records: int
     eid: list[EID]
@@ -216,7 +220,7 @@ _ARRAY_NAMES = frozenset(ARRAYS)
 
 
 def block_of(experiences: Sequence[Experience]) -> tuple[Block, list[Field]]:
-    """The columns of experiences, and their arrays for `pack`."""
+    """Convert experiences to a block, and their array fields for `pack`."""
     columns: dict[str, Any] = {"eid": [], "kind": []}
     fields: list[Field] = []
     # Records transposed: for each field of Experience the tuple of its values, one a record. No records give no tuples.
@@ -243,7 +247,7 @@ def _all_default(values: tuple[Any, ...]) -> bool:
 
 
 def array_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
-    """Every array field that some experience has, with the numbers of those records and their arrays."""
+    """Yield each array field that some experience has, with the numbers of these records and their arrays."""
     for name in ARRAYS:
         yield from _array_field(name, list(map(attrgetter(name), experiences)))
     yield from _odd_fields(experiences)
@@ -267,7 +271,7 @@ def _odd_fields(experiences: Sequence[Experience]) -> Iterator[Field]:
 
 
 def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
-    """The arrays of an experience that are not fields of its own: multi-modal inputs and those of its sides."""
+    """Yield the nested arrays of an experience: multi-modal inputs and arrays of its sides."""
     for key, array in exp.multi_modal_inputs.items():
         yield ("multi_modal_inputs", key), array
     for side_name in _SIDES:
@@ -278,7 +282,7 @@ def _odd_arrays(exp: Experience) -> Iterator[tuple[Path, Array]]:
 
 
 def experiences_of(block: Block, data: memoryview) -> list[Experience]:
-    """Invert `block_of`: build, and so check, every experience."""
+    """Build and validate the experiences of a block; inverts `block_of`."""
     # Keyword arguments for each record: it is checked when it is built, so all its fields are collected first.
     fields: list[dict[str, Any]] = [{} for _ in range(_check_length(block))]
     for name in _PLAIN:
@@ -297,7 +301,7 @@ def experiences_of(block: Block, data: memoryview) -> list[Experience]:
 
 
 def place_arrays(fields: list[dict[str, Any]], entries: Iterable[Entry]) -> dict[str, dict[int, dict[str, Array]]]:
-    """Put each array into the fields of its record; those of the sides are returned, by side, record and name."""
+    """Add each array to the fields of its record; arrays of sides are returned by side, record number and name."""
     sides: dict[str, dict[int, dict[str, Array]]] = {name: {} for name in _SIDES}
     for path, row, array in entries:
         if row >= len(fields):

@@ -1,19 +1,19 @@
-"""Experiences as bytes: checked, columnar, no pickle.
+"""Byte codec of experiences: columnar, with a checksum, without pickle.
 
     offset  size
     0       4     magic "PWXP"
     4       1     version (1)
-    5       1     how the metadata is stored: 0 plain, 1 zstd
+    5       1     compression of the metadata: 0 none, 1 zstd
     6       2     zero
     8       8     length of the metadata as stored            little-endian
     16      8     length of the metadata as JSON
     24      8     length of the array data
-    32      ...   metadata: one `Block`, columns of everything but arrays
-    ...     ...   array data (packing.py)
-    end     16    xxh3-128 of all that stands before
+    32      ...   metadata: one `Block`, columns of everything but arrays (store/block.py)
+    ...     ...   array data: packed columns (store/block.py)
+    end     16    xxh3-128 checksum of everything before
 
-Bytes that are cut short, changed, too long or not ours raise one CodecError that says where and why; they never give a
-wrong record. A version, once released, stays readable: `_DECODERS` keeps one function for each.
+Truncated, modified, overlong or foreign bytes raise a CodecError with position and cause, and never decode to a wrong
+record. Released versions stay readable: `_DECODERS` has one function for each.
 """
 
 import struct
@@ -82,7 +82,7 @@ def dumps_many(experiences: Sequence[Experience], *, compress: bool = True) -> b
 
 
 def payload_pieces(experiences: Sequence[Experience], *, compress: bool) -> list[Buffer]:
-    """The payload of `dumps_many` in pieces: for those who write it and need no copy of it in one piece."""
+    """Return the payload of `dumps_many` as a list of buffers, to write it without a contiguous copy."""
     block, fields = block_of(experiences)
     block.arrays, data = pack(fields)
     metadata = msgspec.json.encode(block)
@@ -120,7 +120,11 @@ def loads_many(data: bytes | memoryview) -> list[Experience]:
 
 
 def payload_size(view: memoryview) -> int:
-    """The length of the payload that begins here, from its header; raises if it is not ours or is cut short."""
+    """Return the length of the payload at the start of `view`, from its header.
+
+    Raises ForeignBytes if it is not a payload of a known version, TruncatedBytes if it is incomplete, and CorruptBytes
+    if the header is invalid.
+    """
     prefix = bytes(view[: len(MAGIC)])
     # Fewer bytes than the magic, and equal so far, are a payload cut short, not a foreign file.
     if prefix != MAGIC[: len(prefix)] or not prefix:
@@ -139,6 +143,7 @@ def payload_size(view: memoryview) -> int:
 
 
 def _decode_v1(body: memoryview) -> list[Experience]:
+    """Decode a payload of version 1, without its checksum; raises CorruptBytes if it is invalid."""
     _, _, storage, stored_size, metadata_size, _ = _HEADER.unpack_from(body)
     metadata_end = _HEADER.size + stored_size
     stored = body[_HEADER.size : metadata_end]
@@ -152,7 +157,7 @@ def _decode_v1(body: memoryview) -> list[Experience]:
 
 
 def _decompress(stored: memoryview, size: int) -> bytes:
-    """Exactly `size` bytes, produced piece by piece so that a false claim allocates nothing."""
+    """Decompress to exactly `size` bytes, in chunks, so that a wrong size in the header allocates nothing."""
     if size > MAX_METADATA_BYTES:
         raise CorruptBytes(f"the header claims {size} bytes of metadata, the limit is {MAX_METADATA_BYTES}")
     pieces, produced = [], 0

@@ -1,10 +1,10 @@
-"""The columns of the experience table, declared once: Parquet, Arrow, HF datasets and command line derive from this.
+"""Columns of the experience table, from which Parquet, Arrow, HF datasets and the command line derive; `--where`.
 
-Narrow columns are for queries: ids, reward, hashes, lengths, source. They are made from the record, and all but `uid`,
-`kind`, the rewards, `prompt_length` and the source can be made again from the content. Content is JSON text, so that
-Arrow never unifies shapes across rows. Arrays are native lists where the column's type holds the values exactly;
-`dtypes` says what they were, and `arrays` holds (packed) what no native column can: other float widths, more
-dimensions, multi-modal inputs, the arrays of a preference's sides.
+Narrow columns are for queries: ids, reward, hashes, lengths, source. They are computed from the record; all but `uid`,
+`kind`, the rewards, `prompt_length` and the source can be recomputed from the content. Content columns are JSON text,
+so that Arrow does not unify schemas across rows. Arrays are native lists if the column type represents the values
+exactly; `dtypes` has the original dtypes. `arrays` is a packed blob of everything else: other float widths, more
+dimensions, multi-modal inputs, arrays of the sides of a preference.
 """
 
 import warnings
@@ -29,11 +29,11 @@ encode = msgspec.json.encode
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its name and type, how to make it from an experience, and what it means.
+    """A column: name, type, a function that computes it from an experience, and its meaning.
 
-    `shared` names the fields that alone decide it. Where they are the very objects of the row before, as for the runs
-    of one task, the value is taken over instead of being made again. `null_without` names a field without which (None
-    or empty) it is null: most columns of a batch have nothing in it, and are then passed over.
+    `shared` names the fields that determine the value: if they are the same objects as in the previous row, as for the
+    runs of one task, its value is reused. `null_without` names a field without which (None or empty) the value is null:
+    if no record of a batch has it, the column is not computed.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Column:
     null_without: str = ""
 
     def values(self, experiences: Sequence[Experience]) -> list[Any]:
+        """Compute the values of the column for a batch of experiences."""
         of = self.of
         if self.null_without and not any(map(attrgetter(self.null_without), experiences)):
             return [None] * len(experiences)
@@ -95,7 +96,7 @@ def _completion_hash(exp: Experience) -> str | None:
 
 
 def _odd_reward(exp: Experience) -> str | None:
-    """A reward that is no score. It stays out of `reward`, where NaN would pass a query such as reward > 0.5."""
+    """Return a NaN or infinite reward as text; it is not in `reward`, where NaN would match `reward > 0.5`."""
     return None if exp.reward is None or exp.is_scored else str(exp.reward)
 
 
@@ -200,7 +201,7 @@ NARROW_NAMES = tuple(column.name for column in NARROW)
 DICTIONARY_NAMES = ("tid", "batch", "task", "kind", "model_version", "prompt_hash", "source_format", "source", "dtypes")
 
 
-# `--where`: which rows of a table are meant, as a SQL condition on its columns: `reward > 0.5 AND task != 'x'`.
+# `--where`: SQL conditions on the columns, such as `reward > 0.5 AND task != 'x'`
 
 # Nodes of a Polars expression whose value depends on other rows.
 _BEYOND_A_ROW = frozenset({
@@ -210,7 +211,7 @@ _BEYOND_A_ROW = frozenset({
 
 
 def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where") -> pl.Expr:
-    """The condition as an expression that is true, or false, for each row; ConfigError for anything else.
+    """Parse a SQL condition on columns into a Boolean Polars expression; raises ConfigError if it is not one.
 
     >>> parse_where("reward > 0.5 AND kind = 'multi_turn'").meta.root_names()
     ['reward', 'kind']
@@ -242,7 +243,7 @@ def parse_where(text: str, schema: pa.Schema = SCHEMA, *, option: str = "--where
 
 
 def _nodes(expression: pl.Expr) -> set[str]:
-    """The names of all nodes of an expression."""
+    """Return the names of all nodes of an expression."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the form is not stable across versions of Polars; a test looks at it
         return set(_names(msgspec.json.decode(expression.meta.serialize(format="json"))))

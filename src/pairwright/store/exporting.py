@@ -1,4 +1,4 @@
-"""Experiences written for other tools: JSON lines, one Parquet file, an HF dataset, pairwright bytes."""
+"""Export of experiences (JSON Lines, Parquet, HF dataset, pairwright bytes), filtering, and statistics of a table."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ from pairwright.store.table import Table
 
 
 def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """One JSON object a line."""
+    """Write a JSON Lines file; returns the number of rows."""
     num_rows = 0
     # Written under a temporary name that `write_atomic` renames at the end: a failed export leaves no file behind.
     with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
@@ -31,7 +31,7 @@ def export_jsonl(table: Table, output: Place, where: pl.Expr | None) -> int:
 
 
 def export_parquet(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """One Parquet file with the table's columns."""
+    """Write one Parquet file with the columns of the table; returns the number of rows."""
     num_rows = 0
     with (
         write_atomic(output, error=PairwrightError) as temporary,
@@ -44,7 +44,7 @@ def export_parquet(table: Table, output: Place, where: pl.Expr | None) -> int:
 
 
 def export_bytes(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """One payload for each few thousand experiences, one after another."""
+    """Write concatenated payloads (store/codec.py) of a few thousand experiences each; returns the number of rows."""
     num_rows = 0
     with write_atomic(output, error=PairwrightError) as temporary, open(temporary, "wb") as file:
         for batch in table.scan(where):
@@ -54,7 +54,7 @@ def export_bytes(table: Table, output: Place, where: pl.Expr | None) -> int:
 
 
 def export_hf(table: Table, output: Place, where: pl.Expr | None) -> int:
-    """A folder that `datasets.load_from_disk` opens."""
+    """Write a folder for `datasets.load_from_disk`; returns the number of rows."""
     from pairwright.store.arrow import import_datasets
 
     if is_address(output):
@@ -76,9 +76,9 @@ EXPORTERS: dict[str, Callable[[Table, Place, pl.Expr | None], int]] = {
 
 
 def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]:
-    """Write the rows for which `where` holds into a new table; returns how many there were, and how many were written.
+    """Write the rows for which `where` holds to a new table; returns the number of rows before and after.
 
-    The labels of imported files (file_labels.py) go with the rows, so that importing a file again finds them.
+    The labels of imported files (store/file_labels.py) are copied, so that importing a file again adds no duplicates.
     """
     num_rows, num_kept = table.count(), table.count(where)
     if not num_kept:
@@ -92,11 +92,11 @@ def filter_table(table: Table, output: Place, where: pl.Expr) -> tuple[int, int]
     return num_rows, num_written
 
 
-# What a table holds, in numbers.
+# Statistics of a table
 
 
 def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, Any]:
-    """Counts of experiences, tasks, runs, rewards, lengths and sources, from narrow columns only."""
+    """Return counts of experiences, tasks, runs, rewards, lengths and sources; reads only narrow columns."""
     # Only narrow columns are named below, so Polars does not read the content columns from the files.
     frame = table.lazy() if where is None else table.lazy().filter(where)
     scored = pl.col("reward").is_not_null()
@@ -129,6 +129,6 @@ def table_statistics(table: Table, where: pl.Expr | None = None) -> dict[str, An
 
 
 def _num_comparable_groups(scored: pl.LazyFrame) -> int:
-    """Groups (same task, step and prompt) with at least two different rewards: where a pair can come from."""
+    """Count groups (same task, step and prompt) with at least two different rewards, which can give pairs."""
     groups = scored.group_by("tid", "step", "prompt_hash").agg(pl.col("reward").n_unique().alias("rewards"))
     return int(groups.filter(pl.col("rewards") > 1).select(pl.len()).collect().item())

@@ -1,11 +1,11 @@
-"""The label of each imported file: its part in the ids of the records that were read from it.
+"""Labels of imported files, which are part of the ids of their records.
 
     DIR/table.json    {..., "files": {"/absolute/path/of/a/rollouts.jsonl": "a/rollouts.jsonl"}}
 
-A label is the file's path relative to what the import was asked for (a folder, the root of a glob; of a file its name).
-Files of one import whose labels would be equal take as many folders before them as tell them apart: equal rows of two
-files are two runs. A file keeps its label for good, however its path is spelled later, so that importing it again adds
-nothing. A folder that was moved or copied has the labels that it had, so that nothing of it is imported twice.
+A label is the path of the file relative to the imported folder or the root of the glob; for a single file, its name. If
+labels of one import collide, parent folders are prepended until they are unique, so that equal rows of two files are
+two runs. A file keeps its label permanently, however its path is spelled later, so that importing it again adds
+nothing. A moved or copied folder gets the same labels, so that its records are not imported twice.
 """
 
 import os
@@ -26,16 +26,20 @@ _FIELD = "files"  # of the marker
 
 
 class Labels(NamedTuple):
-    """The label of each file, and for a new file the other one, still in its place, that has the same label."""
+    """Labels by file; `same_as` maps a new file to an existing file that already has the same label."""
 
     by_file: dict[Place, str]
     same_as: dict[Place, str]
 
 
 def label_files(names: Mapping[Place, str], table: Table) -> Labels:
-    """The labels of files, of which `names` has the relative paths. New ones are written down before anything is read.
+    """Return the labels of files; new labels are stored in the table before any file is read.
 
-    A table that was written before there were labels has file names in its ids: its files keep those.
+    Files of a table from a release without labels keep their file names as labels.
+
+    Args:
+        names: Relative path of each file.
+        table: The table to import into.
     """
     known = read_labels(table.path)
     is_unlabelled = known is None
@@ -57,7 +61,7 @@ def label_files(names: Mapping[Place, str], table: Table) -> Labels:
 
 
 def read_labels(folder: Place) -> dict[str, str] | None:
-    """The labels of a table's files by their absolute paths; None where nobody has written any."""
+    """Read the labels of a table by absolute path; None if it has none."""
     content = read_marker(folder)
     try:
         return msgspec.convert(content[_FIELD], dict[str, str]) if _FIELD in content else None
@@ -66,14 +70,14 @@ def read_labels(folder: Place) -> dict[str, str] | None:
 
 
 def copy_labels(source: Place, target: Place) -> None:
-    """Take over the labels of another table, of which rows were copied."""
+    """Copy the labels of a table to another table that has rows of it."""
     labels = read_labels(source)
     if labels:
         _write(target, labels)
 
 
 def _labels_of_rows(table: Table) -> dict[str, str]:
-    """The labels that the files of a table have that was imported before there were any: their names."""
+    """Return labels for the files of a table from a release without labels: their names."""
     if not table.segments():
         return {}
     sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
@@ -82,17 +86,17 @@ def _labels_of_rows(table: Table) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def key_of(file: str) -> str:
-    """What stands for a file, however its path is spelled: the resolved path, or the address."""
+    """Return the canonical key of a file, independent of how its path is spelled: resolved path, or address."""
     return file if is_address(file) else _text(str(Path(file).resolve()))
 
 
 def _text(path: str) -> str:
-    """A path as text that JSON holds: bytes of a name that are not UTF-8 are written as escapes."""
+    """Return a path as valid Unicode for JSON; bytes that are not UTF-8 are escaped."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _longer(name: str, key: str) -> str:
-    """A name with one more of the folders before it; the whole key where there is none left."""
+    """Prepend one more parent folder to a name; returns the whole key if there is none left."""
     parts = key.strip("/").split("/")
     num_parts = name.count("/") + 2
     return "/".join(parts[-num_parts:]) if num_parts < len(parts) else key

@@ -1,6 +1,7 @@
-"""One piece of an import: a file, or a range of its lines, read into a hidden part beside what could not be used.
+"""One task of an import: read a file, or a range of its lines, into a hidden part and a hidden file of rejections.
 
-Runs in a worker process or in the command's own, with the same result. It loads neither Polars nor the table.
+Runs in a worker process or in the main process, with the same result; does not import store/table.py. Also reads back
+files that pairwright exported: payloads (store/codec.py), and Parquet with the columns of the table.
 """
 
 import gc
@@ -34,14 +35,14 @@ from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import SCHEMA
 from pairwright.store.segments import hidden_part, write_hidden_part
 
-# Files of experiences that we wrote ourselves, read back: pairwright bytes, and Parquet with the table's columns.
+# Reading exported experiences: pairwright bytes, and Parquet with the columns of the table
 
 _ROWS_AT_ONCE = 1024
 _NEEDED = ("uid", "kind")
 
 
 def exported_units(path: Place) -> Iterator[Experience | Rejected]:
-    """The experiences of a file; what cannot be read comes as Rejected, with its place and the reason."""
+    """Yield the experiences of an exported file; what cannot be read is yielded as Rejected, with the reason."""
     with local_copy(path) as local:
         try:
             with open(local, "rb") as file:
@@ -53,7 +54,7 @@ def exported_units(path: Place) -> Iterator[Experience | Rejected]:
 
 
 def _from_payloads(local: Path, name: str) -> Iterator[Experience | Rejected]:
-    """Payloads one after another. After one with damaged content the next is read, since its length is known."""
+    """Read concatenated payloads; after a payload with corrupt content, reading continues with the next one."""
     with open(local, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         view = memoryview(mapped)
         start = 0
@@ -73,6 +74,7 @@ def _from_payloads(local: Path, name: str) -> Iterator[Experience | Rejected]:
 
 
 def _from_parquet(local: Path, name: str) -> Iterator[Experience | Rejected]:
+    """Read a Parquet file in batches; a batch with an invalid row is read row by row."""
     with parquet_file(local) as file:
         columns = file.schema_arrow.names
         missing = [column for column in _NEEDED if column not in columns]
@@ -89,7 +91,7 @@ def _from_parquet(local: Path, name: str) -> Iterator[Experience | Rejected]:
 
 
 def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experience | Rejected]:
-    """The rows of a batch in which some row is bad."""
+    """Read a batch row by row, to reject only its invalid rows."""
     for number in range(batch.num_rows):
         try:
             yield from from_arrow(pa.Table.from_batches([batch.slice(number, 1)]))
@@ -97,7 +99,7 @@ def _row_by_row(batch: pa.RecordBatch, name: str, first: int) -> Iterator[Experi
             yield Rejected(name, None, f"row {first + number:,}: {error}", NAME)
 
 
-# One piece of an import: a file, or a range of its lines, read into a hidden part beside what could not be used.
+# Import tasks
 
 ROWS_PER_BATCH, READY_ROWS_PER_BATCH = 256, 1024
 BYTES_PER_BATCH = 4 * 2**20
@@ -114,7 +116,7 @@ Write = Callable[[bytes], object]
 
 
 class ImportTask(msgspec.Struct, frozen=True):
-    """What to read: a whole file, or the lines that begin in [start, stop), the first of them numbered `line`."""
+    """What to read: a whole file, or the lines that begin at bytes [start, stop); the first has the number `line`."""
 
     path: Place
     layout: Layout
@@ -131,7 +133,7 @@ class ImportTask(msgspec.Struct, frozen=True):
 
 
 class ImportResult(msgspec.Struct):
-    """What came of a task: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
+    """Result of a task: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
 
     part: Place | None
     quarantine: Place | None
@@ -148,7 +150,7 @@ class ImportResult(msgspec.Struct):
 
 
 def run_task(task: ImportTask) -> ImportResult:
-    """Read a task's records into a hidden part of the table's folder; nothing is in the table yet."""
+    """Read the records of a task into a hidden part in the folder of the table; the table itself is unchanged."""
     with local_workspace(task.folder) as folder:
         result = _run_in(folder, task)
         result.part = None if result.part is None else deliver(result.part, task.folder)
@@ -157,6 +159,7 @@ def run_task(task: ImportTask) -> ImportResult:
 
 
 def _run_in(folder: Path, task: ImportTask) -> ImportResult:
+    """Run a task in a local folder; on failure its temporary files are removed."""
     result = ImportResult(None, None, b"", [], Counter(), Counter(), [], set())
     part, quarantine = hidden_part(folder), hidden_part(folder)
     collects = gc.isenabled()
@@ -183,6 +186,7 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
 
 
 def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task as record batches, bounded by bytes and rows."""
     batch: list[Experience | ReadyRow] = []
     num_bytes = 0
     for row in _rows(task, result, write_rejected):
@@ -196,7 +200,7 @@ def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> I
 
 
 def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience | ReadyRow]:
-    """The records of a task; lines that their reader turns into cells at once come as ReadyRow."""
+    """Yield the records of a task; lines that the reader converts directly to cells are yielded as ReadyRow."""
     read_row = task.layout.reader.read_row if task.layout.splits else None
     changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
     if read_row is None or changes_records:
@@ -214,7 +218,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
 
 
 def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
-    """Rows as one record batch, in their order."""
+    """Convert rows to one record batch, in order."""
     ready = [row for row in rows if type(row) is ReadyRow]
     records = [row for row in rows if type(row) is Experience]
     if not ready:
@@ -251,7 +255,7 @@ def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatc
 
 
 def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> pa.RecordBatch:
-    """The batch, with the ids of its rows and what its columns count put into the result."""
+    """Add the ids and counts of a batch to the result; returns the batch."""
     uids = batch.column("uid").to_pylist()
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
@@ -265,7 +269,7 @@ def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> p
 def _kept(
     units: Iterator[Unit | Experience | Rejected], task: ImportTask, result: ImportResult, write_rejected: Write
 ) -> Iterator[Experience]:
-    """The experiences of units, with rewards chosen and scores applied; rejections are counted and written."""
+    """Yield the experiences of units, with rewards and scores applied; rejections are counted and written."""
     redacted: set[tuple[str, int | None]] = set()
     if task.redact:
         units = _redacted(units, result, redacted)
@@ -288,7 +292,7 @@ def _kept(
 
 
 def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: Any) -> Experience:
-    """The experience with the reward that was asked for: by its reader, or where that knows none, by name or path."""
+    """Set the requested reward of an experience: from its reader, or if that has none, by name, path or expression."""
     if exp.kind is _PREFERENCE:
         return exp
     if task.reward is not None:
@@ -318,7 +322,7 @@ def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
 def _redacted(
     units: Iterator[Unit | Experience | Rejected], result: ImportResult, redacted: set[tuple[str, int | None]]
 ) -> Iterator[Unit | Experience | Rejected]:
-    """Units without secrets; `redacted` gets the places of those that had some."""
+    """Yield units with secrets redacted; adds (file, line) of units that had secrets to `redacted`."""
     for unit in units:
         if isinstance(unit, Experience):  # a binary payload of records, whose secrets nobody has looked for
             file = unit.source.file if unit.source is not None else "a payload"
@@ -338,7 +342,7 @@ def _redacted(
 
 
 def _without_ids(exp: Experience) -> Experience:
-    """An experience whose record had a secret, without its recorded ids, which still spell it."""
+    """Remove recorded token ids and arrays from an experience that was redacted, since they still encode the secret."""
     cleared: dict[str, Any] = dict.fromkeys((*ARRAYS, "prompt_length"))
     for name in ("chosen", "rejected"):
         side = getattr(exp, name)
@@ -348,5 +352,5 @@ def _without_ids(exp: Experience) -> Experience:
 
 
 def _general(reason: str) -> str:
-    """A reason without the parts that differ from record to record, to count by."""
+    """Return the general part of a reason, without details of the record, for counting."""
     return reason.split(":")[0] if ":" in reason else reason[:80]

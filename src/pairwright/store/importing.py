@@ -1,8 +1,8 @@
-"""Import: files of any format into the table, on all cores, each record once.
+"""Import files of any format into an experience table, in parallel, without duplicate records.
 
-A file is one task, or several if it is a large JSON lines file. Workers write hidden parts; this process checks their
-ids against those that are there and reveals each part whole. Importing a file again adds nothing; killed half way, the
-same command goes on.
+A file is one task; a large JSON Lines file is split into several. Workers write hidden parts; the main process drops
+rows whose ids are already in the table, and publishes each part with one rename. Importing a file again adds nothing,
+so an interrupted import is resumed by running it again.
 """
 
 import difflib
@@ -41,7 +41,7 @@ _NUM_NAMES = 12  # in an error message
 
 
 class ImportSummary(msgspec.Struct):
-    """What happened to every record, by format."""
+    """Result of an import: counts by format, reasons of rejections, and redacted secrets."""
 
     formats: dict[str, dict[str, int]]
     reasons: dict[str, int]
@@ -68,10 +68,24 @@ def import_files(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportSummary:
-    """Read files into a table. `progress` is told bytes done and in all. Bad records go to quarantine.jsonl.
+    """Import files into a table; rejected records are written to quarantine.jsonl in its folder.
 
-    SourceError, and nothing is added, where no record has the reward that `options` names, or `scores` has none of the
-    records. That nothing at all was read is in the summary: see `refuse_empty`.
+    An import without any record is not an error here; see `refuse_empty`.
+
+    Args:
+        paths: Files, folders, globs or addresses.
+        table: The table to add to.
+        format_name: Name of a format, or "auto" to detect it.
+        options: Options of the readers, among them the reward.
+        redact: Replace secrets in records.
+        scores: File of rewards.
+        update: Delete rows of these files that the files no longer have.
+        num_workers: Number of processes; None chooses by the size of the files.
+        engine: Runs the tasks instead of local processes.
+        progress: Called with the number of bytes done and in total.
+
+    Raises:
+        SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
     expression, reward = None, options.reward
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
@@ -114,7 +128,7 @@ def import_files(
 
 
 def refuse_empty(summary: ImportSummary) -> None:
-    """SourceError where an import read no record, neither a new one nor one that was there already."""
+    """Raise SourceError if an import read no records, neither new nor already present ones."""
     if summary.total("experiences"):
         return
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in list(summary.reasons.items())[:3])
@@ -128,6 +142,7 @@ def refuse_empty(summary: ImportSummary) -> None:
 def _plan(
     files: list[Place], folder: Place, format_name: str, options: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
+    """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
     for file, layout in zip(files, _layouts(files, format_name), strict=True):
         if isinstance(layout, Rejected):
@@ -142,19 +157,19 @@ def _plan(
 
 
 def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
-    """What each file is; several at a time where they have to be waited for."""
+    """Detect the layout of each file; concurrently if any is remote."""
     detect_one = partial(detect, format_name=format_name)
     return at_once(detect_one, files, waits=any(map(is_address, files)))
 
 
 def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
-    """As many processes as there are cores, where they pay."""
+    """Return a pool with one process per core, or a single process if the files are small."""
     pays = num_workers is not None or sum(map(_size, tasks)) >= POOL_BYTES
     return Pool(min(num_workers or os.cpu_count() or 1, len(tasks)) if pays else 1)
 
 
 class _Ingest:
-    """The state of one import: which ids are in the table, and what was counted."""
+    """State of an import: ids in the table, results not yet published, and counts."""
 
     def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
@@ -173,7 +188,7 @@ class _Ingest:
         self._added: set[bytes] = set()
 
     def add(self, task: ImportTask, result: ImportResult) -> None:
-        """Reveal a result's part, or keep it back until some record has the reward or score that was asked for."""
+        """Publish the part of a result, or hold it until some record has the requested reward or score."""
         self._waits["reward"] &= not result.has_reward
         self._waits["scores"] &= not result.scores_used
         self._pending.append((task, result))
@@ -181,7 +196,7 @@ class _Ingest:
             self._take_pending()
 
     def finish(self, reward: str | None, scores: Scores | None) -> None:
-        """Take what was kept back; where there are records, and none has what was asked for, drop it and say so."""
+        """Publish held results; if no record has the requested reward or score, delete them and raise SourceError."""
         results = [result for _, result in self._pending]
         # Parts are hidden files until they are revealed: deleting them leaves the table as it was.
         if any(self._waits.values()) and any(result.part is not None for result in results):
@@ -205,7 +220,7 @@ class _Ingest:
         self._pending.clear()
 
     def _take(self, task: ImportTask, result: ImportResult) -> None:
-        """Reveal a result's part, without the rows that are there already."""
+        """Publish the part of a result, without rows that are already in the table, and add its counts."""
         counts = self._counts.setdefault(task.layout.format, Counter())
         counts.update(result.counts)
         # A file that was cut into ranges counts once, with its first range.
@@ -225,7 +240,7 @@ class _Ingest:
                 self.again.add(str(task.path))
 
     def reject(self, rejected: Rejected) -> None:
-        """Count a file that no reader could take."""
+        """Count a file that no reader accepts."""
         counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
         counts["files"] += 1
         counts["quarantined"] += 1
@@ -233,6 +248,7 @@ class _Ingest:
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
     def _reveal(self, part: Place, digests: Array) -> int:
+        """Publish a hidden part without rows whose ids are known; returns the number of these rows."""
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
@@ -255,7 +271,7 @@ class _Ingest:
         return num_old
 
     def write_quarantine(self, files: set[str]) -> None:
-        """Put this import's rejections in place of the earlier ones of the same files."""
+        """Replace the rejections of these files in quarantine.jsonl by those of this import."""
         target = self.table.path / QUARANTINE
         if not self._rejections and not target.exists():
             return
@@ -282,7 +298,7 @@ class _Ingest:
 
 
 def _no_reward(name: str, names: Counter[str]) -> str:
-    """That no record has a reward of this name, and which numbers the records have."""
+    """Return the error message for a reward that no record has, with the names that records have."""
     near = difflib.get_close_matches(name, names, n=1)
     listing = ", ".join(list(names)[:_NUM_NAMES]) + (", ..." if len(names) > _NUM_NAMES else "")
     return (
@@ -294,7 +310,7 @@ def _no_reward(name: str, names: Counter[str]) -> str:
 
 
 def _contains(sorted_digests: Array, digests: Array) -> Array:
-    """Which digests are among the sorted ones."""
+    """Mask of digests that are in `sorted_digests`."""
     if not len(sorted_digests):
         return np.zeros(len(digests), bool)
     # The insertion point is where an equal digest would stand; past the end, any wrong neighbour will do.
@@ -321,7 +337,7 @@ def _size(task: ImportTask) -> int:
 __all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]
 
 
-# Importing from Python: traces in, a table out.
+# Python interface
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

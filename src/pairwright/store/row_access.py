@@ -1,6 +1,6 @@
-"""Rows on disk as a Python sequence: length, iteration, indexing, data frames, and a short table in notebooks.
+"""Base class of `Table` and `Pairs`: rows on disk as a Python sequence, as data frames, and as HTML in notebooks.
 
-`Table` and `Pairs` are such sequences. Nothing is held in memory: rows are read when they are asked for.
+Rows are read on access and not cached in memory.
 """
 
 import html
@@ -23,21 +23,21 @@ _MAX_CHARACTERS = 80
 
 
 class RowAccess(ABC, Generic[R]):
-    """What a sequence of rows can do, given its batches."""
+    """A sequence of rows, implemented on top of record batches."""
 
     _shown_columns: tuple[str, ...] = ()
 
     @abstractmethod
     def _chunks(self) -> Iterator[Chunk]:
-        """The rows in pieces: how many rows a piece has, and a function that reads its batches."""
+        """Yield the rows in chunks: number of rows, and a function that reads the batches."""
 
     @abstractmethod
     def _decode(self, batch: pa.RecordBatch) -> Sequence[R]:
-        """The records of a batch."""
+        """Decode the records of a batch."""
 
     @abstractmethod
     def scan(self, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Rows as record batches; only `columns` are read where they are named."""
+        """Yield rows as record batches; reads only `columns`, or all columns if None."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
@@ -69,6 +69,7 @@ class RowAccess(ABC, Generic[R]):
         return self._take(range(position, position + 1))[0]
 
     def _take(self, positions: range) -> list[R]:
+        """Read the records at these positions; chunks outside of them are not read."""
         if not positions:
             return []
         # A range may run backwards: rows are read in ascending order, and picked by position at the end.
@@ -104,7 +105,7 @@ class RowAccess(ABC, Generic[R]):
         return self.to_arrow().to_pandas()
 
     def _repr_html_(self) -> str:
-        """A notebook shows the first rows, with the columns that say most."""
+        """Return the first rows as an HTML table, with the most informative columns."""
         rows: list[dict[str, Any]] = []
         for batch in self.scan(columns=self._shown_columns):
             rows += batch.slice(0, _NUM_SHOWN - len(rows)).to_pylist()
@@ -121,7 +122,7 @@ class RowAccess(ABC, Generic[R]):
 
 
 def join_conditions(first: str | None, second: str) -> str:
-    """Both conditions as one. A comment in one of them cannot hide the other's."""
+    """Combine two SQL conditions with AND; raises ConfigError if `second` has a comment, which could hide the rest."""
     if "--" in second or "/*" in second:
         raise ConfigError(f"filter {second!r}: a condition has no comments")
     return second if first is None else f"({first}) AND ({second})"

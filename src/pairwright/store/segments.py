@@ -1,8 +1,8 @@
-"""Journals: where appended experiences are safe before they are in a Parquet part.
+"""Files of an experience table: journals of appends, the marker `table.json`, and Parquet parts.
 
-A journal is a file of payloads (codec.py), one for each append, written and synced before the append returns. One
-process writes it and holds a lock on it; when the lock can be taken, its writer is gone. A payload that a crash cut
-short was never acknowledged: reading stops before it.
+A journal is a write-ahead log: a file of payloads (store/codec.py), one for each append, written and synced before the
+append returns. Its writer holds a lock on it; if the lock is free, the writer is gone. A payload truncated by a crash
+was never acknowledged, and reading stops before it.
 """
 
 import fcntl
@@ -27,13 +27,13 @@ SUFFIX = ".journal"
 
 
 def new_segment_id() -> str:
-    """A name that sorts by time and that no other process can choose."""
+    """Return a unique segment id that sorts by creation time."""
     # 20 digits of nanoseconds since the epoch: equal widths make the order of texts the order of time.
     return f"{time.time_ns():020d}-{os.getpid():08d}-{os.urandom(4).hex()}"
 
 
 class JournalWriter:
-    """An open journal. It gets its name only once it is locked, so nobody ever finds it without a writer."""
+    """An open journal. It is locked before it is renamed into place, so other processes never see it unlocked."""
 
     def __init__(self, folder: Path) -> None:
         self.id = new_segment_id()
@@ -48,7 +48,7 @@ class JournalWriter:
         sync(folder)
 
     def write(self, pieces: Sequence[Buffer], *, durable: bool) -> None:
-        """Append a payload; after a failed write the journal is cut back to what was whole."""
+        """Append a payload; on failure, truncate the journal to the last complete payload and raise TableError."""
         size = sum(map(len, pieces))
         try:
             written = os.writev(self._fd, pieces)
@@ -71,7 +71,7 @@ class JournalWriter:
 
 
 def try_lock(path: Path) -> int | None:
-    """A descriptor with the journal's lock if its writer is gone, else None. Closing it gives the lock back."""
+    """Lock a journal whose writer is gone; returns its file descriptor, which releases the lock on close, or None."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -86,7 +86,7 @@ def try_lock(path: Path) -> int | None:
 
 
 def read_journal(data: bytes, name: str) -> Iterator[list[Experience]]:
-    """The appends of a journal, in order. A torn end is left out; damage before the end is an error."""
+    """Yield the appends of a journal, in order; ignores a torn end and raises TableError for damage before it."""
     view, offset = memoryview(data), 0
     while offset < len(view):
         rest = view[offset:]
@@ -102,7 +102,7 @@ def read_journal(data: bytes, name: str) -> Iterator[list[Experience]]:
 
 
 def _is_torn_end(rest: memoryview, error: CodecError) -> bool:
-    """True for what a crash leaves: a payload cut short, one whose blocks never reached the disk, or zeros."""
+    """Return whether `rest` is what a crash leaves: a truncated payload, unwritten blocks of the last one, or zeros."""
     if isinstance(error, TruncatedBytes):
         return True
     # Some file systems leave zeros where a file grew and its data never arrived.
@@ -115,14 +115,17 @@ def _is_torn_end(rest: memoryview, error: CodecError) -> bool:
         return False
 
 
-# The marker `table.json`: it says that a folder is an experience table, and of which version.
+# The marker `table.json`: identifies an experience table and its version
 
 MARKER = "table.json"
 _VERSION = 1
 
 
 def check_table(folder: Place, *, create: bool) -> None:
-    """See that a folder is a table of this version; with `create` one that is empty or not there becomes one."""
+    """Raise TableError unless a folder is a table of this version.
+
+    With `create`, an empty or missing folder becomes a new table.
+    """
     marker = folder / MARKER
     if not marker.exists():
         if folder.is_file():
@@ -144,7 +147,7 @@ def check_table(folder: Place, *, create: bool) -> None:
 
 
 def read_marker(folder: Place) -> dict[str, Any]:
-    """What the marker of a table says."""
+    """Read the marker of a table."""
     try:
         return msgspec.json.decode((folder / MARKER).read_bytes(), type=dict[str, Any])
     except (msgspec.MsgspecError, OSError) as error:
@@ -152,14 +155,14 @@ def read_marker(folder: Place) -> dict[str, Any]:
 
 
 def write_marker(folder: Place, fields: dict[str, Any]) -> None:
-    """Put a marker in place of the one that is there, whole and synced."""
+    """Write or replace the marker of a table atomically."""
     try:
         write_bytes(folder / MARKER, msgspec.json.encode(fields))
     except OSError as error:
         raise TableError(f"{folder}: no table can be made here: {error.strerror or error}") from error
 
 
-# Parts: Parquet files of a table, each written whole under a hidden name and then given its own in one rename.
+# Parts: Parquet files, written under a hidden name and published with one rename
 
 ROWS_PER_GROUP = 8192
 BYTES_PER_GROUP = 32 * 2**20
@@ -169,12 +172,12 @@ Folder = TypeVar("Folder", Path, Place)
 
 
 def hidden_part(folder: Folder) -> Folder:
-    """A name that no reader of the table looks at."""
+    """Return a new hidden file name, which readers of the table ignore."""
     return folder / f".{os.getpid()}.{os.urandom(6).hex()}.tmp"
 
 
 def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
-    """Write rows to a hidden name and sync them; returns how many. Nothing is left behind if it fails."""
+    """Write rows to a Parquet file and sync it; returns the number of rows. On failure the file is removed."""
     num_rows = 0
     try:
         with pq.ParquetWriter(
@@ -198,14 +201,14 @@ def write_hidden_part(hidden: Path, batches: Iterable[pa.RecordBatch]) -> int:
 
 
 def put_hidden_part(folder: Place, batches: Iterable[pa.RecordBatch]) -> tuple[Place, int]:
-    """Rows as a hidden part of a table, wherever it is, and how many they are."""
+    """Write rows as a hidden part of a local or remote table; returns its path and the number of rows."""
     hidden: Place = hidden_part(folder)
     with stage_file(hidden) as written:
         return hidden, write_hidden_part(written, batches)
 
 
 def _group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Small batches put together into row groups of a few thousand rows or 32 MB, whichever is less."""
+    """Combine batches into row groups of about 8,192 rows or 32 MB, whichever is reached first."""
     pending: list[pa.RecordBatch] = []
     num_rows = num_bytes = 0
     for batch in batches:

@@ -1,12 +1,12 @@
-"""The experience table: a folder that loses nothing.
+"""The experience table: a folder with crash-safe appends.
 
-    DIR/table.json               says that this is a table, and its version
-    DIR/<id>.parquet             a part: rows with the columns of columns.py
-    DIR/<id>.journal             appends that are not in a part yet (journal.py)
+    DIR/table.json               marker with the version of the table
+    DIR/<id>.parquet             a part: rows with the columns of store/columns.py
+    DIR/<id>.journal             appends that are not in a part yet (store/segments.py)
 
-An append is durable when it returns. A journal becomes the part of the same id in one rename, then is deleted; where
-both exist the part counts. So a crash at any moment leaves every acknowledged record there exactly once, readers never
-see half a write, and any number of processes may append. Names sort by time, so rows come in the order of appending.
+An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
+deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers
+never see partial writes, and any number of processes can append. Ids sort by time, so rows are in order of appending.
 """
 
 import os
@@ -180,7 +180,7 @@ class Table(RowAccess[Experience]):
         return self._whole() if where is None else self._whole().filter(where)
 
     def _with_filter(self, where: "pl.Expr | None") -> "pl.Expr | None":
-        """A condition together with that of the view."""
+        """Combine a condition with that of the view."""
         if self._where is None:
             return where
         from pairwright.store.columns import parse_where
@@ -197,6 +197,7 @@ class Table(RowAccess[Experience]):
         return from_batch(batch)
 
     def _whole(self) -> "pl.LazyFrame":
+        """Return all segments as one LazyFrame, without the condition of the view."""
         import polars as pl
 
         empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA))  # `empty_table` would load pandas
@@ -309,6 +310,7 @@ class Table(RowAccess[Experience]):
             self._journal = None
 
     def _compact(self, path: Path) -> bool:
+        """Turn a journal into a part, unless its writer is still running; returns whether the journal is gone."""
         fd = try_lock(path)
         if fd is None:
             return False
@@ -336,10 +338,10 @@ class Table(RowAccess[Experience]):
         return num_rows
 
     def _segments(self) -> list[Place]:
-        """The parts, and the journals that are no part yet, at one moment and in order.
+        """Return a consistent snapshot of the parts and the journals that are not parts yet, in order.
 
-        A journal that is compacted while the folder is being listed could be missed in both forms, but then a second
-        listing shows the part: list until two listings agree.
+        If a journal is compacted while the folder is listed, a listing may miss both files, but a second one shows the
+        part: the folder is listed until two listings agree.
         """
         if is_address(self.path) and self._only is not None:
             part = self.path / f"{self._only}.parquet"
@@ -357,7 +359,7 @@ class Table(RowAccess[Experience]):
         ]
 
     def _count_parts(self, segments: list[Place]) -> int:
-        """The rows of remote segments; the footers of parts are read once, several at a time."""
+        """Count the rows of remote segments; Parquet footers are read concurrently and cached."""
         unknown = [part for part in segments if part.suffix == ".parquet" and part.name not in self._num_rows]
         for part, footer in zip(unknown, footers_of(unknown), strict=True):
             self._num_rows[part.name] = int(footer.num_rows)

@@ -1,9 +1,9 @@
-"""Which experiences may be compared: read as narrow columns, each either a candidate of a group or left under a reason.
+"""Read experiences as narrow rows and group those that can be compared; every other row gets a reason.
 
-A group is one task and step (of one run, on request) with equal prompts (canonical form, tools included). Its
-candidates are scored, not empty, not failed. Rows are sorted by group, then from the highest reward down, with ties
-broken by content and id, so that nothing that follows depends on the order in which they were read. Groups stand in the
-order of their prompt hashes, so that rows which were parted by prompt hash come out as they would have in one piece.
+A group has one task, one step (optionally one run) and equal prompts (canonical form, tools included). Its candidates
+are scored, not empty and not failed. Rows are sorted by group, then by descending reward, with ties broken by content
+and id, so that results do not depend on the order of reading. Groups are sorted by prompt hash, so that partitioning
+rows by prompt hash does not change the result.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,15 +34,16 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 
 
 def group_keys(options: PairOptions) -> tuple[str, ...]:
-    """What the candidates of a group have in common."""
+    """Return the columns that define a group."""
     return _RUN_KEYS if options.within_run else GROUP_KEYS
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Rows that may be paired, sorted; group g has the rows from starts[g] up to starts[g + 1].
+    """Sorted rows that can be paired; group g has the rows from starts[g] up to starts[g + 1].
 
-    `scopes` numbers what groups lie in, such as their prompts; without it each group is a scope of its own.
+    `scopes` is the scope number of each group: groups with the same first key, such as the prompt hash, share a scope.
+    If it is None, each group is its own scope.
     """
 
     frame: pl.DataFrame
@@ -59,17 +60,17 @@ class Candidates:
 
     @property
     def groups(self) -> Indices:
-        """The group of each row."""
+        """The group number of each row."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     @cached_property
     def completions(self) -> Words:
-        """The hash of each row's completion."""
+        """The completion hash of each row, as two words."""
         return words_of(self.frame["completion_hash"])
 
     @cached_property
     def recurring(self) -> Indices:
-        """Rows whose completion may stand in another row of their scope too; certainly those for which it does."""
+        """Rows whose completion also occurs in another row of their scope; may contain false positives."""
         scopes = self.groups if self.scopes is None else self.scopes[self.groups]
         # One uint64 for each row, from half of the completion hash. A collision only adds a row that need not be here.
         marks = self.completions[:, 0] ^ (scopes.astype(np.uint64) * _SPREAD)
@@ -78,19 +79,19 @@ class Candidates:
         return np.flatnonzero(np.isin(marks, again)) if len(again) else np.zeros(0, np.int64)
 
     def first_uids(self, groups: Flags) -> list[str]:
-        """The ids of the first candidates of a few of these groups, as examples."""
+        """Return the ids of the first candidates of a few groups in the mask, as examples for the funnel."""
         return self.frame["uid"].gather(self.starts[:-1][groups]).bottom_k(NUM_EXAMPLES).to_list()
 
 
 def distinct(values: Indices) -> Indices:
-    """The values in order, each once. Sorting is many times as fast here as `np.unique`, which hashes."""
+    """Return the sorted distinct values; much faster here than `np.unique`, which hashes."""
     in_order = np.sort(values)
     # The first value, and each that differs from the one before it.
     return np.compress(np.append(np.ones(min(1, len(values)), np.bool_), in_order[1:] != in_order[:-1]), in_order)
 
 
 def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
-    """Rows with a column `reason`: null for those that may be candidates."""
+    """Add the column `reason`: why a row cannot be a candidate; null for rows that can."""
     wants_pairs = options.strategy == "imported"
     is_pair = pl.col("kind") == "preference"
     # In order of precedence: of several conditions that hold, `coalesce` takes the first.
@@ -115,7 +116,7 @@ def with_reasons(rows: pl.DataFrame, options: PairOptions) -> pl.DataFrame:
 
 
 def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
-    """Count the rows that have a reason, with example ids that do not depend on the order of reading."""
+    """Count rows by reason in a stage of the funnel, with example ids that do not depend on the order of rows."""
     dropped = rows.filter(pl.col("reason").is_not_null())
     counts = dropped.group_by("reason").agg(pl.len(), pl.col("uid").bottom_k(NUM_EXAMPLES)).sort("reason")
     for reason, count, examples in counts.iter_rows():
@@ -125,10 +126,10 @@ def count_reasons(rows: pl.DataFrame, stage: Stage) -> None:
 def assign_groups(
     rows: pl.DataFrame, options: PairOptions, *, keys: Sequence[str] | None = None
 ) -> tuple[pl.DataFrame, Candidates]:
-    """Rows with the reason filled in for those that have nobody to be compared with, and the candidates.
+    """Group rows by `keys`; returns the rows, with a reason for those that have no counterpart, and the candidates.
 
-    Rows that could be compared come first, sorted as the candidates are. A single candidate is `single` here; whether
-    its step has candidates at other prompts only all rows can tell.
+    Comparable rows come first, sorted as the candidates are. A candidate that is alone in its group gets the reason
+    SINGLE; whether its step has candidates at other prompts is known only after all partitions are planned.
     """
     keys = group_keys(options) if keys is None else keys
     free = pl.col("reason").is_null()
@@ -149,14 +150,14 @@ def assign_groups(
 
 
 def candidates_of(rows: pl.DataFrame) -> Candidates:
-    """All rows without a reason, sorted, as they stand in groups."""
+    """Group all rows without a reason, including those that are alone in their group."""
     frame = rows.filter(pl.col("reason").is_null()).drop("reason")
     frame = frame.sort([*GROUP_KEYS, "reward", "completion_hash", "uid"], descending=[*[False] * 3, True, False, False])
     return _candidates(frame, GROUP_KEYS)
 
 
 def _candidates(frame: pl.DataFrame, keys: Sequence[str]) -> Candidates:
-    """Sorted rows as groups; what has one and the same first key is a scope."""
+    """Split sorted rows into groups; groups with the same first key share a scope."""
     starts = _starts(frame, keys)
     # For each group the number of its first key, which is the prompt hash in most strategies.
     return Candidates(frame, starts, np.cumsum(_is_new(frame, keys[:1]), dtype=np.int64)[starts[:-1]])
@@ -167,7 +168,7 @@ def _starts(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Indices:
 
 
 def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
-    """Which rows differ from the one before them."""
+    """Mask of rows whose keys differ from those of the row before."""
     # `ne_missing`: null equals null, so rows without a run or source form one group.
     differs = pl.any_horizontal([pl.col(key).ne_missing(pl.col(key).shift()) for key in keys])
     new: Flags = sorted_rows.select(differs.alias("new")).to_series().to_numpy().copy()
@@ -176,13 +177,13 @@ def _is_new(sorted_rows: pl.DataFrame, keys: Sequence[str]) -> Flags:
 
 
 def _is_repeated(rows: pl.DataFrame) -> pl.Expr:
-    """Rows whose id and prompt another one has; the first by content is not one of them."""
+    """Polars expression: True for all but the first (by content) of the rows with the same id and prompt."""
     if rows["uid"].n_unique() == rows.height:
         return pl.lit(False)
     return pl.int_range(pl.len()).over("uid", "prompt_hash", order_by=["completion_hash", "reward"]) > 0
 
 
-# Experiences as narrow rows: what planning needs of them, and where their text is.
+# Reading experiences as narrow rows
 
 # A row number is (table << 40) + place in the table, so that it is unique among all tables of a build.
 PLACE_BITS = 40
@@ -199,9 +200,13 @@ _BATCH_BYTES = 32 * 2**20
 def read_rows(
     tables: Sequence[Table], *, first: int = 0, where: str | None = None, with_runs: bool = False
 ) -> pl.DataFrame:
-    """The narrow rows of all experiences; the first table has the number `first`. `with_runs`: which run each is of.
+    """Read the narrow rows of all experiences.
 
-    With `where`, a column `is_filtered` says for which of them the condition does not hold.
+    Args:
+        tables: Experience tables.
+        first: Number of the first table.
+        where: SQL condition; adds the column `is_filtered`, True for rows for which it does not hold.
+        with_runs: Add the columns `run` and `source`.
     """
     if not tables:
         raise PairwrightError("no experience table was named")
@@ -216,7 +221,7 @@ def read_rows(
 def row_batches(
     tables: Sequence[Table], *, where: str | None = None, with_runs: bool = False
 ) -> Iterator[pl.DataFrame]:
-    """The same, about so many at a time as are read with 32 MB."""
+    """Yield the rows of `read_rows` in frames read from about 32 MB each."""
     # The condition may read columns that planning does not.
     conditions = () if where is None else parse_where(where).meta.root_names()
     columns = tuple(dict.fromkeys((*_READ, *conditions, *(_OF_RUN if with_runs else ()))))
@@ -228,7 +233,7 @@ def row_batches(
 
 
 def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
-    """Batches put together until they have 32 MB."""
+    """Concatenate batches into frames of about 32 MB."""
     pending: list[pa.RecordBatch] = []
     num_bytes = 0
     for batch in batches:
@@ -242,13 +247,13 @@ def _read_together(batches: Iterable[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
 
 
 def no_rows(*, where: str | None = None, with_runs: bool = False) -> pl.DataFrame:
-    """The columns of narrow rows, and none of them."""
+    """Return an empty frame with the columns of narrow rows."""
     empty = pl.DataFrame(pa.Table.from_batches([], schema=SCHEMA)).lazy()
     return _fix_rare_rows(_of_columns(empty, 0, where, with_runs).collect())
 
 
 def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_runs: bool) -> pl.LazyFrame:
-    """The narrow rows of a table; `first` is the number of its first row."""
+    """Select the narrow columns of experiences; `first` is the row number of the first one."""
     no_prompt, no_completion = pl.col("num_prompt_messages") == 0, pl.col("num_completion_messages") == 0
     # A cheap substring test on the JSON text: only what passes it is decoded, in `_fix_rare_rows`.
     mentions = pl.any_horizontal([pl.col("info").str.contains(key, literal=True) for key in (_MASKED, _FAILED)])
@@ -272,14 +277,20 @@ def _of_columns(experiences: pl.LazyFrame, first: int, where: str | None, with_r
 
 
 def _is_fine() -> pl.Expr:
-    """Says without decoding that a rollout is neither masked nor failed: one key, and its value is false."""
+    """Polars expression: `info` shows, without decoding, a rollout that is neither masked nor failed.
+
+    The text has the mask key once, with the value false, and no failure key.
+    """
     info = pl.col("info")
     once = info.str.count_matches(f'"{_MASKED}"', literal=True) == 1
     return once & info.str.contains(f'"{_MASKED}":false', literal=True) & ~info.str.contains(_FAILED, literal=True)
 
 
 def _fix_rare_rows(rows: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose prompt is plain text, and those that may have failed, seen to one by one: few are."""
+    """Add the column `failed`, and include plain-text prompts in `prompt_hash`.
+
+    Rows with plain-text prompts and rows that may have failed are handled one by one; these are rare.
+    """
     odd = rows["failure"].drop_nulls()
     failed = pl.Series([_is_failed(text) for text in odd], dtype=pl.Boolean)
     places = rows["failure"].is_not_null().arg_true()

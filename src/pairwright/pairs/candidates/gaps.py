@@ -1,11 +1,11 @@
-"""Differences of rewards as people write them: 0.3 - 0.1 is 0.2, not 0.19999999999999998.
+"""Reward gaps in decimal arithmetic, ties within float noise, and the reward scale of each source.
 
-A reward stands for the decimal number that its shortest text shows. Nearly all rewards have at most nine decimals: they
-are whole numbers of 1e-9, and their differences are exact in integers. The others are subtracted as floats, and again
-as decimals where the result lies so near a threshold that rounding could decide.
+0.3 - 0.1 is 0.2, not 0.19999999999999998: a reward is treated as the decimal number of its shortest representation.
+Nearly all rewards have at most nine decimals: they are integer multiples of 1e-9, and their differences are exact.
+Others are subtracted as floats, and as decimals if the result is so close to a threshold that rounding could matter.
 
-Rewards that differ by no more than float noise tie: 1.0 and 0.9999999999999998 say the same. The tolerance is relative
-to the larger of the two magnitudes, which counts as at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
+Rewards that differ by no more than float noise are tied, such as 1.0 and 0.9999999999999998. The tolerance is relative
+to the larger magnitude, which is at least `TIE_FLOOR`, so that 0.1 + 0.2 - 0.3 ties with 0.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _LIMIT = 2.0**52  # below it a whole number of units is exact, and so is a diffe
 
 
 def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) -> Floats:
-    """higher - lower, row by row, as decimals; exact where it decides about one of the thresholds in `near`.
+    """Return higher - lower elementwise, in decimal arithmetic; exact if close to a threshold in `near`.
 
     >>> import numpy as np
     >>> 0.3 - 0.1 >= 0.2, bool(reward_gaps(np.array([0.3]), np.array([0.1]))[0] >= 0.2)
@@ -48,16 +48,16 @@ def reward_gaps(higher: Floats, lower: Floats, *, near: Sequence[float] = ()) ->
 
 
 def decimal_gap(higher: float, lower: float) -> float:
-    """The same for two numbers, always exact."""
+    """Return higher - lower of two numbers in exact decimal arithmetic."""
     return float(Decimal(repr(float(higher))) - Decimal(repr(float(lower))))
 
 
 def is_tied(
     higher: Floats | float, lower: Floats | float, tolerance: float, *, scale: Floats | float = TIE_FLOOR
 ) -> Flags:
-    """Row by row, whether two rewards differ by no more than `tolerance` times the larger of them (at least `scale`).
+    """Mask of rewards that differ by at most `tolerance` times the larger magnitude, which is at least `scale`.
 
-    For a fixed reward, those that tie with it are neighbours in sorted order.
+    In sorted order, the rewards that tie with a given one are contiguous.
 
     >>> is_tied(np.array([1.0, 1.0, 2e-12]), np.array([0.9999999999999998, 0.999, 1e-12]), 1e-9).tolist()
     [True, False, False]
@@ -69,7 +69,7 @@ def is_tied(
 
 
 def is_tied_expression(tolerance: float, one: str = "chosen_reward", other: str = "rejected_reward") -> pl.Expr:
-    """`is_tied` of two columns, as an expression."""
+    """Polars expression: `is_tied` of two columns."""
     size = pl.max_horizontal(pl.col(one).abs(), pl.col(other).abs(), pl.lit(TIE_FLOOR))
     tied: pl.Expr = (pl.col(one) - pl.col(other)).abs() <= tolerance * size
     return tied
@@ -92,7 +92,7 @@ def _sharpen(gaps: Floats, higher: Floats, lower: Floats, near: Sequence[float],
             gaps[place] = decimal_gap(higher[place], lower[place])
 
 
-# The scale of rewards by source: range and mean. Sums are exact, so that the order of adding does not matter.
+# Reward scale of each source: range and mean, with exact sums that do not depend on the order of addition
 
 # Mantissas have 53 bits; summed as high part and low 26 bits, int64 does not overflow below 2**36 values.
 _BITS, _LOW = 53, 26
@@ -100,7 +100,7 @@ _BITS, _LOW = 53, 26
 
 @dataclass(frozen=True)
 class Scale:
-    """How many rewards there are, their sum, and the smallest and largest of them."""
+    """Number, exact sum, minimum and maximum of rewards."""
 
     num: int
     total: Fraction
@@ -116,7 +116,7 @@ class Scale:
 
 
 def scales_of(rows: pl.DataFrame) -> dict[str, Scale]:
-    """The scale of each source format that has rewards."""
+    """Return the scale of each source format that has rewards."""
     scored = rows.select("source_format", "reward").drop_nulls("reward")
     scales = {}
     for (name,), some in scored.group_by("source_format"):
@@ -126,13 +126,13 @@ def scales_of(rows: pl.DataFrame) -> dict[str, Scale]:
 
 
 def add_scales(one: dict[str, Scale], other: dict[str, Scale]) -> dict[str, Scale]:
-    """Both together, by name."""
+    """Merge two sets of scales by name."""
     both = {name: one[name] + other[name] for name in one.keys() & other.keys()}
     return dict(sorted({**one, **other, **both}.items()))
 
 
 def exact_sum(values: Floats) -> Fraction:
-    """The sum of finite floats, without rounding: whole numbers times powers of two, added power by power.
+    """Return the exact sum of finite floats: integer mantissas are summed for each exponent.
 
     >>> exact_sum(np.array([0.1] * 10 + [-1.0])) == 10 * Fraction(0.1) - 1
     True

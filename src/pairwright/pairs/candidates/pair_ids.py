@@ -1,8 +1,8 @@
-"""Ids of pairs, and seeded draws, from hashes that are there already: no text is read again.
+"""Pair ids, seeded draws and the train/validation split, computed from stored content hashes without reading texts.
 
-A prompt and a completion have 128-bit content hashes (records/canonical.py), written as 32 hex digits. A pair's id is
-the XXH3 hash (128 bits) of the three of its prompt, chosen and rejected side, in that order; a draw is that of the seed
-and the hashes. Both are the same on every machine and in every release: ids and draws are written down.
+Prompts and completions have 128-bit content hashes (records/canonical.py), written as 32 hex digits. A pair id is the
+128-bit XXH3 hash of the hashes of prompt, chosen and rejected side, in that order; a draw is half of the hash of a seed
+and hashes. Both are stable across machines and releases, since stored tables depend on them.
 """
 
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ _BYTES[_DIGITS] = np.arange(256)
 
 
 def pair_keys(prompts: Words, chosen: Words, rejected: Words) -> Words:
-    """The ids of pairs, from the hashes of their parts."""
+    """Return the ids of pairs from the hashes of their prompts and sides."""
     return _hash_rows([prompts, chosen, rejected])
 
 
 def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
-    """The same for one pair.
+    """Return the id of one pair as 32 hex digits.
 
     >>> pair_key("0" * 32, "1" * 32, "2" * 32) == pair_key("0" * 32, "2" * 32, "1" * 32)
     False
@@ -39,13 +39,13 @@ def pair_key(prompt_hash: str, chosen_hash: str, rejected_hash: str) -> str:
 
 
 def seeded_draws(seed: int, *hashes: Words) -> Words:
-    """64 bits for each row of these columns of hashes: a shuffle that the seed decides, and nothing else."""
+    """Return a pseudorandom 64-bit number for each row; it depends only on the seed and the hashes of the row."""
     # The seed goes first, in the shape of a hash (both words); the second word of the digest is the draw.
     return _hash_rows([np.full_like(hashes[0], np.uint64(seed)), *hashes])[:, 1]
 
 
 def words_of(hashes: pl.Series) -> Words:
-    """Hashes as rows of two 64-bit words; they sort as their text does."""
+    """Convert hex hashes to rows of two 64-bit words, which sort in the same order."""
     if not len(hashes):
         return np.zeros((0, 2), np.uint64)
     # Arrow string arrays: buffer 1 has the int64 offsets (large_string), buffer 2 the characters.
@@ -59,7 +59,7 @@ def words_of(hashes: pl.Series) -> Words:
 
 
 def hex_digits(words: Words) -> pl.Series:
-    """Rows of two words as 32 hex digits; inverts `words_of`."""
+    """Convert rows of two words to 32 hex digits; inverts `words_of`."""
     values = np.ascontiguousarray(words).astype(">u8").view(np.uint8)
     digits = _DIGITS[values]
     offsets = np.arange(len(words) + 1, dtype=np.int64) * HEX_DIGITS
@@ -68,18 +68,22 @@ def hex_digits(words: Words) -> pl.Series:
 
 
 def _hash_rows(columns: Sequence[Words]) -> Words:
-    """Hash each row of the columns, which have two words a row, into two words."""
+    """Hash each row of the columns, which have two words per row, into two words."""
     rows = np.concatenate(columns, axis=1).astype(">u8")  # the bytes that the hex digits of the hashes stand for
     size, content = rows.itemsize * rows.shape[1], memoryview(rows.tobytes())
     digests = b"".join([xxh3_128_digest(content[start : start + size]) for start in range(0, len(content), size)])
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-# The train and validation splits: by groups that share nothing. No prompt, and no task, stands on both sides.
+# Train/validation split: no prompt and no task is in both
 
 
 def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
-    """For each draft 'train' or 'validation'."""
+    """Return 'train' or 'validation' for each draft.
+
+    Drafts that share a task or a prompt, directly or through others, are in the same split. `validation` is the share
+    of such sets to hold out.
+    """
     if validation <= 0 or not drafts.height:
         return pl.Series("split", ["train"] * drafts.height, pl.String)
     sets = _sets(drafts)
@@ -96,7 +100,7 @@ def splits(drafts: pl.DataFrame, *, validation: float, seed: int) -> pl.Series:
 
 
 def _sets(drafts: pl.DataFrame) -> pl.Series:
-    """The set of each draft, named by its smallest prompt hash: labels spread until they no longer change."""
+    """Return the connected component (by task and prompt) of each draft, named by its smallest prompt hash."""
     links = drafts.select("tid", "prompt_hash")
     across = drafts.filter(pl.col("across_groups"))
     # A pair across groups ties the task of its rejected side to its prompt as well.

@@ -1,7 +1,7 @@
-"""Trajectories as chains of message hashes: where two runs part is where their chains differ.
+"""Trajectories as chains of message hashes: two runs diverge at the first message where their chains differ.
 
-A chain has one entry a message, prompt and completion alike, in canonical form with calls numbered from the start of
-the conversation; runs with different tools have nothing in common from the first message on.
+A chain has one hash for each message of prompt and completion, in canonical form with calls numbered from the start of
+the conversation. Runs with different tools share no prefix.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The messages of a run as hashes; `made` says which of them the model wrote in this run."""
+    """The messages of a run as hashes; `made` marks those that the model generated in this run."""
 
     # One entry a message in each of the three tuples.
     hashes: tuple[bytes, ...]
@@ -30,7 +30,7 @@ class Chain:
     characters: tuple[int, ...]
 
     def common(self, other: "Chain") -> int:
-        """How many messages two runs share from the start."""
+        """Return the length of the longest common prefix, in messages."""
         for place, (own, theirs) in enumerate(zip(self.hashes, other.hashes, strict=False)):
             if own != theirs:
                 return place
@@ -44,7 +44,7 @@ class Chain:
 
 
 def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
-    """The chains of the experiences with these ids."""
+    """Read the chains of the experiences with these ids; returns them by id."""
     chains: dict[str, Chain] = {}
     # By the JSON text of the tools: few differ, so each is hashed once.
     tools_seen: dict[str | None, str] = {}
@@ -58,7 +58,7 @@ def read_chains(tables: Iterable[Table], uids: pl.Series) -> dict[str, Chain]:
 def conversations(
     tables: Iterable[Table], uids: pl.Series
 ) -> Iterator[tuple[str, tuple[Message, ...], str | None, tuple[Message, ...]]]:
-    """Id, prompt, tools as JSON text, and completion of the experiences with these ids, each once."""
+    """Yield id, prompt, tools (JSON text) and completion of the experiences with these ids, each id once."""
     left = set(uids)
     for table in tables:
         for batch in table.scan(columns=_CONTENT):
@@ -72,14 +72,14 @@ def conversations(
 
 
 def prompt_messages(prompt: str | None, prompt_text: str | None) -> tuple[Message, ...]:
-    """The messages of a prompt; plain text is one message of role text."""
+    """Decode the messages of a prompt; plain text becomes one message with the role `text`."""
     return messages_of(prompt) if prompt else text_prompt(prompt_text)
 
 
 def completion_messages(
     completion: str | None, response_text: str | None, *, prompt_is_text: bool
 ) -> tuple[Message, ...]:
-    """The messages of a completion; plain text is one message."""
+    """Decode the messages of a completion; plain text becomes one message."""
     return messages_of(completion) if completion else completion_of_text(response_text, prompt_is_text=prompt_is_text)
 
 

@@ -1,1 +1,1 @@
-"""Which candidates of a group are paired."""
+"""Pairing strategies: which candidates are paired."""

@@ -1,10 +1,10 @@
-"""Strategy `divergence`: whole trajectories of one task, compared from the first message that differs.
+"""Strategy `divergence`: compare whole trajectories of one task from the first message that differs.
 
-The longest common prefix of two runs (canonical form) is the prompt, and the pair holds what came after it. Only where
-the model itself wrote the first difference on both sides is it the model's choice that is compared; where a user or a
-tool answered differently the pair is left out, or marked on request.
-With `tree`, all runs of a task form a tree of messages. At each node the branches are compared by the mean reward of
-the runs below them; a branch is shown by its best run where it is chosen, by its worst where it is rejected.
+The longest common prefix of two runs (canonical form) is the prompt, and the rest of each run is a side. A pair is kept
+only if the model generated the first different message on both sides; if a user or a tool answered differently, it is
+dropped, or marked if `environment_divergence` is set.
+With `tree`, all runs of a task form a tree of messages. At each node, branches are compared by the mean reward of their
+runs; a chosen branch is represented by its best run, a rejected one by its worst.
 """
 
 from collections.abc import Iterator
@@ -28,9 +28,10 @@ _KEYS = ("tid", "step")
 
 @dataclass(frozen=True, slots=True)
 class Parting:
-    """Two runs that part after `cut` messages, and the rewards by which they are compared.
+    """Two runs that diverge after `cut` messages, and the rewards by which they are compared.
 
-    `scale` is the largest reward that went into these: a mean near 0 of rewards near 1 has the noise of the latter.
+    `scale` is the largest magnitude of the averaged rewards, for tie tolerance: a mean near 0 of rewards near 1 has the
+    float noise of the latter.
     """
 
     chosen: int
@@ -43,7 +44,7 @@ class Parting:
 
 
 def plan_divergence(work: Work) -> pl.DataFrame:
-    """Drafts of all tasks."""
+    """Return the drafts of all tasks."""
     work.rows, candidates = assign_groups(work.rows, work.options, keys=_KEYS)
     chains = read_chains(work.tables, candidates.frame["uid"])
     runs = [chains[uid] for uid in candidates.frame["uid"]]
@@ -56,6 +57,7 @@ def plan_divergence(work: Work) -> pl.DataFrame:
 
 
 def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+    """Compare every two runs of a group."""
     # All of them: the cap of a group comes after the incomparable ones are gone.
     pairs = group_pairs(candidates, work.options, largest=None)
     gave = count_groups(candidates, pairs, work.options, work.funnel)
@@ -69,6 +71,7 @@ def _pairwise(candidates: Candidates, runs: list[Chain], work: Work) -> list[Par
 
 
 def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting]:
+    """Compare the branches at each node of the message tree of a group, by mean reward."""
     stage = work.funnel.stage("groups", len(candidates.sizes))
     stage.close(len(candidates.sizes))
     rewards = candidates.rewards.tolist()
@@ -92,7 +95,7 @@ def _tree(candidates: Candidates, runs: list[Chain], work: Work) -> list[Parting
 
 
 def _nodes(rows: list[int], runs: list[Chain]) -> Iterator[tuple[int, list[list[int]]]]:
-    """Every place where runs part: how many messages they share there, and the runs of each branch."""
+    """Yield the branching nodes of the message tree: number of shared messages, and the runs of each branch."""
     # A stack of (number of messages shared, rows that share them).
     waiting = [(0, rows)]
     while waiting:
@@ -108,6 +111,7 @@ def _nodes(rows: list[int], runs: list[Chain]) -> Iterator[tuple[int, list[list[
 
 
 def _drafts(candidates: Candidates, runs: list[Chain], partings: list[Parting], options: PairOptions) -> pl.DataFrame:
+    """Convert partings to drafts."""
     if not partings:
         return no_drafts()
     frame = candidates.frame
@@ -155,7 +159,7 @@ def _is_choice(parting: Parting, runs: list[Chain]) -> bool:
 
 
 def _drop_incomparable(drafts: pl.DataFrame, partings: list[Parting], runs: list[Chain], work: Work) -> pl.DataFrame:
-    """Drafts without those that compare no choice of the model, or nothing."""
+    """Drop drafts without a common prefix, a difference or a choice of the model, and gaps that are out of bounds."""
     if not drafts.height:
         return drafts
     options = work.options

@@ -1,7 +1,7 @@
-"""Strategy `imported`: preferences that were imported as such, passed through with their own sides.
+"""Strategy `imported`: pass imported preferences through with their own sides.
 
-Rewards are those of the sides where both have one, else 1 and 0. Where they say the opposite of the given order, or are
-equal, the preference is left out and counted. `verbatim` passes the others through as they are, in their order.
+Rewards are those of the sides if both have one, else 1 and 0. A preference whose rewards are tied or contradict its
+order is dropped. With `verbatim`, the others keep their order, and empty sides, duplicates and contradictions are kept.
 """
 
 import math
@@ -24,7 +24,7 @@ _side = msgspec.json.Decoder(SideMeta).decode
 
 
 def plan_given(work: Work) -> pl.DataFrame:
-    """Drafts of all preferences."""
+    """Return the drafts of all imported preferences."""
     rows = work.rows.filter(pl.col("reason").is_null()).sort("row" if work.options.verbatim else "uid")
     work.funnel.stage("pairs", rows.height)
     sides: dict[str, dict[str, Any]] = {}
@@ -57,12 +57,13 @@ def plan_given(work: Work) -> pl.DataFrame:
 
 
 def side_messages(text: str, *, prompt_is_text: bool) -> tuple[Message, ...]:
-    """The messages of a side as the table keeps it; plain text is one message."""
+    """Decode the messages of a stored side; plain text becomes one message."""
     meta = _side(text)
     return meta.messages or completion_of_text(meta.text, prompt_is_text=prompt_is_text)
 
 
 def _sides(uid: str, chosen_text: str, rejected_text: str, *, prompt_is_text: bool, keep_empty: bool) -> dict[str, Any]:
+    """Return the draft columns of a preference: gap, and hash, uid, reward and characters of both sides."""
     chosen, rejected = side_of_meta(_side(chosen_text), {}), side_of_meta(_side(rejected_text), {})
     assert chosen is not None
     assert rejected is not None

@@ -1,11 +1,11 @@
-"""Pairs of rows inside sorted groups, without building more of them than are wanted.
+"""Pairs of rows within sorted groups: enumerate the K largest gaps, count drops for the funnel, build drafts.
 
-In a group sorted by reward, the i-th best with the j-th worst has at least i·j - 1 pairs with no smaller gap: those of
-the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about K·ln K of them, however
-large the group. Where d of a group's pairs are of no use (identical completions, rewards that differ by float noise
-only), i·j ≤ K + d takes their place.
-Equal gaps are ordered by i + j, then by i, which respects that rule. With a maximum gap the rule does not hold, since
-the largest gaps are of no use; then the rows of a large group are walked from their own largest gap within the bound.
+In a group sorted by reward, at least i·j - 1 other pairs have a gap no smaller than that of the i-th best and the j-th
+worst row: the pairs of the i best with the j worst. So only pairs with i·j ≤ K can be among the K largest gaps: about
+K·ln K of them, independent of the group size. If d pairs of a group are unusable (identical completions, rewards that
+differ by float noise only), the bound is i·j ≤ K + d. Equal gaps are ordered by i + j, then by i, which is consistent
+with the bound. The bound does not hold with a maximum gap, since the largest gaps are excluded; large groups are then
+walked with a heap, in descending order of gap, from the largest allowed gap of each row.
 """
 
 import heapq
@@ -32,7 +32,7 @@ _COUNTED_AT_ONCE = 250_000  # pairs whose gaps are counted together: what fits i
 
 @dataclass(frozen=True)
 class RowPairs:
-    """Rows that are paired: the chosen one, the rejected one, and by how much they differ."""
+    """Pairs of rows: numbers of the chosen and the rejected row, and their reward gaps."""
 
     chosen: Indices
     rejected: Indices
@@ -50,10 +50,14 @@ def group_pairs(
     num_high: Indices | None = None,
     num_low: Indices | None = None,
 ) -> RowPairs:
-    """Pairs of each group with a gap within bounds and different completions; the `largest` K gaps, or all.
+    """Return the pairs of each group with different completions and a gap within the bounds of the options.
 
-    With `num_high` and `num_low`, the chosen one is among the first so many rows of its group, the rejected one among
-    the last so many.
+    Args:
+        candidates: Sorted rows in groups.
+        options: Bounds of the gap and tie tolerance.
+        largest: Number of pairs per group, by descending gap; None returns all.
+        num_high: For each group, the chosen row is among its first `num_high` rows; None allows all.
+        num_low: For each group, the rejected row is among its last `num_low` rows; None allows all.
     """
     hashes = candidates.completions
     sizes = candidates.sizes
@@ -88,9 +92,10 @@ def group_pairs(
 def _walk_down(
     candidates: Candidates, hashes: Words, group: int, most: tuple[int, int], options: PairOptions
 ) -> Iterator[tuple[int, int]]:
-    """Pairs of one group with a gap of at most `max_gap`, from the largest down, no more of them made than are read.
+    """Lazily yield pairs of one group with a gap of at most `max_gap`, in descending order of gap.
 
-    For the i-th best, gaps fall from the worst up, so that the next pair of all is the next of one of the rows.
+    For the i-th best row, gaps decrease from the worst row upwards, so a heap with the next pair of each row gives the
+    next pair overall. `most` bounds i and j.
     """
     start, end = int(candidates.starts[group]), int(candidates.starts[group + 1])
     rewards, size = candidates.rewards[start:end], end - start
@@ -125,7 +130,7 @@ def within_bounds(gaps: Floats, options: PairOptions) -> npt.NDArray[np.bool_]:
 
 
 def count_gaps(starts: Indices, rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
-    """How many of all the pairs inside groups are tied, below the minimum gap, above the maximum gap."""
+    """Count the pairs within groups that are tied, below the minimum gap and above the maximum gap."""
     sizes = np.diff(starts)
     tied = below = above = 0
     for size in distinct(sizes[sizes > 1]).tolist():
@@ -154,7 +159,7 @@ def _count_pairs(higher: Floats, lower: Floats, options: PairOptions) -> tuple[i
 
 
 def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, int, int]:
-    """The same for one large group, sorted from the highest reward down, in n·log n by distinct rewards."""
+    """`count_gaps` for one large group, in O(n log n) over its distinct rewards."""
     values, counts = np.unique(rewards, return_counts=True)
     # totals[k] is the number of rows that have one of the k lowest values.
     totals = np.concatenate([[0], np.cumsum(counts)])
@@ -173,7 +178,7 @@ def _count_in_large_group(rewards: Floats, options: PairOptions) -> tuple[int, i
 
 
 def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
-    """For each of the ascending values, how many lower ones are at least (or more than) `bound` away."""
+    """For each of the ascending values, count the lower ones at a gap of at least (or more than) `bound`."""
 
     def beyond(others: Floats) -> npt.NDArray[np.bool_]:
         gaps = reward_gaps(values, others, near=[bound])
@@ -183,7 +188,7 @@ def _num_beyond(values: Floats, bound: float, *, inclusive: bool) -> Indices:
 
 
 def _num_apart(values: Floats, tolerance: float) -> Indices:
-    """For each of the ascending values, how many lower ones do not tie with it."""
+    """For each of the ascending values, count the lower ones that do not tie with it."""
     own = np.arange(len(values))
     if not is_tied(values[1:], values[:-1], tolerance).any():
         return own
@@ -191,7 +196,10 @@ def _num_apart(values: Floats, tolerance: float) -> Indices:
 
 
 def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]]) -> Indices:
-    """For each of the ascending values, how many lower ones it holds for: all up to one of them, found by bisection."""
+    """For each of the ascending values, count the lower ones for which `holds` is true, by bisection.
+
+    `holds` must be true up to some lower value and false from there on.
+    """
     # Bisection for all values at once: `holds` is true up to some lower value, and false from there on.
     low, high = np.zeros(len(values), np.int64), np.arange(len(values))
     while (open_ := low < high).any():
@@ -203,7 +211,7 @@ def _num_lower(values: Floats, holds: Callable[[Floats], npt.NDArray[np.bool_]])
 
 
 def _num_identical(candidates: Candidates) -> Indices:
-    """For each group, how many of its pairs have one and the same completion."""
+    """For each group, count the pairs with identical completions."""
     rows = candidates.recurring
     groups, hashes = candidates.groups[rows], candidates.completions[rows]
     # By group, then hash (two words): equal completions of a group become neighbours.
@@ -218,9 +226,9 @@ def _num_identical(candidates: Candidates) -> Indices:
 
 
 def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
-    """For each group, how many of its pairs tie although their rewards differ.
+    """For each group, count the pairs that tie although their rewards differ.
 
-    Exact ties have the smallest gaps of all; these need not, since the tolerance grows with the rewards.
+    Unlike exact ties, these are not always the smallest gaps, since the tolerance is relative to the rewards.
     """
     rewards, groups = candidates.rewards, candidates.groups
     near = is_tied(rewards[:-1], rewards[1:], tolerance) & (rewards[:-1] != rewards[1:]) & (groups[:-1] == groups[1:])
@@ -234,7 +242,7 @@ def _num_noise_ties(candidates: Candidates, tolerance: float) -> Indices:
 
 
 def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Indices) -> tuple[Indices, Indices]:
-    """Rows (i-th best, j-th worst) of each group with i·j within its budget; -1 is no bound."""
+    """Return the row numbers of (i-th best, j-th worst) for each group with i·j within its budget; -1 is no bound."""
     sizes = np.diff(starts)
     columns = np.stack([sizes, budget, num_high, num_low])
     # Groups alike in all four columns have the same positions, which are computed once.
@@ -265,7 +273,7 @@ def _positions(starts: Indices, budget: Indices, num_high: Indices, num_low: Ind
 
 
 def _shapes(columns: Indices) -> tuple[Indices, Indices]:
-    """Groups that are alike in all columns have one number: the first group of each number, and the number of each."""
+    """Number the distinct columns of a matrix; returns the first group of each number, and the number of each group."""
     numbers = np.zeros(columns.shape[1], np.int64)
     firsts = np.zeros(min(1, columns.shape[1]), np.int64)
     for column in columns:
@@ -276,7 +284,7 @@ def _shapes(columns: Indices) -> tuple[Indices, Indices]:
 
 
 def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
-    """At most `largest` of each group, from the largest gap down."""
+    """Return at most `largest` pairs of each group, in descending order of gap."""
     groups = candidates.groups[pairs.chosen]
     i = pairs.chosen - candidates.starts[groups]
     j = candidates.starts[groups + 1] - pairs.rejected
@@ -289,11 +297,11 @@ def _largest(candidates: Candidates, pairs: RowPairs, largest: int) -> RowPairs:
     return pairs.select(rank < largest)
 
 
-# Groups and their pairs counted by what became of them, arithmetically: pairs that nobody built are counted too.
+# Funnel counts of groups and pairs, computed without enumerating the dropped pairs
 
 
 def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, funnel: Funnel) -> Flags:
-    """The stage of the groups; returns which of them gave a pair."""
+    """Add the stage `groups` to the funnel; returns the mask of groups with at least one pair."""
     sizes, rewards = candidates.sizes, candidates.rewards
     stage = funnel.stage("groups", len(sizes))
     gave = np.zeros(len(sizes), np.bool_)
@@ -325,7 +333,7 @@ def count_groups(candidates: Candidates, pairs: RowPairs, options: PairOptions, 
 def count_group_pairs(
     candidates: Candidates, gave: Flags, num_pairs: int, options: PairOptions, funnel: Funnel
 ) -> Stage:
-    """The stage of the pairs, begun: of all pairs in the groups that gave some, those that the strategy left."""
+    """Add the stage `pairs` to the funnel, still open: all pairs of the groups in `gave`, and those not picked."""
     sizes, rows = candidates.sizes[gave], np.repeat(gave, candidates.sizes)
     stage = funnel.stage("pairs", int((sizes * (sizes - 1) // 2).sum()))
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -343,7 +351,7 @@ def count_group_pairs(
 
 
 def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOptions) -> int:
-    """Of some rows, pairs of one completion with itself whose rewards lie within the bounds of the gap."""
+    """Count the pairs of identical completions among the rows in `giving` whose gap is within the bounds."""
     rows = candidates.recurring[giving[candidates.recurring]]
     again = pl.DataFrame({"group": candidates.groups[rows], "reward": candidates.rewards[rows]})
     again = again.with_columns(completion_hash=candidates.frame["completion_hash"].gather(rows))
@@ -358,7 +366,7 @@ def _num_identical_apart(candidates: Candidates, giving: Flags, options: PairOpt
     return int((sizes * (sizes - 1) // 2).sum()) - sum(count_gaps(starts, again["reward"].to_numpy(), options))
 
 
-# Drafts: pairs as narrow rows, before any text is read. What a strategy returns and every filter works on.
+# Drafts: pairs as narrow rows without texts; strategies return them and filters work on them
 
 DRAFT_SCHEMA: dict[str, Any] = {
     "key": pl.String,
@@ -394,7 +402,7 @@ HASHES = ("prompt_hash", "chosen_hash", "rejected_hash")
 
 
 def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
-    """Rows of groups that were paired, as drafts in order."""
+    """Convert pairs of rows to drafts, sorted."""
     frame = candidates.frame.select(*_OF_PAIR, *_OF_SIDE)
     prompts, completions = words_of(frame["prompt_hash"]), candidates.completions
     keys = pair_keys(prompts[pairs.chosen], completions[pairs.chosen], completions[pairs.rejected])
@@ -416,13 +424,13 @@ def drafts_of(candidates: Candidates, pairs: RowPairs) -> pl.DataFrame:
 
 
 def add_keys(frame: pl.DataFrame) -> pl.DataFrame:
-    """Drafts of any strategy with their key and every column; their order stays."""
+    """Add the key and all missing columns of DRAFT_SCHEMA; keeps the order of rows."""
     keys = hex_digits(pair_keys(*(words_of(frame[name]) for name in HASHES)))
     return _complete(frame.with_columns(keys.alias("key")))
 
 
 def sort_drafts(drafts: pl.DataFrame) -> pl.DataFrame:
-    """By prompt, task and step, then from the largest gap down."""
+    """Sort drafts by prompt, task and step, then by descending gap."""
     return drafts.sort(ORDER, descending=_DESCENDING)
 
 
@@ -431,7 +439,10 @@ def no_drafts() -> pl.DataFrame:
 
 
 def _order(groups: Indices, pairs: RowPairs, keys: Words) -> Indices:
-    """The order of drafts. Rows of equal reward and completion stand by id, so that their numbers order equal keys."""
+    """Return the sort order of drafts: by group, descending gap, key, then row numbers.
+
+    Candidates with equal reward and completion are sorted by id, so row numbers order drafts with equal keys by id.
+    """
     # Sorted by two columns first: the others matter only where group and gap tie.
     order = np.lexsort([-pairs.gaps, groups])
     tied = (np.diff(groups[order]) == 0) & (np.diff(pairs.gaps[order]) == 0)

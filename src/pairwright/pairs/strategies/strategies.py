@@ -1,6 +1,6 @@
-"""The strategies by name: each turns the rows of a partition into drafts, and counts what it leaves.
+"""Strategies by name: each turns the rows of a partition into drafts and counts what it drops.
 
-`IN_GROUPS` are those that need nothing but the rows of a group, so that rows may be parted by prompt hash.
+Strategies in `IN_GROUPS` need only the rows of one group at a time, so rows can be partitioned by prompt hash.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from pairwright.pairs.strategies.imported import plan_given
 from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, count_groups, drafts_of, group_pairs
 from pairwright.pairs.strategies.teachers import plan_teachers
 
-# Strategy `stratified`: high rewards against low ones, at or above one threshold and at or below another.
+# Strategy `stratified`: rewards at or above a high threshold against rewards at or below a low one
 
 
 def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Pairs of a high and a low candidate of one group."""
+    """Pair high with low candidates of the same group."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     return group_pairs(
         candidates,
@@ -37,7 +37,7 @@ def stratified_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
 
 
 def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Each high candidate with a few low ones of any prompt; bounds of the gap are not looked at here."""
+    """Pair each high candidate with a few low ones of any prompt; bounds of the gap are not applied."""
     rewards, high, low = candidates.rewards, options.high.value, options.low.value
     order = seeded_draws(
         options.seed, *(words_of(candidates.frame[name]) for name in ("prompt_hash", "completion_hash"))
@@ -54,7 +54,7 @@ def across_groups_pairs(candidates: Candidates, options: PairOptions) -> RowPair
 
 
 def with_thresholds(options: PairOptions, rewards: Floats) -> PairOptions:
-    """Options whose thresholds are rewards: quantiles are looked up among the rewards of all candidates."""
+    """Replace quantile thresholds in the options by rewards, given the rewards of all candidates."""
     high, low = (_value(rewards, threshold) for threshold in (options.high, options.low))
     if low > high:
         raise ConfigError(f"low: got {options.low} ({low!r}), expected at most high, {options.high} ({high!r})")
@@ -78,13 +78,13 @@ def _by(order: Words, rows: Indices) -> Indices:
     return rows[np.argsort(order[rows], kind="stable")]
 
 
-# The strategies by name: each turns the rows of a partition into drafts, and counts what it leaves.
+# Strategies by name
 
 Planner = Callable[[Work], pl.DataFrame]
 
 
 def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
-    """A strategy that picks pairs of rows inside groups."""
+    """Return a strategy that pairs rows within groups with `pick`."""
 
     def plan(work: Work) -> pl.DataFrame:
         work.rows, candidates = assign_groups(work.rows, work.options)
@@ -98,20 +98,20 @@ def in_groups(pick: Callable[[Candidates, PairOptions], RowPairs]) -> Planner:
 
 
 def all_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """Every two candidates of a group with different rewards, or the `max_pairs_per_group` with the largest gaps."""
+    """Pair all candidates of a group with different rewards, or only the `max_pairs_per_group` largest gaps."""
     return group_pairs(candidates, options, largest=options.max_pairs_per_group)
 
 
 def best_worst_pairs(candidates: Candidates, options: PairOptions) -> RowPairs:
-    """The best against the worst of each group, one pair a group.
+    """Pair the best with the worst candidate of each group, one pair per group.
 
-    Where they are the same completion, the next largest gap between two different ones takes their place.
+    If their completions are identical, the pair with the next largest gap is used.
     """
     return group_pairs(candidates, options, largest=1)
 
 
 def plan_stratified(work: Work) -> pl.DataFrame:
-    """High against low, inside groups unless asked for otherwise."""
+    """Return drafts of high against low candidates, within groups or with `across_groups` at any prompts."""
     if not work.options.across_groups:
         return in_groups(stratified_pairs)(work)
     candidates = work.candidates = candidates_of(work.rows)

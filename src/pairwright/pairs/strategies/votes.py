@@ -1,11 +1,10 @@
-"""Human votes instead of rewards: `--votes FILE.csv`, ratings or pairwise, told by the columns.
+"""Human votes instead of rewards (`--votes FILE.csv`): ratings or pairwise votes, detected by the column names.
 
-    uid,rating                   the reward of an experience is the mean of its ratings; any strategy goes on from there
-    chosen,rejected              one row a vote, both sides by id: the majority of the votes on two experiences decides
+    uid,rating                   the mean rating of an experience is its reward, for any strategy
+    chosen,rejected              one vote per row, sides given by id: the majority of the votes on two experiences wins
 
-In a pair from pairwise votes the rewards are the shares of the votes for each side. Two experiences that were voted on
-meet the same rules as all others: equal prompts, no ties, no empty or identical sides. An id that no table has is an
-error that names the line.
+In a pair from pairwise votes, rewards are the shares of votes for each side. The usual rules apply: equal prompts, no
+ties, no empty or identical sides. An id that is in no table is an error that names the line.
 """
 
 import csv
@@ -28,14 +27,14 @@ NO_HASH = "0" * 32
 
 @dataclass(frozen=True)
 class Votes:
-    """What a file of votes says: rewards by id, or how often one id was chosen over another."""
+    """Votes of a file: mean ratings by id, or counts of (chosen id, rejected id)."""
 
     ratings: dict[str, float] | None
     wins: Counter[tuple[str, str]]
 
 
 def read_votes(path: Path, known: pl.Series) -> Votes:
-    """A file of votes on experiences with known ids."""
+    """Read a CSV file of votes; raises SourceError for ids that are not in `known`."""
     ids = set(known)
     try:
         # utf-8-sig skips the byte order mark that spreadsheets write.
@@ -54,7 +53,7 @@ def read_votes(path: Path, known: pl.Series) -> Votes:
 
 
 def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
-    """Rows with ratings in place of rewards; those without one are unscored."""
+    """Replace the rewards of rows by ratings; rows without a rating become unscored."""
     rated = pl.DataFrame(
         {"uid": list(ratings), "vote": list(ratings.values())}, schema={"uid": pl.String, "vote": pl.Float64}
     )
@@ -62,7 +61,7 @@ def with_ratings(rows: pl.DataFrame, ratings: dict[str, float]) -> pl.DataFrame:
 
 
 def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
-    """Drafts of all two experiences that were voted on against each other."""
+    """Return one draft for each two experiences with pairwise votes; the majority decides which is chosen."""
     voted = pl.Series(sorted({uid for sides in votes.wins for uid in sides}), dtype=pl.String)
     # No reward is needed: the votes judge.
     free = pl.col("reason").is_null() | (pl.col("reason") == Reason.UNSCORED.value)
@@ -77,6 +76,7 @@ def plan_votes(work: Work, votes: Votes) -> pl.DataFrame:
 
 
 def _drafts(matches: list[tuple[str, str]], votes: Votes, work: Work) -> pl.DataFrame:
+    """Return one draft per match, with the flags `unusable` (a side has a reason) and `apart` (prompts differ)."""
     sides, shares = [], []
     for one, other in matches:
         own, theirs = votes.wins[one, other], votes.wins[other, one]
