@@ -171,7 +171,7 @@ def make_pairs(
     Args:
         tables: A table, its folder, or a list of them. A filtered table gives pairs of its rows alone.
         output: Folder of the pairs; by default `pairs` beside the first table. What is there is replaced.
-        strategy: "all", "best-worst", "stratified", "divergence", "teachers" or "given"; see docs/pairs.md.
+        strategy: "all", "best-worst", "stratified", "divergence", "teachers" or "imported"; see docs/pairs.md.
         min_gap: The least difference of rewards. A tie is never a pair.
         seed: Seed of the sample and of the split.
         progress: True prints progress to stderr; a function is called with pieces done and in all.
