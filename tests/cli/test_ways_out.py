@@ -115,19 +115,22 @@ def test_another_chat_template_is_encoded_again(tables, monkeypatch, capsys):
     assert counts == [0, 1, 0]
 
 
-def test_lint_says_which_balance_to_build_with_and_how_many_pairs_stay(tmp_path):
+@pytest.mark.parametrize("num_short", [0, 3])
+def test_lint_says_which_balance_to_build_with_and_how_many_pairs_stay(tmp_path, num_short):
+    """Where the chosen side is always the longer one, dropping pairs leaves none, and weights are advised."""
     from pairwright.pairs.pair_stats import lint_pairs
 
     rows = []
     for task in range(12):
-        rows += [
-            candidate(0.9, "long " * (20 + task), task=task),
-            candidate(0.1, "short", task=task, run=1),
-        ]
+        texts = ["long " * (20 + task), "short"]
+        best, worst = texts[::-1] if task < num_short else texts
+        rows += [candidate(0.9, best, task=task), candidate(0.1, worst, task=task, run=1)]
     build_pairs([made(tmp_path / "experience", rows)], tmp_path / "pairs", PairOptions())
     (finding,) = [finding for finding in lint_pairs(tmp_path / "pairs") if finding.name == "length"]
-    assert "--length-balance 0.5, which keeps " in finding.message
-    num_kept = int(finding.message.split("keeps ")[1].split(" of ")[0])
-    options = PairOptions(length_balance=0.5)
-    summary = build_pairs([Table(tmp_path / "experience")], tmp_path / "balanced", options)
-    assert summary["pairs"] == num_kept
+    summary = build_pairs([Table(tmp_path / "experience")], tmp_path / "balanced", PairOptions(length_balance=0.5))
+    if num_short:
+        assert f"--length-balance 0.5, which keeps {summary['pairs']} of 12 pairs" in finding.message
+        assert 0 < summary["pairs"] < 12
+    else:
+        assert summary["pairs"] == 0
+        assert "--length-balance 0.5 --balance-by reweight" in finding.message

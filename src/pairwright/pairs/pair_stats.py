@@ -134,7 +134,12 @@ def lint_pairs(folder: Place, *, max_length_effect: float = 0.5, max_near: float
             "length",
             abs(stats["length_effect"]) > max_length_effect and stats["pairs"] > 1,
             f"length effect size {stats['length_effect']:.2f}, bound {max_length_effect:g}: build with "
-            f"--length-balance {max_length_effect:g}, which keeps {num_balanced:,} of {stats['pairs']:,} pairs",
+            f"--length-balance {max_length_effect:g}"
+            + (
+                f", which keeps {num_balanced:,} of {stats['pairs']:,} pairs"
+                if num_balanced
+                else " --balance-by reweight (dropping pairs would leave none)"
+            ),
         ),
         (
             "near-duplicates",

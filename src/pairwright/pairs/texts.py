@@ -35,7 +35,7 @@ from pairwright.store.table import Table
 _LONG = pa.large_string()
 _OF_TEXT = ("prompt_text", "response_text")
 REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft that has one of them is not a mere copy
-_MADE = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
+_REWRITTEN_COLUMNS = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
 
 def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -67,7 +67,7 @@ def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, reject
     # Each row is decoded once, however many pairs it is in; `which` leads back from sides to rows.
     places, which = np.unique(np.concatenate([chosen, rejected]), return_inverse=True)
     rows = texts.select(names).take(places).to_pylist()
-    columns: list[list[str | None]] = [[] for _ in _MADE]
+    columns: list[list[str | None]] = [[] for _ in _REWRITTEN_COLUMNS]
     for (cut, is_imported, *at), one, two in zip(
         drafts.select(REWRITTEN).iter_rows(), *np.split(which, 2), strict=True
     ):
@@ -77,7 +77,7 @@ def rewrite_texts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, reject
             values = _cut_at_message(rows[one], rows[two], cut)
         for column, value in zip(columns, values, strict=True):
             column.append(value)
-    arrays = {name: pa.array(values, _LONG) for name, values in zip(_MADE, columns, strict=True)}
+    arrays = {name: pa.array(values, _LONG) for name, values in zip(_REWRITTEN_COLUMNS, columns, strict=True)}
     return arrays | {name: arrays[name].cast(pa.string()) for name in ("id", "prompt_hash")}
 
 

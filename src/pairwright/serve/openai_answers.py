@@ -30,14 +30,14 @@ class TokenTexts:
 
     def of(self, token: int) -> tuple[str, list[int]]:
         if token not in self._known:
-            self._known[token] = self._made(token)
+            self._known[token] = self._read_token(token)
         return self._known[token]
 
     def logprob(self, token: int, logprob: float) -> Json:
         text, as_bytes = self.of(token)
         return {"token": text, "logprob": max(float(logprob), _LEAST), "bytes": as_bytes}
 
-    def _made(self, token: int) -> tuple[str, list[int]]:
+    def _read_token(self, token: int) -> tuple[str, list[int]]:
         piece = str(self._engine.tokenizer.convert_ids_to_tokens(int(token)))
         if match := _BYTE.fullmatch(piece):
             content = bytes([int(match[1], 16)])

@@ -23,7 +23,7 @@ from pairwright.store.block import SideMeta, side_of_meta
 _side = msgspec.json.Decoder(SideMeta).decode
 
 
-def plan_given(work: Work) -> pl.DataFrame:
+def plan_imported(work: Work) -> pl.DataFrame:
     """Return the drafts of all imported preferences."""
     rows = work.rows.filter(pl.col("reason").is_null()).sort("row" if work.options.verbatim else "uid")
     work.funnel.stage("pairs", rows.height)

@@ -17,7 +17,7 @@ from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold
 from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.divergence import plan_divergence
-from pairwright.pairs.strategies.imported import plan_given
+from pairwright.pairs.strategies.imported import plan_imported
 from pairwright.pairs.strategies.pairing import RowPairs, count_group_pairs, count_groups, drafts_of, group_pairs
 from pairwright.pairs.strategies.teachers import plan_teachers
 
@@ -136,7 +136,7 @@ STRATEGIES: dict[str, Planner] = {
     "stratified": plan_stratified,
     "divergence": plan_divergence,
     "teachers": plan_teachers,
-    "imported": plan_given,
+    "imported": plan_imported,
 }
 # These may be split by prompt hash, as long as `across_groups` is off.
 IN_GROUPS = ("all", "best-worst", "stratified")

@@ -56,10 +56,10 @@ _READ = frozenset(
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
 _PROMPT_ROLES = ("system", "developer", "user")
 # Caches of data shared by the rollouts of a task. `_PARAMS_SEEN`: JSON text of the parameters -> decoded object.
-# `_MADE`: id of that object -> (object, prompt, tools); the entry references the object, so its id is not reused.
+# `_PROMPTS`: id of that object -> (object, prompt, tools); the entry references the object, so its id is not reused.
 _NUM_SHARED = 64
 _PARAMS_SEEN: dict[bytes, Any] = {}
-_MADE: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
+_PROMPTS: dict[int, tuple[Json, tuple[Message, ...], tuple[Json, ...]]] = {}
 _decode = msgspec.json.decode
 _decode_raw = msgspec.json.Decoder(dict[str, Raw]).decode
 
@@ -88,7 +88,7 @@ def _experience(
     params = mapping(row.get(PARAMS), PARAMS)
     response = optional_mapping(row.get("response"), "response")
     output = _output(row, response, is_profile)
-    prompt, tools = _given(params, response)
+    prompt, tools = _prompt_of_rollout(params, response)
     completion = messages_from_items(output, "output") if output else []
     # Turns of the environment before the model first wrote are part of what it was given.
     while completion and completion[0].role in _PROMPT_ROLES:
@@ -143,22 +143,22 @@ def _output(row: Json, response: Json, is_profile: bool) -> list[Any]:
     return []
 
 
-def _given(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+def _prompt_of_rollout(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     """Return prompt and tools, cached per `params` object, which the rollouts of a task share (see `decode`)."""
     # The response adds to what the parameters say: not the same for all rollouts, so not shared.
     if (not params.get("instructions") and response.get("instructions")) or (
         not params.get("tools") and response.get("tools")
     ):
-        return _made(params, response)
-    known = _MADE.get(id(params))
+        return _build_prompt(params, response)
+    known = _PROMPTS.get(id(params))
     if known is None or known[0] is not params:
-        if len(_MADE) >= _NUM_SHARED:
-            _MADE.clear()
-        known = _MADE[id(params)] = (params, *_made(params, {}))
+        if len(_PROMPTS) >= _NUM_SHARED:
+            _PROMPTS.clear()
+        known = _PROMPTS[id(params)] = (params, *_build_prompt(params, {}))
     return known[1], known[2]
 
 
-def _made(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
+def _build_prompt(params: Json, response: Json) -> tuple[tuple[Message, ...], tuple[Json, ...]]:
     tools = params.get("tools") or response.get("tools")
     return tuple(prompt_of(params, response)), tuple(tools_from_chat(tools, "tools")) if tools else ()
 
@@ -180,15 +180,15 @@ def decode(line: bytes) -> Any:
 
 def prompt_of(params: Json, response: Json) -> list[Message]:
     """Return the prompt messages: instructions as system messages, then the input."""
-    given = params.get("input")
-    if isinstance(given, list):
-        prompt = messages_from_items(given, "input")
-    elif isinstance(given, str):
-        prompt = [Message("user", given)]
-    elif given is None:
+    messages_in = params.get("input")
+    if isinstance(messages_in, list):
+        prompt = messages_from_items(messages_in, "input")
+    elif isinstance(messages_in, str):
+        prompt = [Message("user", messages_in)]
+    elif messages_in is None:
         prompt = []
     else:
-        raise BadRecord(f"input: expected text or a list of items, got {kind_of(given)}")
+        raise BadRecord(f"input: expected text or a list of items, got {kind_of(messages_in)}")
     instructions = params.get("instructions") or response.get("instructions")
     if instructions:
         leading = messages_from_items(instructions, "instructions") if isinstance(instructions, list) else None
@@ -304,7 +304,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     completion = read_completion(response.output, task.tools.names)
     if completion is None or response.incomplete_details:
         return None
-    # The response adds tools or instructions that the parameters lack, as in `_given`.
+    # The response adds tools or instructions that the parameters lack, as in `_prompt_of_rollout`.
     if (response.tools and not task.tools.schemas) or (response.instructions and not task.has_instructions):
         return None
     reward = row.reward
