@@ -39,7 +39,7 @@ ORDER = [
 ]
 # The same inside a package: a sub-package imports those of its siblings that stand before it.
 SUB_ORDER = {
-    "sources": ["shapes", "datasets", "rollouts", "agents", "tracing"],
+    "sources": ["shapes", "datasets", "rollouts", "agents", "sessions", "frameworks", "tracing"],
     "collect": ["proxy"],
     "pairs": ["candidates", "strategies"],
     "tokens": ["template", "spans", "batch", "stage"],

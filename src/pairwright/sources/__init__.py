@@ -5,7 +5,7 @@ matches a file reads it. A format with more than one layout has several variants
 bytes, and so are pairwright's own binary files and Parquet files, which store/import_task.py reads.
 """
 
-from pairwright.sources.agents import atif, claude_code, codex, inspect_log, openhands, swe_agent, tau_bench
+from pairwright.sources.agents import atif, inspect_log, openhands, swe_agent, tau_bench
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.binary import BINARY_READERS
 from pairwright.sources.datasets import customizer_rows as customizer
@@ -20,6 +20,7 @@ from pairwright.sources.datasets import (
 )
 from pairwright.sources.format import Format
 from pairwright.sources.rollouts import nemo_gym, trinity
+from pairwright.sources.sessions import claude_code, codex
 from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.experience import Experience
-from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -22,6 +21,7 @@ from pairwright.sources.datasets.preference_rows import (
 from pairwright.sources.fields import BadRecord, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
 # Keys of scored answers; a row with one of them is not a demonstration.

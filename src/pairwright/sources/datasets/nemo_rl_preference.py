@@ -14,7 +14,6 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -26,6 +25,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "nemo-rl-preference"

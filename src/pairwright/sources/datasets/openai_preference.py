@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.records.experience import Experience
-from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
 from pairwright.sources.fields import mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "openai-preference"
 _READ = frozenset({"input", "preferred_output", "non_preferred_output"})

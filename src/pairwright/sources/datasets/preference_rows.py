@@ -8,10 +8,10 @@ from typing import Any
 
 from pairwright.records.experience import Experience, Side
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.format import Origin, build
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Splitting two conversations at the end of their shared prompt.

@@ -16,10 +16,10 @@ import msgspec
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.datasets.openai_chat import reward_of, task_of, tools_of
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_text, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Conversion of turns to messages, matching calls and results.

@@ -19,7 +19,6 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.sources.datasets.openai_chat import task_of, tools_of
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -29,6 +28,7 @@ from pairwright.sources.datasets.preference_rows import (
 )
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "trl-preference"
 _PROMPTS = ("prompt", "question", "instruction")

@@ -15,10 +15,10 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.openai_chat import task_of
 from pairwright.sources.datasets.preference_rows import answer_from, prompt_from
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.row_fields import task_of
 
 NAME = "ultrafeedback"
 # Common names of each field; the first one present is used.

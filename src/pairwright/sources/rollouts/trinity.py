@@ -21,7 +21,6 @@ from pairwright.errors import CodecError, CorruptBytes, ForeignBytes, RecordErro
 from pairwright.records.arrays import DTYPE_NAMES, Array, dtype_named
 from pairwright.records.experience import EID, CustomField, Experience, Kind, Side, Source
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.openai_chat import reward_of, task_of, tools_of
 from pairwright.sources.datasets.preference_rows import (
     SCORES,
     answer_from,
@@ -45,6 +44,7 @@ from pairwright.sources.fields import (
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.rollouts.safe_pickle import Foreign, Holders, Loaded, holder, load
 from pairwright.sources.shapes.chat_messages import messages_from_chat, tools_from_chat
+from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Serialized experiences: `TRXP` bytes, and the older whole pickles.

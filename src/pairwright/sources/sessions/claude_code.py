@@ -1,6 +1,6 @@
 """Claude Code sessions: JSON Lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
 
-A file is a tree (sources/agents/claude_session.py); every path from a root to a leaf is an experience. task =
+A file is a tree (sources/sessions/claude_session.py); every path from a root to a leaf is an experience. task =
 sessionId, step = number of the root in its session (a compaction, a `/clear` and a sidechain each start a new one),
 run = number of the branch. Branches of one root therefore share task, step and prompt and can be compared from the
 point where they diverge. Assistant turns shared with an earlier branch are `generated=False`, so that nothing is
@@ -17,7 +17,9 @@ from typing import Any
 from pairwright.errors import RecordError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message
-from pairwright.sources.agents.claude_session import (
+from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.sessions.claude_session import (
     Line,
     Turn,
     assistant_messages,
@@ -26,8 +28,6 @@ from pairwright.sources.agents.claude_session import (
     roots_of,
     user_messages,
 )
-from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
 from pairwright.sources.shapes.chat_messages import as_context, content_from_chat, split_at_answer
 from pairwright.sources.shapes.tool_errors import error_sites
 

@@ -1,0 +1,1 @@
+"""Messages and traces as agent frameworks and model gateways save them."""

@@ -1,0 +1,1 @@
+"""Session logs of coding assistants: one session a file."""
