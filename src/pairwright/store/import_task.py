@@ -316,7 +316,9 @@ def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
         return line_units(path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label)
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
         return exported_units(path)
-    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label)
+    if layout.shape == "binary":
+        return binary_units(path, layout, label)
+    return file_units(path, layout, label, task.options)
 
 
 def _redacted(

@@ -144,7 +144,7 @@ def _plan(
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
-    for file, layout in zip(files, _layouts(files, format_name), strict=True):
+    for file, layout in zip(files, _layouts(files, format_name, options), strict=True):
         if isinstance(layout, Rejected):
             unreadable.append(layout)
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
@@ -156,9 +156,9 @@ def _plan(
     return tasks, unreadable
 
 
-def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
+def _layouts(files: list[Place], format_name: str, options: Options) -> Iterator[Layout | Rejected]:
     """Detect the layout of each file; concurrently if any is remote."""
-    detect_one = partial(detect, format_name=format_name)
+    detect_one = partial(detect, format_name=format_name, options=options)
     return at_once(detect_one, files, waits=any(map(is_address, files)))
 
 
