@@ -4,7 +4,7 @@
 
 A path is names with dots between them; `[]` goes through a list (`samples[].text` are several candidates), `[0]` takes
 one item of it. A name that itself contains a dot is found, too. `+` joins texts (`prompt=context+question`), `|` lists
-candidates (`completion=response_a|response_b,reward=score_a|score_b`). A reward may be an expression, as for `--reward`.
+candidates (`completion=response_a|response_b,reward=score_a|score_b`). A reward may be an expression, as in `--reward`.
 A map is checked when it is parsed, and a path that leads nowhere is an error that names the keys that are there.
 """
 
@@ -22,9 +22,21 @@ from pairwright.sources.rewards import evaluate, parse_reward
 
 # What a map can name. `records` is where the records are: a list inside a document, or a table of an SQLite file.
 TARGETS = (
-    "records", "prompt", "system", "tools", "messages", "completion", "chosen", "rejected", "reward", "chosen_reward",
-    "rejected_reward", "task", "run", "model",
-)  # fmt: skip
+    "records",
+    "prompt",
+    "system",
+    "tools",
+    "messages",
+    "completion",
+    "chosen",
+    "rejected",
+    "reward",
+    "chosen_reward",
+    "rejected_reward",
+    "task",
+    "run",
+    "model",
+)
 # A record without one of these is refused; the others may be absent in some records.
 REQUIRED = frozenset({"prompt", "messages", "completion", "chosen", "rejected"})
 _REWARDS = frozenset({"reward", "chosen_reward", "rejected_reward"})

@@ -18,9 +18,9 @@ from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.binary import OWN_PREFIXES
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.rows import NAME as ROWS
+from pairwright.sources.field_map import missing_fields
 from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
-from pairwright.sources.field_map import missing_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 

@@ -34,7 +34,7 @@ from pairwright.sources.datasets.row_names import (
 from pairwright.sources.fields import BadRecord, score
 from pairwright.sources.shapes.any_messages import decode_json_text
 
-_ROLES = frozenset("system developer user assistant tool function human gpt ai model bot chatgpt observation".split())
+_ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
 _MAX_ANSWERS = 128
 
 
@@ -48,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """The parts of a row. Without answers, the conversation has the completion in it; `best` is the preferred answer."""
+    """The parts of a row. Without answers, the completion is in the conversation; `best` is the preferred answer."""
 
     prompt: Any = None
     prompt_key: str = ""
@@ -65,7 +65,9 @@ def arrange(row: Json) -> Layout:
     """Tell the parts of a row; raise BadRecord if a part is missing or could be two fields."""
     sides = find_sides(row)
     if sides is not None:
-        return _with_prompt(row, sides, used={key for answer in sides for key in (answer.where, *answer.scores)}, best=0)
+        return _with_prompt(
+            row, sides, used={key for answer in sides for key in (answer.where, *answer.scores)}, best=0
+        )
     numbered = find_numbered(row)
     if numbered is not None:
         used = {key for answer in numbered for key in (answer.where, *answer.scores)}
@@ -204,10 +206,9 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
         return None
     if len(stems) > 1:
         first, second = list(stems)[:2]
-        raise BadRecord(
-            f"{first} or {second}: each could be the answers; --map completion={'|'.join(stems[first].values())} decides"
-        )
-    ((stem, keys),) = stems.items()
+        names = "|".join(stems[first].values())
+        raise BadRecord(f"{first} or {second}: each could be the answers; --map 'completion={names}' decides")
+    (keys,) = stems.values()
     if sorted(keys) not in (list(range(len(keys))), list(range(1, len(keys) + 1))):
         raise BadRecord(f"{', '.join(keys.values())}: numbers are missing between them")
 
@@ -224,10 +225,13 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
 def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     """Return the answers under one name: a value, or a list of candidates; and the keys that were used."""
     listed = [key for key in row if _is_list_name(plain_name(key)) and _is_candidates(row[key])]
+    # "answers" may be what the answer was to be: they are candidates only where each has a score or a rank.
+    weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
+    scored = [key for key in weak_lists if _has_scores(row, key)]
     strong = [key for key in row if plain_name(key) in COMPLETIONS and _is_answer(row[key])]
     weak = [key for key in row if plain_name(key) in WEAK_COMPLETIONS and _is_answer(row[key])]
-    # Lists first: beside several candidates, a single answer is the reference or one of them.
-    for keys in (listed, strong, weak):
+    # Beside several candidates, a single answer is the reference or one of them.
+    for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):
         if not keys:
             continue
         key = keys[0] if len(keys) == 1 else _outermost(row, keys, "completion")
@@ -238,6 +242,17 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
     return (), set()
 
 
+def _has_scores(row: Json, key: str) -> bool:
+    """Whether each item of a list has a score or a rank, inside it or in a list beside it."""
+    answers, used = _listed_answers(row, key, decode_json_text(row[key]))
+    if len(used) > 1:
+        return True
+    names = [answer.value for answer in answers if isinstance(answer.value, dict)]
+    return len(names) == len(answers) and all(
+        any(is_score_name(name) or name == "rank" for name in item) for item in names
+    )
+
+
 def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer, ...], set[str]]:
     """Return the answers of a list, with their scores from lists beside it."""
     if len(value) > _MAX_ANSWERS:
@@ -245,7 +260,8 @@ def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer
     beside = {
         other: decode_json_text(column)
         for other, column in row.items()
-        if other != key and (is_score_name(other) or singular(plain_name(other)) in ("rank", "ranking", "model", "model_name"))
+        if other != key
+        and (is_score_name(other) or singular(plain_name(other)) in ("rank", "ranking", "model", "model_name"))
     }
     beside = {
         other: column

@@ -1,7 +1,7 @@
 """Names of columns in people's own data, and what each name means.
 
-A name counts as its words in lower case: `modelResponse`, `model-response` and `Model response` are one name. The tables
-here are what the `rows` format knows; `--map` names what they do not have.
+A name counts as its words in lower case: `modelResponse`, `model-response` and `Model response` are one name. These
+tables are what the `rows` format knows; `--map` names what they do not have.
 """
 
 import re
@@ -11,60 +11,76 @@ from typing import Any
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, kind_of
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # What the model was asked. Of two that are there, one must contain the other, or the reader refuses.
-PROMPTS = frozenset(
+PROMPTS = _names(
     """prompt input question instruction query problem user user_input user_prompt user_message user_query input_text
     prompt_text question_text problem_statement human request post title_and_post source_text raw_prompt full_prompt
-    prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt""".split()
+    prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt"""
 )
 # What came before it: turns before the prompt, or the prompt itself where it stands alone.
-CONTEXTS = frozenset("context history chat_history conversation_history dialog_history previous_messages".split())
-CONVERSATIONS = frozenset(
+CONTEXTS = _names("context history chat_history conversation_history dialog_history previous_messages")
+CONVERSATIONS = _names(
     """messages conversations conversation dialog dialogue chat turns contents chat_messages message_list trajectory
-    transcript message_history full_conversation""".split()
+    transcript message_history full_conversation"""
 )
 # What the model answered.
-COMPLETIONS = frozenset(
+COMPLETIONS = _names(
     """completion response output generation generated generated_text generated_answer generated_response
     generated_output model_output model_response model_answer model_completion model_generation prediction predicted
     predicted_answer predicted_output pred assistant assistant_response assistant_message bot bot_response reply
     output_text response_text completion_text answer_text llm_output llm_response llm_answer ai_response ai_answer
     actual_output actual_answer raw_response raw_output full_response final_response agent_response agent_output
-    rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis""".split()
+    rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis"""
 )
 # An answer where no other is there; beside one of the above it is the reference.
 WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Lists of answers have the plural of these names, or one of these.
-LISTS = frozenset({"candidates", "samples", "rollouts", "choices", "options", "completions_list", "predictions"})
+LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = ("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt")
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # Two answers, the better one first; each name may have a word of _ANSWER_WORDS beside it: chosen_response.
 SIDES = (
-    ("chosen", "rejected"), ("preferred", "rejected"), ("accepted", "rejected"), ("preferred", "dispreferred"),
-    ("preferred", "non_preferred"), ("preferred", "unpreferred"), ("winner", "loser"), ("winning", "losing"),
-    ("win", "lose"), ("better", "worse"), ("best", "worst"), ("good", "bad"), ("positive", "negative"), ("pos", "neg"),
-    ("y_w", "y_l"), ("accept", "reject"), ("yw", "yl"), ("correct", "incorrect"),
-)  # fmt: skip
-_ANSWER_WORDS = frozenset(
+    ("chosen", "rejected"),
+    ("preferred", "rejected"),
+    ("accepted", "rejected"),
+    ("preferred", "dispreferred"),
+    ("preferred", "non_preferred"),
+    ("winner", "loser"),
+    ("winning", "losing"),
+    ("win", "lose"),
+    ("better", "worse"),
+    ("best", "worst"),
+    ("good", "bad"),
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("y_w", "y_l"),
+    ("yw", "yl"),
+    ("accept", "reject"),
+    ("correct", "incorrect"),
+)
+_ANSWER_WORDS = _names(
     """response answer completion output text message messages conversation conversations reply generation solution
-    trajectory summary candidate sample responses turn assistant""".split()
+    trajectory summary candidate sample responses turn assistant"""
 )
-# Names of numbered answers besides the above: human_ref_A, conversation_a, option_1.
-_STEMS = frozenset(
-    "human_ref conversation messages option dialogue dialog chat text response_model answer_model output_model".split()
-)
-PREFERENCES = frozenset(
+# Names of numbered answers besides the above: human_ref_A, conversation_a.
+_STEMS = _names("human_ref conversation messages dialogue dialog chat response_model answer_model output_model")
+PREFERENCES = _names(
     """preference preferred winner overall_preference better better_response better_response_id choice human_preference
     human_choice vote judgement judgment verdict best best_response preferred_response label labels preference_strength
     gpt_preference human_label preferred_output preferred_answer preferred_model annotator_preference selected
-    chosen better_answer better_output human_vote selection preferred_index winner_index best_index""".split()
+    chosen better_answer better_output human_vote selection preferred_index winner_index best_index"""
 )
 # Signed preferences, as HelpSteer writes them: below zero the first answer is better, above zero the second.
 SIGNED = frozenset({"overall_preference", "preference_strength"})
 TIES = frozenset({"tie", "draw", "equal", "same", "both", "neither", "none", "bothbad", "similar", "unclear"})
-SCORE_WORDS = frozenset(
+SCORE_WORDS = _names(
     """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
-    accuracy acc resolved verdict solved match likert helpfulness""".split()
+    accuracy acc resolved verdict solved match likert helpfulness"""
 )
 # A prompt that a chat template has rendered already: raw text, which must not go through a template again.
 RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")

@@ -1,6 +1,6 @@
 """Rows of people's own data: a prompt and an answer under any of their usual names, with a score.
 
-    {prompt | input | question | instruction | ..., completion | response | output | ..., reward | score | correct | ...}
+    {prompt | input | question | instruction ..., completion | response | output ..., reward | score | correct ...}
     {question, responses: [text], scores: [number]}, {prompt, answers: [{answer, rank}]}      several candidates
     {prompt, response_a, response_b, winner}, {context, response1, response2, overall_preference}     preferences
     {conversations | conversation | dialog | messages | contents: [turn, ...], reward}        turns of any shape
@@ -43,8 +43,11 @@ from pairwright.sources.shapes.traces import pick_reward
 
 NAME = "rows"
 _MAX_ANSWERS = 128
-_ROLES = {"human": "user", "gpt": "assistant", "ai": "assistant", "bot": "assistant", "model": "assistant",
-          "chatgpt": "assistant", "observation": "tool"}  # fmt: skip
+_ROLES = {
+    "human": "user",
+    "observation": "tool",
+    **dict.fromkeys(("gpt", "ai", "bot", "model", "chatgpt"), "assistant"),
+}
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
 _READ = frozenset({"tools", "functions", "reward_components", *TASK_KEYS})
@@ -138,10 +141,20 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
 
 # Where each target of a map goes; a list of completions or rewards has the plural.
 _USUAL_NAMES = {
-    "prompt": "prompt", "messages": "messages", "completion": "completion", "chosen": "chosen", "rejected": "rejected",
-    "chosen_reward": "score_chosen", "rejected_reward": "score_rejected", "reward": "reward", "system": "system",
-    "tools": "tools", "task": "task_id", "run": "run", "model": "model",
-}  # fmt: skip
+    "prompt": "prompt",
+    "messages": "messages",
+    "completion": "completion",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "chosen_reward": "score_chosen",
+    "rejected_reward": "score_rejected",
+    "reward": "reward",
+    "system": "system",
+    "tools": "tools",
+    "task": "task_id",
+    "run": "run",
+    "model": "model",
+}
 
 
 def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
@@ -229,10 +242,10 @@ def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[li
         context = read_turns(layout.context, "context")
         prompt = prompt if context[-1:] == prompt else [*context, *prompt]
     sides = [
-        side
-        for answer, value in zip(layout.answers, values, strict=True)
-        for side in _read_answer(value, answer.where)
+        side for answer, value in zip(layout.answers, values, strict=True) for side in _read_answer(value, answer.where)
     ]
+    if not sides or not all(sides):
+        raise BadRecord(f"{layout.answers[0].where}: no messages, so there is no answer")
     if all(side[0].is_generated for side in sides) and prompt:
         return [*system_of(row, prompt), *prompt], sides
     return _split_conversations(row, prompt, sides)
@@ -305,7 +318,7 @@ def _read_answer(value: Any, where: str) -> list[list[Message]]:
         return [[*read_messages([{"role": "assistant", "content": value}], where)]]
     if isinstance(value, dict):
         if isinstance(value.get("role"), str):
-            return [read_turns([value, value], where)[:1]]
+            return [read_turns([value], where)]
         if _is_envelope(value):
             return response_answers(value, where)
         key = next((key for key in value if is_completion_name(plain_name(key)) or key in _BODIES), None)
@@ -321,10 +334,14 @@ def _is_envelope(value: Json) -> bool:
 # Scores and models.
 
 
-def _score(row: Json, answer: Answer, options: Options, *, is_alone: bool) -> tuple[float | None, Json | None, set[str]]:
+def _score(
+    row: Json, answer: Answer, options: Options, *, is_alone: bool
+) -> tuple[float | None, Json | None, set[str]]:
     """Return the reward of an answer, its components, and the keys of the row that they came from."""
     item = answer.value if isinstance(answer.value, dict) else {}
-    own = _score_in({**item, **{key: value for key, value in answer.scores.items() if not isinstance(value, str)}}, options)
+    own = _score_in(
+        {**item, **{key: value for key, value in answer.scores.items() if not isinstance(value, str)}}, options
+    )
     if own[2]:
         return own[0], own[1], set()
     return _score_in(row, options) if is_alone else (None, None, set())
@@ -334,7 +351,11 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
     """Return the reward of a row, under its usual names or under others that have a word for scores."""
     reward, components = reward_of(row, options)
     if reward is not None or components:
-        return reward, components, {key for key in REWARD_KEYS if score(row.get(key)) is not None or isinstance(row.get(key), dict)}
+        return (
+            reward,
+            components,
+            {key for key in REWARD_KEYS if score(row.get(key)) is not None or isinstance(row.get(key), dict)},
+        )
     named = {key: number for key, value in row.items() if is_score_name(key) and (number := score(value)) is not None}
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
