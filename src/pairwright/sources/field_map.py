@@ -176,18 +176,18 @@ def _at(value: Any, path: Path, where: str) -> Any:
     for position, step in enumerate(path):
         if step is None:
             if not isinstance(value, list):
-                raise BadRecord(f"{where}: {_shown(path[:position])} is {kind_of(value)}, not a list")
+                raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
             # A list of lists of candidates is one list of candidates.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):
             if not isinstance(value, list) or not -len(value) <= step < len(value):
-                raise BadRecord(f"{where}: {_shown(path[:position])} has no item {step}")
+                raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} has no item {step})")
             value = value[step]
             continue
         if not isinstance(value, dict):
-            raise BadRecord(f"{where}: {_shown(path[:position])} is {kind_of(value)}, which has no {step!r}")
+            raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} is {kind_of(value)}, without {step!r})")
         if step in value:
             value = value[step]
             continue
@@ -197,7 +197,9 @@ def _at(value: Any, path: Path, where: str) -> Any:
             if key in value:
                 return _at(value[key], path[end:], where)
         keys = ", ".join(list(map(str, value))[:_NUM_KEYS]) + (", ..." if len(value) > _NUM_KEYS else "")
-        raise BadRecord(f"{where}: no {step!r} in {_shown(path[:position])}, which has: {keys or 'no keys'}")
+        raise BadRecord(
+            f"{where} leads nowhere (no {step!r} in {_shown(path[:position])}, which has {keys or 'no keys'})"
+        )
     return value
 
 

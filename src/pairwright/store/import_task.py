@@ -147,6 +147,7 @@ class ImportResult(msgspec.Struct):
     reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
+    not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
 
 def run_task(task: ImportTask) -> ImportResult:
@@ -225,6 +226,9 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
         return _record_batch(records, result)
     batch = _ready_batch(ready, task)
     result.counts["unscored"] += batch.column("reward").null_count
+    for row in ready:
+        if row.info is not None and '"not_read":[' in row.info:
+            result.not_read.update(msgspec.json.decode(row.info)["not_read"])
     if not records:
         return batch
     is_ready = np.array([type(row) is ReadyRow for row in rows])
@@ -251,6 +255,8 @@ def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatc
             result.counts["unscored"] += 1
         if "tokens_dropped" in exp.info:
             result.counts["tokens_dropped"] += 1
+        if "not_read" in exp.info:
+            result.not_read.update(exp.info["not_read"])
     return to_batch(rows)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, system_of
+from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
 from pairwright.sources.fields import BadRecord, items, json_value, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import conversation
@@ -32,7 +32,7 @@ _READ = frozenset({"messages", "tools", "functions", "request", "response", "rew
 # Keys of other formats that use `messages`; a row with one of these is not matched.
 _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
-    "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output",
+    "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output", "generations",
 )  # fmt: skip
 
 
@@ -147,7 +147,8 @@ def _has_blocks(item: Any) -> bool:
 def _is_answered_beside(row: Json) -> bool:
     """Whether the messages are a prompt alone and the answer stands in another field, as `rows` reads it."""
     return row["messages"][-1]["role"] in ("user", "system", "developer") and any(
-        plain_name(key) in COMPLETIONS and isinstance(value, str | list) for key, value in row.items()
+        isinstance(value, str | list) and (plain_name(key) in COMPLETIONS or singular(plain_name(key)) in COMPLETIONS)
+        for key, value in row.items()
     )
 
 

@@ -88,7 +88,7 @@ def _with_prompt(
         # A question beside a conversation is one of its turns, kept in info.
         return Layout(conversation=row[talk_key], conversation_key=talk_key, used=frozenset({talk_key}))
     if not answers:
-        raise BadRecord(_no_part("completion", "output", row))
+        raise BadRecord(_no_part("completion", row))
     context = None
     if talk_key is not None and key is None:
         turns = decode_json_text(row[talk_key])
@@ -96,8 +96,8 @@ def _with_prompt(
             talk_key = None  # the conversation of one side, once more
         elif is_turns(turns) and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
             raise BadRecord(
-                f"{talk_key} or {answers[0].where}: each could be the completion; --map messages={talk_key}, or "
-                f"--map prompt={talk_key},completion={answers[0].where}, decides"
+                f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
+                f"--map prompt={talk_key},completion={answers[0].where} decides"
             )
         else:
             key, prompt = talk_key, turns
@@ -106,8 +106,8 @@ def _with_prompt(
         if key is None:
             key, prompt, context = context_key, context, None
     if key is None and not whole:
-        raise BadRecord(_no_part("prompt", "question", row))
-    names = {name for name in (key, context_key, talk_key) if name is not None}
+        raise BadRecord(_no_part("prompt", row))
+    names = {name for name in (key, context_key) if name is not None}
     if key is not None and plain_name(key) == "instruction":
         names |= {name for name in row if plain_name(name) == "input"}
     return Layout(
@@ -121,9 +121,9 @@ def _with_prompt(
     )
 
 
-def _no_part(part: str, example: str, row: Json) -> str:
+def _no_part(part: str, row: Json) -> str:
     keys = ", ".join(list(map(str, row))[:12]) + (", ..." if len(row) > 12 else "")
-    return f"no {part}: the row has {keys}; --map {part}={example.upper()} names it"
+    return f"no {part} among the fields {keys}; --map {part}=FIELD names it"
 
 
 # The prompt.
@@ -150,7 +150,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
             context = None
         else:
             raise BadRecord(
-                f"{key} or {context}: each could be the prompt; --map prompt={key}, --map prompt={context} or "
+                f"{key} or {context} could be the prompt, and --map prompt={key}, --map prompt={context} or "
                 f"--map prompt={context}+{key} decides"
             )
     return key, row[key], context
@@ -163,7 +163,7 @@ def _outermost(row: Json, keys: list[str], part: str) -> str:
         if all(_text_of(row[other]) in text for other in keys):
             return key
     choices = " or ".join(f"--map {part}={key}" for key in keys[:3])
-    raise BadRecord(f"{' or '.join(keys[:3])}: each could be the {part}; {choices} decides")
+    raise BadRecord(f"{' or '.join(keys[:3])} could be the {part}, and {choices} decides")
 
 
 def find_conversation(row: Json, used: set[str]) -> str | None:
@@ -207,7 +207,7 @@ def find_numbered(row: Json) -> tuple[Answer, ...] | None:
     if len(stems) > 1:
         first, second = list(stems)[:2]
         names = "|".join(stems[first].values())
-        raise BadRecord(f"{first} or {second}: each could be the answers; --map 'completion={names}' decides")
+        raise BadRecord(f"{first} or {second} could be the answers, and --map 'completion={names}' decides")
     (keys,) = stems.values()
     if sorted(keys) not in (list(range(len(keys))), list(range(1, len(keys) + 1))):
         raise BadRecord(f"{', '.join(keys.values())}: numbers are missing between them")
@@ -330,14 +330,14 @@ def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]
         return _named_preference(value, key, row, answers, way_out)
     number = score(value)
     if number is None or isinstance(value, bool) or number != int(number):
-        raise BadRecord(f"{key}: {value!r} does not tell which answer is preferred; {way_out}")
+        raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
     if plain_name(key) in SIGNED:
         return None if number == 0 else int(number > 0)
     # SHP: 1 if the comment A is preferred, 0 if B is.
     if first[0] == "human_ref" and plain_name(key) == "labels" and number in (0, 1):
         return 1 - int(number)
     if is_lettered(names[0]) or not first[1] <= number < first[1] + len(answers):
-        raise BadRecord(f"{key}: {value!r} could mean either of {', '.join(names)}; {way_out}")
+        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
     return int(number) - first[1]
 
 
@@ -360,7 +360,7 @@ def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ..
         numbers = {number - offset for number in numbers} | {ordinal[word] for word in words if word in ordinal}
         matches = [number for number in numbers if 0 <= number < len(answers)]
     if len(matches) != 1:
-        raise BadRecord(f"{key}: {value[:40]!r} does not tell which answer is preferred; {way_out}")
+        raise BadRecord(f"{key} {value[:40]!r} does not tell which answer is preferred, and {way_out}")
     return matches[0]
 
 
