@@ -23,6 +23,7 @@ from pairwright.paths import Place, open_binary, place, size_of
 from pairwright.paths.paths import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
+from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
 
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
@@ -49,7 +50,8 @@ def relative_names(paths: list[str]) -> dict[Place, str]:
     """
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
     for path in paths:
-        files = list_files(path, skipped=_SKIPPED_NAMES)
+        files = hub_files(path) if path.startswith(PREFIX) else list_files(path, skipped=_SKIPPED_NAMES)
+        files = without_bookkeeping(files)
         if not files:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:

@@ -65,12 +65,12 @@ def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS
             return Rejected(str(path), None, "an empty file")
         if magic.startswith(OWN_PREFIXES) and is_own_parquet(path, magic):
             return Layout(PAIRWRIGHT, shape="binary")
-        if is_table(path, magic):
-            rows = [row for row in islice(table_rows(path, options.map), _SAMPLE) if isinstance(row, dict)]
-            return _checked(path, _layout(rows, rows, "table", format_name), rows, format_name, options)
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")
+        if is_table(path, magic):
+            rows = [row for row in islice(table_rows(path, options.map), _SAMPLE) if isinstance(row, dict)]
+            return _checked(path, _layout(rows, rows, "table", format_name), rows, format_name, options)
         return _detect_json(path, format_name, options)
     except BadRecord as error:
         return Rejected(str(path), None, str(error))
@@ -113,7 +113,7 @@ def read_units(
 
 
 def file_units(
-    path: Place, layout: Layout, label: str = "", options: Options = NO_OPTIONS
+    path: Place, layout: Layout, label: str = "", *, options: Options = NO_OPTIONS
 ) -> Iterator[Unit | Rejected]:
     """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected."""
     try:

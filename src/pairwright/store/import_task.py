@@ -324,7 +324,7 @@ def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
         return exported_units(path)
     if layout.shape == "binary":
         return binary_units(path, layout, label)
-    return file_units(path, layout, label, task.options)
+    return file_units(path, layout, label, options=task.options)
 
 
 def _redacted(
