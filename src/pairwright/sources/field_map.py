@@ -18,7 +18,7 @@ import msgspec
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
-from pairwright.sources.rewards import evaluate, parse_reward
+from pairwright.sources.reward_expression import evaluate, parse_reward
 
 # What a map can name. `records` is where the records are: a list inside a document, or a table of an SQLite file.
 TARGETS = (

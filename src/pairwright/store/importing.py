@@ -26,7 +26,8 @@ from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
-from pairwright.sources.rewards import Scores, parse_reward, read_scores
+from pairwright.sources.reward_expression import parse_reward
+from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
 from pairwright.store.import_task import ImportResult, ImportTask, run_task
 from pairwright.store.segments import put_hidden_part
