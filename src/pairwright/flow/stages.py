@@ -76,7 +76,7 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             paths,
             Table(folder / "experience"),
             format_name=sources.format,
-            options=Options(reward=sources.reward),
+            options=Options(reward=sources.reward, task=sources.task, run=sources.run, step=sources.step),
             redact=sources.redact,
             engine=engine,
             progress=view.counting,

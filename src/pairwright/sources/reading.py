@@ -88,17 +88,21 @@ def read_units(
     units: Iterable[Unit | Experience | Rejected],
     layout: Layout,
     options: Options,
-    finish: Callable[[Experience, Any], Experience] | None = None,
+    finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is called with each experience and the decoded unit it was read from (None for units that already are
-    experiences) and returns the experience to yield.
+    `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
+    already are experiences) and returns the experience to yield, or raises BadRecord.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:
         if isinstance(unit, Experience | Rejected):
-            yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None)
+            try:
+                yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None, None)
+            except BadRecord as error:
+                file = unit.source.file if isinstance(unit, Experience) and unit.source else "a payload"
+                yield Rejected(file, None, str(error), name)
             continue
         origin, value = unit
         try:
@@ -107,7 +111,7 @@ def read_units(
                 yield from read(value, origin, options)
                 continue
             for record in read(value, origin, options):
-                yield finish(record, value) if isinstance(record, Experience) else record
+                yield finish(record, value, origin) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
         except RecursionError:

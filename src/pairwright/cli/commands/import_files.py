@@ -29,6 +29,9 @@ _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_ther
 IMPORT_KEYS = (
     "sources.format",
     "sources.reward",
+    "sources.task",
+    "sources.run",
+    "sources.step",
     "sources.redact",
     "engine.name",
     "engine.address",
@@ -79,7 +82,9 @@ def import_files(
             paths,
             Table(folder),
             format_name=sources.format,
-            options=Options(reward=sources.reward, step_name=step_name),
+            options=Options(
+                reward=sources.reward, step_name=step_name, task=sources.task, run=sources.run, step=sources.step
+            ),
             redact=sources.redact,
             scores=scores,
             update=update,
