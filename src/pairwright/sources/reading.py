@@ -4,6 +4,7 @@ The format is detected from the content: magic bytes first (zip, Trinity payload
 first units. Reading is streaming; unusable records are yielded as Rejected and never stop it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal
@@ -20,7 +21,16 @@ from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.rows import NAME as ROWS
 from pairwright.sources.field_map import missing_fields
 from pairwright.sources.fields import BadRecord, items
-from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
+from pairwright.sources.files import (
+    BROKEN_STREAM,
+    Unit,
+    document,
+    first_items,
+    is_json_lines,
+    line_units,
+    open_bytes,
+    value_units,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 
@@ -31,11 +41,15 @@ NO_OPTIONS = Options()
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Detected layout of a file: its format, the variant that reads it, and its shape."""
+    """Detected layout of a file: its format, the variant that reads it, and its shape.
+
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own,
+    "table" a file of rows (sources/tables.py).
+    """
 
     format: str
     variant: int = 0
-    shape: Literal["lines", "document", "binary", "table"] = "document"
+    shape: Literal["lines", "document", "values", "binary", "table"] = "document"
 
     @property
     def reader(self) -> Format:
@@ -88,17 +102,21 @@ def read_units(
     units: Iterable[Unit | Experience | Rejected],
     layout: Layout,
     options: Options,
-    finish: Callable[[Experience, Any], Experience] | None = None,
+    finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is called with each experience and the decoded unit it was read from (None for units that already are
-    experiences) and returns the experience to yield.
+    `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
+    already are experiences) and returns the experience to yield, or raises BadRecord.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:
         if isinstance(unit, Experience | Rejected):
-            yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None)
+            try:
+                yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None, None)
+            except BadRecord as error:
+                file = unit.source.file if isinstance(unit, Experience) and unit.source else "a payload"
+                yield Rejected(file, None, str(error), name)
             continue
         origin, value = unit
         try:
@@ -107,50 +125,71 @@ def read_units(
                 yield from read(value, origin, options)
                 continue
             for record in read(value, origin, options):
-                yield finish(record, value) if isinstance(record, Experience) else record
+                yield finish(record, value, origin) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
+        except RecursionError:
+            yield Rejected(origin.file, origin.line, "nested too deep to read", name, _raw(value))
 
 
 def file_units(
-    path: Place, layout: Layout, label: str = "", *, options: Options = NO_OPTIONS
+    path: Place,
+    layout: Layout,
+    label: str = "",
+    repairs: Counter[str] | None = None,
+    *,
+    options: Options = NO_OPTIONS,
 ) -> Iterator[Unit | Rejected]:
-    """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected."""
+    """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
+
+    `repairs` counts repairs of text.
+    """
     try:
-        yield from _file_units(path, layout, label, options)
+        if layout.shape == "table":
+            yield from _table_units(path, layout, label, options)
+        else:
+            yield from _file_units(path, layout, label, repairs, options)
     except BadRecord as error:
         yield Rejected(str(path), None, str(error), layout.format)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Place, layout: Layout, label: str, options: Options) -> Iterator[Unit | Rejected]:
+def _table_units(path: Place, layout: Layout, label: str, options: Options) -> Iterator[Unit | Rejected]:
+    """Yield the rows of a table, or all of them as one unit, depending on the reader's `unit`."""
+    rows = []
+    for number, row in enumerate(table_rows(path, options.map)):
+        if isinstance(row, BadRecord):
+            yield Rejected(str(path), None, str(row), layout.format)
+        elif layout.reader.unit == "file":
+            rows.append(row)
+        else:
+            yield Origin(str(path), None, number, label), row
+    if layout.reader.unit == "file":
+        yield Origin(str(path), None, 0, label), rows
+
+
+def _file_units(
+    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
+) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
-    if layout.shape == "table":
-        rows = []
-        for number, row in enumerate(table_rows(path, options.map)):
-            if isinstance(row, BadRecord):
-                yield Rejected(file, None, str(row), layout.format)
-            elif layout.reader.unit == "file":
-                rows.append(row)
-            else:
-                yield Origin(file, None, number, label), row
-        if layout.reader.unit == "file":
-            yield Origin(file, None, 0, label), rows
-    elif layout.splits:
-        yield from line_units(path, decode=layout.reader.decode, label=label)
-    elif layout.shape == "lines":
+    if layout.splits:
+        yield from line_units(path, decode=layout.reader.decode, label=label, repairs=repairs)
+    elif layout.shape == "values" and layout.reader.unit == "record":
+        yield from value_units(path, label, repairs)
+    elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        for unit in line_units(path):
+        units = line_units(path, repairs=repairs) if layout.shape == "lines" else value_units(path, "", repairs)
+        for unit in units:
             if isinstance(unit, Rejected):
                 yield unit
             else:
                 values.append(unit[1])
         yield Origin(file, 1, 0, label), values
     else:
-        value = document(path)
+        value = document(path, repairs)
         if isinstance(value, Rejected):
             yield value
         elif "records" in options.map:
@@ -169,7 +208,10 @@ def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Re
     layout: Layout | None = None
     records: list[Any]
     if is_json_lines(path):
-        records = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+        units = list(islice(line_units(path), _SAMPLE))
+        records = [unit[1] for unit in units if not isinstance(unit, Rejected)]
+        if not records and isinstance(units[0], Rejected):
+            return units[0]  # no line can be decoded: why not says more than that no format is known
         layout = _layout(records, records, "lines", format_name)
     else:
         # mostly tells enough of a large list, which is decoded only once then
@@ -181,11 +223,15 @@ def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Re
         if layout is None:
             whole = document(path)
             if isinstance(whole, Rejected):
-                return whole
-            if "records" in options.map:
-                whole = _records_in(whole, options)
-            records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
-            layout = _layout(whole, records, "document", format_name)
+                records = [unit[1] for unit in islice(value_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+                if len(records) < 2:
+                    return whole
+                layout = _layout(records, records, "values", format_name)
+            else:
+                if "records" in options.map:
+                    whole = _records_in(whole, options)
+                records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+                layout = _layout(whole, records, "document", format_name)
     return _checked(path, layout, records, format_name, options)
 
 
@@ -209,7 +255,7 @@ def _records_in(value: Any, options: Options) -> list[Any]:
 
 
 def _layout(
-    whole: Any, records: list[Any], shape: Literal["lines", "document", "table"], format_name: str
+    whole: Any, records: list[Any], shape: Literal["lines", "document", "values", "table"], format_name: str
 ) -> Layout | None:
     """Return the layout of the first format that matches the whole file or one of its records."""
     for name, variants in READERS.items():
@@ -239,7 +285,8 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
                     yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
     # The error names the temporary copy; the user knows only the path that was asked for.
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
-        yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
+        reason = str(error).replace(str(file), str(path)).removeprefix(f"{path}: ")
+        yield Rejected(str(path), None, reason, layout.format)
 
 
 def _raw(value: Any) -> str | None:

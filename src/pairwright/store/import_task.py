@@ -27,6 +27,7 @@ from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_lines
 from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
+from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
@@ -148,6 +149,8 @@ class ImportResult(msgspec.Struct):
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
     not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
+    examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
 
 
 def run_task(task: ImportTask) -> ImportResult:
@@ -205,7 +208,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
     read_row = task.layout.reader.read_row if task.layout.splits else None
     changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
     if read_row is None or changes_records:
-        yield from _kept(_units(task), task, result, write_rejected)
+        yield from _kept(_units(task, result.repairs), task, result, write_rejected)
         return
     file, decode = str(task.path), task.layout.reader.decode
     for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
@@ -214,7 +217,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
         if row is not None:
             yield row
         else:
-            units = decode_units(task.path, [(number, line)], decode, task.label)
+            units = decode_units(task.path, [(number, line)], decode, task.label, result.repairs)
             yield from _kept(units, task, result, write_rejected)
 
 
@@ -279,22 +282,38 @@ def _kept(
     redacted: set[tuple[str, int | None]] = set()
     if task.redact:
         units = _redacted(units, result, redacted)
-    finish = None if task.reward is None and task.options.reward is None else partial(_with_reward, task, result)
+    options = task.options
+    names_identity = not (options.task is options.run is options.step is None)
+    changes = task.reward is not None or options.reward is not None or names_identity
+    finish = partial(_finish, task, result, names_identity) if changes else None
     for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
             result.counts["quarantined"] += 1
-            result.reasons[_general(found.reason)] += 1
+            result.reasons[general_reason(found.reason)] += 1
+            result.examples.setdefault(general_reason(found.reason), example_of(found))
             write_rejected(encode(found) + b"\n")
             continue
         if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
             found = _without_ids(found)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(found)
-            there, score, key = task.scores.of(found)
-            if there:
+            match = task.scores.of(found)
+            if match is not None:
+                score, key = match
                 result.scores_used.add(str(key))
-                found = replace(found, reward=score)
+                found = replace(found, reward=score.reward)
+                if score.task is not None:
+                    found = replace(found, eid=replace(found.eid, task=score.task))
         yield found
+
+
+def _finish(
+    task: ImportTask, result: ImportResult, names_identity: bool, exp: Experience, row: Any, origin: Origin | None
+) -> Experience:
+    """Apply the options that change records of any format: the reward, and the identity."""
+    if task.reward is not None or task.options.reward is not None:
+        exp = _with_reward(task, result, exp, row)
+    return identify(exp, task.options, row, origin) if names_identity else exp
 
 
 def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: Any) -> Experience:
@@ -315,16 +334,18 @@ def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: A
     return exp if reward == exp.reward else replace(exp, reward=reward)
 
 
-def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
+def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experience | Rejected]:
     path, layout, label = task.path, task.layout, task.label
     if layout.splits:
         decode = layout.reader.decode
-        return line_units(path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label)
+        return line_units(
+            path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label, repairs=repairs
+        )
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
         return exported_units(path)
     if layout.shape == "binary":
         return binary_units(path, layout, label)
-    return file_units(path, layout, label, options=task.options)
+    return file_units(path, layout, label, repairs, options=task.options)
 
 
 def _redacted(
@@ -342,7 +363,12 @@ def _redacted(
             where = (unit.file, unit.line)
         else:
             origin, value = unit
-            clean, found = redact(value)
+            try:
+                clean, found = redact(value)
+            except RecursionError:
+                # Its text goes nowhere: a secret in it would be written to the quarantine.
+                yield Rejected(origin.file, origin.line, "nested too deep to redact")
+                continue
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
         redacted |= {where} if found else set()
@@ -359,6 +385,12 @@ def _without_ids(exp: Experience) -> Experience:
     return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
-def _general(reason: str) -> str:
+def general_reason(reason: str) -> str:
     """Return the general part of a reason, without details of the record, for counting."""
     return reason.split(":")[0] if ":" in reason else reason[:80]
+
+
+def example_of(rejected: Rejected) -> str:
+    """Describe a rejection with its place and the details of its reason."""
+    line = "" if rejected.line is None else f":{rejected.line}"
+    return f"{rejected.file}{line}: {rejected.reason[:200]}"

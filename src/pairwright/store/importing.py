@@ -25,11 +25,12 @@ from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
+from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.reward_expression import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
-from pairwright.store.import_task import ImportResult, ImportTask, run_task
+from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_task
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
@@ -52,6 +53,8 @@ class ImportSummary(msgspec.Struct):
     num_replaced: int = 0
     not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
     maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
+    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
+    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
@@ -91,12 +94,14 @@ def import_files(
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
     expression, reward = None, options.reward
+    check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
-    names = relative_names(paths)
+    refused: list[Rejected] = []
+    names = relative_names(paths, refused)
     files, labels = list(names), label_files(names, table)
     earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
     maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
@@ -104,7 +109,7 @@ def import_files(
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
-    for rejected in unreadable:
+    for rejected in [*refused, *unreadable]:
         ingest.reject(rejected)
     # Files that no reader takes have no task: their bytes count as done from the start.
     total = done = sum(map(size_of, files))
@@ -115,7 +120,7 @@ def import_files(
         done += _size(task)
         progress(done, total)
     ingest.finish(reward, known_scores)
-    ingest.write_quarantine({key_of(str(file)) for file in files})
+    ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
     summary = ingest.summary()
     summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
     # Remembered for the next import of these files, once they have been read with it.
@@ -194,6 +199,8 @@ class _Ingest:
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
         self._not_read: Counter[str] = Counter()
+        self._repairs: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -241,6 +248,8 @@ class _Ingest:
         counts["files"] += task.start == 0
         self._reasons.update(result.reasons)
         self._not_read.update(result.not_read)
+        self._repairs.update(result.repairs)
+        self._examples = result.examples | self._examples
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -259,7 +268,9 @@ class _Ingest:
         counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
         counts["files"] += 1
         counts["quarantined"] += 1
-        self._reasons[rejected.reason.split(":")[0]] += 1
+        reason = general_reason(rejected.reason)
+        self._reasons[reason] += 1
+        self._examples.setdefault(reason, example_of(rejected))
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
     def _reveal(self, part: Place, digests: Array) -> int:
@@ -309,8 +320,14 @@ class _Ingest:
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
-        reasons, not_read = dict(self._reasons.most_common()), dict(self._not_read.most_common())
-        return ImportSummary(formats=formats, reasons=reasons, secrets=self._secrets, not_read=not_read)
+        return ImportSummary(
+            formats=formats,
+            reasons=dict(self._reasons.most_common()),
+            secrets=self._secrets,
+            examples=self._examples,
+            repairs=dict(self._repairs),
+            not_read=dict(self._not_read.most_common()),
+        )
 
 
 def _no_reward(name: str, names: Counter[str]) -> str:
@@ -366,6 +383,9 @@ def import_traces(
     reward: str | None = None,
     scores: str | os.PathLike[str] | None = None,
     map: str | Mapping[str, str] | None = None,
+    task: str | None = None,
+    run: str | None = None,
+    step: str | None = None,
     step_name: str | None = None,
     redact: bool = False,
     update: bool = False,
@@ -381,8 +401,11 @@ def import_traces(
         output: Folder of the table; it is made, or added to.
         format: Name of a format of docs/sources.md; "auto" tells by content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
-        scores: CSV or JSON Lines file of rewards, by id or by task and run.
+        scores: CSV or JSON Lines file of rewards, by id or by task and run; beside an id, a task may stand.
         map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".
+        task: What names the task: "prompt", a field's name or path, several with commas, "file", "row//4".
+        run: What names the run: a field's name or path, or "row%4"; text is turned into a number.
+        step: What names the step: a field's name or path with an integer.
         step_name: NAT only: name of the TTC step whose candidates to read.
         redact: Replace API keys, tokens and private keys.
         update: Replace what these files gave before.
@@ -406,7 +429,7 @@ def import_traces(
         [os.fspath(path) for path in listed],
         table,
         format_name=format,
-        options=Options(reward=reward, step_name=step_name, map=parse_map(map)),
+        options=Options(reward=reward, step_name=step_name, task=task, run=run, step=step, map=parse_map(map)),
         redact=redact,
         scores=None if scores is None else Path(scores),
         update=update,

@@ -19,11 +19,11 @@ from typing import Any
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, items, json_value, mapping, score, small_fields
+from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import message_from_chat
-from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
@@ -154,8 +154,9 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _info(row: Json, request: Json) -> Json:
     info = small_fields(row, _READ)
-    for key in REWARD_KEYS:  # a score that is no number, such as "good", stays
-        if isinstance(info.get(key), dict) or score(info.get(key)) is not None:
+    used = reward_in(row)  # scores and labels beside the one that is the reward stay
+    for key in SCORE_KEYS:
+        if isinstance(info.get(key), dict) or (used is not None and used[0] == key):
             del info[key]
     parallel = request.get("parallel_tool_calls")
     if parallel is not None:

@@ -180,9 +180,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         raise BadRecord("conversations: no turn that the model wrote, so there is no completion")
     tools = tools_of(row)
     reward, components = reward_of(row, options)
-    # KTO data: a boolean for good or bad, 1.0 or 0.0 as a reward.
-    for key in ("kto_tag", "label"):
-        reward = score(row.get(key)) if reward is None and options.reward is None else reward
     yield build(
         NAME,
         origin,
