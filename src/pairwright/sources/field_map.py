@@ -146,8 +146,8 @@ def _check(target: str, text: str) -> None:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is one path, not an expression."""
-    return re.fullmatch(r"[^+*/()|\s-][^+*/()|]*", text.strip()) is not None
+    """Whether a text is one path, not an expression: `a-b` is a name, `a - b` and `1-b` are differences."""
+    return re.fullmatch(r"[^+*/()|\s\d-][^+*/()|\s]*", text.strip()) is not None
 
 
 def split_joined(text: str) -> list[Path]:

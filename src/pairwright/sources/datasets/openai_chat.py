@@ -19,7 +19,7 @@ from typing import Any
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, items, json_value, mapping, small_fields
+from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import message_from_chat
@@ -28,7 +28,7 @@ from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
 _MAX_CHOICES = 128
-_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *TASK_KEYS, *SYSTEMS})
+_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *SYSTEMS})
 # Keys of other formats that use `messages`; a row with one of these is not matched.
 _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
@@ -154,6 +154,8 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _info(row: Json, request: Json) -> Json:
     info = small_fields(row, _READ)
+    task_key = next((key for key in TASK_KEYS if identifier(row.get(key)) is not None), None)
+    info.pop(str(task_key), None)  # other names of tasks stay
     used = reward_in(row)  # scores and labels beside the one that is the reward stay
     for key in SCORE_KEYS:
         if isinstance(info.get(key), dict) or (used is not None and used[0] == key):

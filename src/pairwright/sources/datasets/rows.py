@@ -38,7 +38,17 @@ from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
-from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import (
+    REWARD_KEYS,
+    SCORE_KEYS,
+    TASK_KEYS,
+    label_of,
+    reward_in,
+    reward_of,
+    run_of,
+    task_of,
+    tools_of,
+)
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import pick_reward
 
@@ -51,7 +61,7 @@ _ROLES = {
 }
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
-_READ = frozenset({"tools", "functions", "reward_components", *TASK_KEYS, *SYSTEMS})
+_READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
 _DECIDES = "decides"  # the last word of a refusal that a map resolves
 
 
@@ -104,6 +114,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     used = (layout.used | _READ | {tools_key} | {key for _, _, keys in scores for key in keys}) - (
         row.keys() - rest.keys()
     )
+    used |= {key for key in TASK_KEYS if task is not None and row.get(key) is not None and row[key] == task}
     info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
@@ -378,12 +389,10 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
     """Return the reward of a row, under its usual names or under others that have a word for scores."""
     reward, components = reward_of(row, options)
     if reward is not None or components:
-        return (
-            reward,
-            components,
-            {key for key in REWARD_KEYS if score(row.get(key)) is not None or isinstance(row.get(key), dict)},
-        )
-    named = {key: number for key, value in row.items() if is_score_name(key) and (number := score(value)) is not None}
+        usual = reward_in(row)
+        objects = {key for key in SCORE_KEYS if isinstance(row.get(key), dict)}
+        return reward, components, objects | ({usual[0]} if usual is not None else set())
+    named = {key: number for key, value in row.items() if is_score_name(key) and (number := _number(value)) is not None}
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), set(named)
@@ -392,6 +401,11 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
         if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
             return 0.0 - rank, None, {key}
     return None, None, set()
+
+
+def _number(value: Any) -> float | None:
+    """Return a score: a number, or a verdict such as "pass"."""
+    return label_of(value) if isinstance(value, str) and score(value) is None else score(value)
 
 
 def _model(row: Json, answer: Answer) -> str | None:
