@@ -177,3 +177,62 @@ def test_an_output_that_is_a_file_or_lies_in_one_is_one_line_and_exit_code_1(tra
     for output in (traces_file, traces_file / "e"):
         done = run("import", traces_file, "-o", output)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+
+
+def own_rows() -> str:
+    rows = [
+        {"request": {"text": "hi"}, "result": {"text": text}, "judge": score} for text, score in (("a", 0), ("b", 1))
+    ]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+OWN_MAP = "prompt=request.text,completion=result.text,reward=judge"
+
+
+def test_a_map_reads_own_data_and_is_remembered(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(own_rows())
+    first = run("import", path, "--map", OWN_MAP, "-o", tmp_path / "e")
+    assert first.returncode == 0, first.stderr
+    assert sorted(exp.reward for exp in Table(tmp_path / "e").records()) == [0.0, 1.0]
+    again = run("import", path, "-o", tmp_path / "e")
+    assert f"read with the map of an earlier import, --map {OWN_MAP}" in again.stderr
+    assert "0 experiences added" in again.stderr
+
+
+def test_a_map_stands_in_a_configuration_too(tmp_path):
+    (tmp_path / "own.jsonl").write_text(own_rows())
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "name: own\nsources:\n  paths: ['${HERE}/own.jsonl']\n"
+        "  map:\n    prompt: request.text\n    completion: result.text\n    reward: judge\n"
+    )
+    done = run("import", "--config", config, "-o", tmp_path / "e", HERE=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert Table(tmp_path / "e").count() == 2
+
+
+def test_a_map_that_leads_nowhere_names_the_keys_and_imports_nothing(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(own_rows())
+    done = run("import", path, "--map", "prompt=request.txt,completion=result.text", "-o", tmp_path / "e")
+    assert done.returncode == 1
+    assert "no 'txt' in request, which has text" in done.stderr
+
+
+def test_explain_writes_nothing_and_prints_json(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text(own_rows())
+    done = run("import", "--explain", path, "--json", "-o", tmp_path / "e")
+    assert done.returncode == 0, done.stderr
+    (explanation,) = json.loads(done.stdout)
+    assert explanation["command"].endswith("--map prompt=request.text,completion=result.text -o DIR")
+    assert not (tmp_path / "e").exists()
+
+
+def test_fields_that_are_too_large_to_keep_are_named_in_the_summary(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], "docs": "d" * 3000}
+    path.write_text(json.dumps(row) + "\n")
+    done = run("import", path, "-o", tmp_path / "e")
+    assert "not kept: fields of more than 2,000 bytes, by name and number of records: docs (1)" in done.stderr
