@@ -119,7 +119,9 @@ def preference_of_row(
 ) -> Experience:
     """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
-    prompt = [*system_of(row, prompt), *prompt]
+    system = system_of(row, prompt)
+    if system:
+        prompt = [*system, *prompt]
     return preference_from(
         name,
         origin,
@@ -136,6 +138,8 @@ def preference_of_row(
 
 def side_score(row: Json, side: str) -> float | None:
     """Return the score of the chosen or rejected answer, under any of its common names."""
+    if SCORES.isdisjoint(row):
+        return None
     for key in _SCORE_KEYS:
         value = row.get(key.format(side))
         if value is not None:
@@ -145,6 +149,9 @@ def side_score(row: Json, side: str) -> float | None:
 
 def _errors(prompt: list[Message], answer: list[Message], tools: list[Json]) -> tuple[list[ErrorSite], list[ErrorSite]]:
     """Return the error sites of the prompt and of the answer; indices count from the start of the prompt."""
+    # Most preferences are plain talk: without calls and results nothing can have failed.
+    if not any(message.tool_calls or message.role == "tool" for message in (*prompt, *answer)):
+        return [], []
     sites = error_sites([*prompt, *answer], tools, result_error_kind)
     return [site for site in sites if site.index < len(prompt)], [site for site in sites if site.index >= len(prompt)]
 

@@ -4,6 +4,7 @@ Fields are told by their names (row_names.py) and by the type of their values. W
 of the record, BadRecord names both and the `--map` that decides; nothing is guessed.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -176,8 +177,15 @@ def find_conversation(row: Json, used: set[str]) -> str | None:
 # The answers.
 
 
+@lru_cache(maxsize=4096)
+def _has_side(key: str) -> bool:
+    return any(side_of(key, side) is not None for pair in SIDES for side in pair)
+
+
 def find_sides(row: Json) -> tuple[Answer, ...] | None:
     """Return the chosen and the rejected answer of a row under any of their names, or None."""
+    if not any(map(_has_side, row)):
+        return None
     for chosen, rejected in SIDES:
         for key in row:
             rest = side_of(key, chosen)

@@ -43,6 +43,7 @@ WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = ("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt")
 TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
+_SYSTEMS = frozenset(SYSTEMS)
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # Two answers, the better one first; each name may have a word of _ANSWER_WORDS beside it: chosen_response.
 SIDES = (
@@ -101,6 +102,7 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(word.lower() for word in _WORD.findall(name))
 
 
+@lru_cache(maxsize=4096)
 def plain_name(name: Any) -> str:
     """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
     words = words_of(name) if isinstance(name, str) else ()
@@ -111,6 +113,7 @@ def singular(name: str) -> str:
     return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
 
 
+@lru_cache(maxsize=4096)
 def is_score_name(name: Any) -> bool:
     """Whether a name has a word for scores in it."""
     return isinstance(name, str) and not SCORE_WORDS.isdisjoint(words_of(name))
@@ -120,6 +123,7 @@ def is_completion_name(name: str) -> bool:
     return name in COMPLETIONS or name in WEAK_COMPLETIONS
 
 
+@lru_cache(maxsize=4096)
 def index_of(name: str) -> tuple[str, int] | None:
     """Return the stem and the index of a numbered name, or None.
 
@@ -144,6 +148,7 @@ def is_answer_stem(stem: str) -> bool:
     return is_completion_name(stem) or stem in _STEMS
 
 
+@lru_cache(maxsize=65536)
 def side_of(name: str, side: str) -> str | None:
     """Return what is left of a name without the words of a side, or None if it does not have them.
 
@@ -162,6 +167,8 @@ def is_answer_word(rest: str) -> bool:
 
 def system_of(row: Json, messages: list[Message]) -> list[Message]:
     """Return the system prompt that stands beside the messages of a row; [] if they have it already."""
+    if _SYSTEMS.isdisjoint(row):
+        return []
     for key in SYSTEMS:
         value = row.get(key)
         if value is None or value in ("", []):

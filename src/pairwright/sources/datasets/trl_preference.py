@@ -37,6 +37,7 @@ _READ = frozenset(
     {*_PROMPTS, *SYSTEMS, "input", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
      "messages", *SCORES}
 )  # fmt: skip
+_CHAT_KEYS = frozenset((*_PROMPTS[1:], *SYSTEMS))  # fields that only rows of chats have
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
 _HUMAN = "\n\nHuman:"
 # Turn markers of Anthropic's HH transcripts; the group is the role.
@@ -155,7 +156,7 @@ def _is_prompt(value: Any) -> bool:
 
 def _is_raw_text(row: Json, *answers: Any) -> bool:
     """Whether a row is a TRL standard row: only text, and no field specific to chats."""
-    if any(row.get(key) is not None for key in _PROMPTS[1:]) or any(row.get(key) for key in SYSTEMS):
+    if not _CHAT_KEYS.isdisjoint(row) and any(row.get(key) for key in _CHAT_KEYS):
         return False
     if tools_of(row) or _is_prompt(row.get("messages")):
         return False

@@ -68,25 +68,33 @@ def _usual_message(value: Json, generated: bool | None) -> Message | None:
         return None
     if name is not None and type(name) is not str:
         return None
-    listed, calls = get("tool_calls"), []
-    if listed is not None:
-        if type(listed) is not list:
+    listed = get("tool_calls")
+    if listed is None:
+        return Message(role, content, None, (), call_id, name, generated)
+    if type(listed) is not list:
+        return None
+    calls = []
+    for item in listed:
+        if type(item) is not dict or item.keys() != _USUAL_CALL:
             return None
-        for item in listed:
-            if type(item) is not dict or item.keys() != _USUAL_CALL:
-                return None
-            function = item["function"]
-            if type(function) is not dict or function.keys() != _USUAL_FUNCTION:
-                return None
-            parts = (function["name"], function["arguments"], item["id"], item["type"])
-            if set(map(type, parts)) != {str}:
-                return None
-            calls.append(ToolCall(*parts))
+        function = item["function"]
+        if type(function) is not dict or function.keys() != _USUAL_FUNCTION:
+            return None
+        parts = (function["name"], function["arguments"], item["id"], item["type"])
+        if set(map(type, parts)) != {str}:
+            return None
+        calls.append(ToolCall(*parts))
     return Message(role, content, None, tuple(calls), call_id, name, generated)
 
 
 def messages_from_chat(value: Any, where: str) -> list[Message]:
-    return [message_from_chat(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
+    messages = []
+    for number, item in enumerate(items(value, where)):
+        # The path of a usual message is not needed: nothing in it can be refused.
+        is_usual = type(item) is dict and _USUAL.issuperset(item)
+        message = _usual_message(item, None) if is_usual else None
+        messages.append(message_from_chat(item, f"{where}[{number}]") if message is None else message)
+    return messages
 
 
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:

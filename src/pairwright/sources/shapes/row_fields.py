@@ -16,6 +16,7 @@ from pairwright.sources.shapes.traces import pick_reward
 TASK_KEYS = (
     "task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id", "task", "task_name", "uid",
 )  # fmt: skip
+_TASKS = frozenset(TASK_KEYS)
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
 # Scores may be any number; labels are verdicts: true or false, 1, 0 or -1, or a word of the table below.
 SCORE_KEYS = ("reward", "score", "rating")
@@ -36,6 +37,8 @@ WORDS = {
 
 def task_of(row: Json) -> int | str | None:
     """Return the task id of a row, or None."""
+    if _TASKS.isdisjoint(row):
+        return None
     for key in TASK_KEYS:
         task = identifier(row.get(key))
         if task is not None:
@@ -53,6 +56,8 @@ def run_of(row: Json) -> int | None:
 
 def tools_of(row: Json) -> list[Json]:
     """Return the tools of a row or request: `tools` (also as JSON text) or legacy `functions`."""
+    if "tools" not in row and "functions" not in row:
+        return []
     tools = json_value(row.get("tools"), "tools")
     if not tools and row.get("functions"):
         functions = tools_from_chat(json_value(row["functions"], "functions"), "functions")
