@@ -65,8 +65,8 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     """Cells of a table row, named after the table's columns (store/columns.py).
 
     A fast path for large files, where building and validating records would dominate import time. The reader guarantees
-    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the source;
-    all other columns are null.
+    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the name of
+    the format; all other columns are null.
     """
 
     uid: str
@@ -84,6 +84,7 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     num_completion_characters: int
     num_tool_calls: int
     num_errors: int
+    source: str
     source_line: int
     prompt: bytes | None
     tools: bytes | None

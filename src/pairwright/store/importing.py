@@ -1,8 +1,8 @@
 """Import files of any format into an experience table, in parallel, without duplicate records.
 
-A file is one task; a large JSON Lines file is split into several. Workers write hidden parts; the main process drops
-rows whose ids are already in the table, and publishes each part with one rename. Importing a file again adds nothing,
-so an interrupted import is resumed by running it again.
+A file is one task; a large JSON Lines file is split into several, and small files share a part. Workers write hidden
+parts; the main process drops rows whose ids are already in the table, and publishes each part with one rename.
+Importing a file again adds nothing, so an interrupted import is resumed by running it again.
 """
 
 import difflib
@@ -28,12 +28,13 @@ from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import Scores, parse_reward, read_scores
 from pairwright.store.file_labels import key_of, label_files
-from pairwright.store.import_task import ImportResult, ImportTask, run_task
+from pairwright.store.import_task import ImportResult, ImportTask, run_tasks
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
 # Size of the pieces that a large JSON Lines file is cut into, one task each.
 RANGE_BYTES = 16 * 2**20
+_BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as so many bytes
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
@@ -95,19 +96,21 @@ def import_files(
     known_scores = None if scores is None else read_scores(scores)
     names = relative_names(paths)
     files, labels = list(names), label_files(names, table)
-    tasks, unreadable = _plan(files, table.path, format_name, options)
+    sizes = {file: size_of(file) for file in files}
+    tasks, unreadable = _plan(sizes, table.path, format_name, options)
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
     for rejected in unreadable:
         ingest.reject(rejected)
     # Files that no reader takes have no task: their bytes count as done from the start.
-    total = done = sum(map(size_of, files))
-    done -= sum(_size(task) for task in tasks)
-    engine = engine or _pool(tasks, num_workers)
-    for task, result in zip(tasks, engine.map(run_task, tasks), strict=True):
-        ingest.add(task, result)
-        done += _size(task)
+    total = done = sum(sizes.values())
+    done -= sum(task.size for task in tasks)
+    groups = list(_group_tasks(tasks))
+    engine = engine or _pool(groups, num_workers)
+    for group, result in zip(groups, engine.map(run_tasks, groups), strict=True):
+        ingest.add(group, result)
+        done += sum(task.size for task in group)
         progress(done, total)
     ingest.finish(reward, known_scores)
     ingest.write_quarantine({key_of(str(file)) for file in files})
@@ -140,19 +143,20 @@ def refuse_empty(summary: ImportSummary) -> None:
 
 
 def _plan(
-    files: list[Place], folder: Place, format_name: str, options: Options
+    sizes: dict[Place, int], folder: Place, format_name: str, options: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
-    for file, layout in zip(files, _layouts(files, format_name), strict=True):
+    for (file, size), layout in zip(sizes.items(), _layouts(list(sizes), format_name), strict=True):
         if isinstance(layout, Rejected):
             unreadable.append(layout)
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
-        elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
+        elif layout.splits and size > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
-                tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
+                part = {"start": start, "stop": stop, "line": line}
+                tasks.append(ImportTask(file, layout, folder, options, stop - start, **part))
         else:
-            tasks.append(ImportTask(file, layout, folder, options))
+            tasks.append(ImportTask(file, layout, folder, options, size))
     return tasks, unreadable
 
 
@@ -162,10 +166,27 @@ def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected
     return at_once(detect_one, files, waits=any(map(is_address, files)))
 
 
-def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
+def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
+    """Yield the tasks in groups of about `RANGE_BYTES`; each group becomes one part."""
+    group: list[ImportTask] = []
+    num_bytes = 0
+    for task in tasks:
+        # Opening a file and telling its format costs as much as reading a few kB.
+        size = max(task.size, _BYTES_OF_A_FILE)
+        if group and num_bytes + size > RANGE_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(task)
+        num_bytes += size
+    if group:
+        yield group
+
+
+def _pool(groups: list[list[ImportTask]], num_workers: int | None) -> Engine:
     """Return a pool with one process per core, or a single process if the files are small."""
-    pays = num_workers is not None or sum(map(_size, tasks)) >= POOL_BYTES
-    return Pool(min(num_workers or os.cpu_count() or 1, len(tasks)) if pays else 1)
+    num_bytes = sum(max(task.size, _BYTES_OF_A_FILE) for group in groups for task in group)
+    pays = num_workers is not None or num_bytes >= POOL_BYTES
+    return Pool(min(num_workers or os.cpu_count() or 1, len(groups)) if pays else 1)
 
 
 class _Ingest:
@@ -174,7 +195,7 @@ class _Ingest:
     def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
         self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has what was asked for
-        self._pending: list[tuple[ImportTask, ImportResult]] = []
+        self._pending: list[tuple[list[ImportTask], ImportResult]] = []
         self.seen: set[str] = set()
         self.again: set[str] = set()  # files with records that were there already
         self.scores_used: set[str] = set()
@@ -187,11 +208,11 @@ class _Ingest:
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
 
-    def add(self, task: ImportTask, result: ImportResult) -> None:
+    def add(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, or hold it until some record has the requested reward or score."""
         self._waits["reward"] &= not result.has_reward
         self._waits["scores"] &= not result.scores_used
-        self._pending.append((task, result))
+        self._pending.append((tasks, result))
         if not any(self._waits.values()):
             self._take_pending()
 
@@ -215,16 +236,17 @@ class _Ingest:
         self._take_pending()
 
     def _take_pending(self) -> None:
-        for task, result in self._pending:
-            self._take(task, result)
+        for tasks, result in self._pending:
+            self._take(tasks, result)
         self._pending.clear()
 
-    def _take(self, task: ImportTask, result: ImportResult) -> None:
+    def _take(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
-        counts = self._counts.setdefault(task.layout.format, Counter())
-        counts.update(result.counts)
-        # A file that was cut into ranges counts once, with its first range.
-        counts["files"] += task.start == 0
+        for name, counts in result.counts.items():
+            self._counts.setdefault(name, Counter()).update(counts)
+        for task in tasks:
+            # A file that was cut into ranges counts once, with its first range.
+            self._counts.setdefault(task.layout.format, Counter())["files"] += task.start == 0
         self._reasons.update(result.reasons)
         self.scores_used |= result.scores_used
         self._secrets += [
@@ -233,11 +255,16 @@ class _Ingest:
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
         self.seen.update(result.uids)
-        if result.part is not None:
-            num_old = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
-            counts["already_there"] += num_old
+        if result.part is None:
+            return
+        is_new = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
+        start = 0
+        for task, num_rows in zip(tasks, result.num_rows, strict=True):
+            num_old = num_rows - int(is_new[start : start + num_rows].sum())
+            self._counts[task.layout.format]["already_there"] += num_old
             if num_old:
                 self.again.add(str(task.path))
+            start += num_rows
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader accepts."""
@@ -247,8 +274,8 @@ class _Ingest:
         self._reasons[rejected.reason.split(":")[0]] += 1
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
-    def _reveal(self, part: Place, digests: Array) -> int:
-        """Publish a hidden part without rows whose ids are known; returns the number of these rows."""
+    def _reveal(self, part: Place, digests: Array) -> Array:
+        """Publish a hidden part without rows whose ids are known; returns the mask of the new rows."""
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
@@ -268,7 +295,7 @@ class _Ingest:
             self.table.add_hidden_part(part)
         else:
             part.unlink()
-        return num_old
+        return is_new
 
     def write_quarantine(self, files: set[str]) -> None:
         """Replace the rejections of these files in quarantine.jsonl by those of this import."""
@@ -328,10 +355,6 @@ def _key_of_file(line: bytes) -> str | None:
 def _is_plain(file: Place) -> bool:
     with open_binary(file) as begin:
         return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
-
-
-def _size(task: ImportTask) -> int:
-    return (size_of(task.path) if task.stop is None else task.stop) - task.start
 
 
 __all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]

@@ -344,6 +344,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_completion_characters=completion.num_characters,
         num_tool_calls=completion.num_calls,
         num_errors=len(task.errors),
+        source=origin.file,
         source_line=origin.ordinal + 1,
         prompt=task.prompt,
         tools=task.tools.text,
