@@ -50,7 +50,9 @@ def digest_of(file: Path, folder: Path) -> str:
     result = run_tasks([ImportTask(file, layout, folder, Options(), label=f"some/{file.name}")])
     rows = [] if result.part is None else pq.read_table(result.part).drop_columns(["source"]).to_pylist()
     rejected = [] if result.quarantine is None else result.quarantine.read_text().splitlines()
-    text = repr((rows, sorted((+result.counts[layout.format]).items()), [line.replace(str(file), "FILE") for line in rejected]))
+    text = repr(
+        (rows, sorted((+result.counts[layout.format]).items()), [line.replace(str(file), "FILE") for line in rejected])
+    )
     return f"{len(rows)}+{len(rejected)} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 

@@ -127,6 +127,7 @@ def import_files(
         read = sorted(file for file in sources - {None} if key_of(file) in keys)
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
+    table.compact()  # many small imports do not become many small parts
     return summary
 
 
@@ -153,8 +154,8 @@ def _plan(
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
         elif layout.splits and size > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
-                part = {"start": start, "stop": stop, "line": line}
-                tasks.append(ImportTask(file, layout, folder, options, stop - start, **part))
+                task = ImportTask(file, layout, folder, options, stop - start, start=start, stop=stop, line=line)
+                tasks.append(task)
         else:
             tasks.append(ImportTask(file, layout, folder, options, size))
     return tasks, unreadable
