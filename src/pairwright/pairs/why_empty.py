@@ -4,8 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pairwright.pairs.candidates.candidates import Candidates
-from pairwright.pairs.candidates.gaps import is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, is_tied, reward_gaps
 from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
 

@@ -3,7 +3,7 @@
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
     DIR/<id>.journal             appends that are not in a part yet (store/segments.py)
-    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/merging.py)
+    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/segments.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
 deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers
@@ -27,16 +27,18 @@ from pairwright.records.experience import Experience
 from pairwright.store.arrow import from_batch, import_datasets, to_batch
 from pairwright.store.codec import payload_pieces
 from pairwright.store.columns import NARROW_NAMES, SCHEMA
-from pairwright.store.merging import lock_parts, merge_small_parts, replaced_parts
 from pairwright.store.row_access import Chunk, RowAccess, join_conditions
 from pairwright.store.segments import (
     ROWS_PER_GROUP,
     SUFFIX,
     JournalWriter,
     check_table,
+    lock_parts,
+    merge_small_parts,
     new_segment_id,
     put_hidden_part,
     read_journal,
+    replaced_parts,
     try_lock,
 )
 
