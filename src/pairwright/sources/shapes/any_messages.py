@@ -15,6 +15,7 @@ JSON text of any of these. Text stays text, and so does the only text of an obje
 object or list of any other shape raises BadRecord with the keys it has: it is never turned into text.
 """
 
+import re
 from typing import Any
 
 import msgspec
@@ -74,8 +75,17 @@ _TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "text"
 # A dict is a message if it has one of these roles and one of these keys; either alone is too common.
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "human", "ai", "model"})
 _BODY = frozenset({"content", "parts", "tool_calls", "function_call", "reasoning_content", "additional_kwargs"})
+_TOOL_RESULT = frozenset({"content", "isError", "is_error", "structuredContent", "_meta"})
+# Fields of requests and responses: an object with one of these was not written by a model.
+_API_KEYS = frozenset(
+    {"role", "content", "contents", "parts", "messages", "message", "choices", "candidates", "generations", "usage"}
+    | {"model", "tool_calls", "toolCalls", "toolCallId", "finish_reason", "finishReason", "stop_reason", "stopReason"}
+    | {"usage_metadata", "usageMetadata", "response_metadata", "additional_kwargs", "llm_output", "lc", "kwargs"}
+)
 # Envelopes, best first.
 _ENVELOPES = ("messages", "message", "new_message", "input", "output", "prompt")
+# The start of a turn where an exporter has rendered messages as text.
+_RENDERED = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
 # Maximum depth of nested envelopes, and number of keys named in an error message.
 _MAX_DEPTH = 8
 _MAX_KEYS = 8
@@ -147,6 +157,24 @@ def decode_json_text(value: Any) -> Any:
     return value
 
 
+def decode_input(value: Any, mime_type: Any = None) -> Any:
+    """Decode the JSON text of a call's input: an object is what a program was called with, not what it was told."""
+    return value if mime_type == "text/plain" else decode_json_text(value)
+
+
+def decode_output(value: Any, mime_type: Any = None) -> Any:
+    """Decode the JSON text of a call's output, unless it may be the text that the model wrote.
+
+    A model that was asked for JSON answers with an object of the user's; an object with one of the fields that APIs
+    have, or one that is declared as JSON, is a response.
+    """
+    inside = decode_input(value, mime_type)
+    if inside is value or mime_type == "application/json":
+        return inside
+    items = inside if isinstance(inside, list) else [inside]
+    return inside if any(isinstance(item, dict) and not _API_KEYS.isdisjoint(item) for item in items) else value
+
+
 def is_torn(value: Any) -> bool:
     """Whether the value is a truncated JSON list of messages, as written by exporters with a length limit."""
     return isinstance(value, str) and value.lstrip().startswith('[{"') and decode_json_text(value) is value
@@ -173,6 +201,22 @@ def describe(value: Any) -> str:
         more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
         return f"an object with the keys {', '.join(keys[:_MAX_KEYS])}{more}" if keys else "an empty object"
     return type(value).__name__
+
+
+def split_rendering(messages: list[Message]) -> list[Message]:
+    """Split a prompt that an exporter rendered as "system: ...\nuser: ...".
+
+    Only the opening is split: a rendering of later turns has lost the calls, and is refused.
+    """
+    text = messages[0].content if len(messages) == 1 else None
+    marks = list(_RENDERED.finditer(text)) if isinstance(text, str) else []
+    if len(marks) < 2 or marks[0].start() or marks[0][1] not in ("system", "developer"):
+        return messages
+    roles = [mark[1] for mark in marks]
+    if roles[1:] != ["user"]:
+        raise BadRecord(f"a rendering of the messages as text ({', '.join(roles[:4])}), which has lost their calls")
+    assert isinstance(text, str)
+    return [Message(roles[0], text[marks[0].end() : marks[1].start() - 1]), Message("user", text[marks[1].end() :])]
 
 
 def instructions_in(value: Any) -> list[Message]:
@@ -214,8 +258,10 @@ def tool_content(value: Any) -> str | list[Json] | None:
     """Convert a tool output to message content: text or typed parts unchanged, anything else as JSON text."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, dict) and isinstance(value.get("content"), list) and value.keys() <= _TOOL_RESULT:
+        value = value["content"]  # a result of MCP
     if isinstance(value, list) and value and all(_type(part) in _CONTENT_TYPES for part in value):
-        return value
+        return value[0]["text"] if len(value) == 1 and _is_text(value[0]) else value
     return json_text(value)
 
 

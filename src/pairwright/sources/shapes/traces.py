@@ -60,6 +60,7 @@ class Trace(msgspec.Struct, frozen=True):
     parents: dict[str, str | None] = {}
     task: int | str | None = None
     info: Json = {}
+    refused: list[str] = []  # reasons of the calls that could not be read
 
 
 def task_in(*places: Any) -> int | str | None:

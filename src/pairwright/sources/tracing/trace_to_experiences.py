@@ -86,6 +86,8 @@ def read_trace(
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
     """
+    for reason in trace.refused:
+        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {reason}", format=name)
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
