@@ -4,7 +4,8 @@
                 log records of {resourceLogs} are attached to their span as events
     Phoenix     spans {name, context{trace_id, span_id}, span_kind, parent_id, status_code, attributes{}, events[]}, in
                 a list, under {"spans"}, under user-defined names, or as rows with "attributes.*" columns
-    SDK         the console exporter's spans: as Phoenix, with `status{status_code}`
+    SDK         the console exporter's spans: as Phoenix, with `status{status_code}`; the JavaScript SDK's have
+                spanContext{traceId, spanId}, parentSpanContext, startTime [seconds, nanoseconds]
 
 Attributes are flattened to one dict with dotted keys. The spans of a trace are sorted by start time, or kept in file
 order if any of them has none.
@@ -42,6 +43,9 @@ def is_span(value: Any) -> bool:
         return False
     context = value.get("context")
     if isinstance(context, dict) and "trace_id" in context and "span_id" in context:
+        return True
+    context = value.get("spanContext")
+    if isinstance(context, dict) and "traceId" in context and "spanId" in context:
         return True
     return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
 
@@ -120,7 +124,10 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     if isinstance(value.get("span_kind"), str):
         attributes.setdefault("openinference.span.kind", value["span_kind"])
     context = _dict(value.get("context"))
-    span_id = _first(value.get("spanId"), context.get("span_id"), value.get("context.span_id")) or f"#{number}"
+    script = _dict(value.get("spanContext"))  # of the JavaScript SDK
+    ids = (value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId"))
+    traces = (value.get("traceId"), context.get("trace_id"), value.get("context.trace_id"), script.get("traceId"))
+    span_id = _first(*ids) or f"#{number}"
     events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
         # This event holds what newer conventions put on the span; the span's own attributes override it.
@@ -128,10 +135,12 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
             attributes = {**attributes_of_event, **attributes}
     return Span(
         id=span_id,
-        trace=_first(value.get("traceId"), context.get("trace_id"), value.get("context.trace_id")) or "",
-        parent=_first(value.get("parentSpanId"), value.get("parent_id")),
+        trace=_first(*traces) or "",
+        parent=_first(
+            value.get("parentSpanId"), value.get("parent_id"), _dict(value.get("parentSpanContext")).get("spanId")
+        ),
         name=value["name"] if isinstance(value.get("name"), str) else "",
-        start=moment(value.get("startTimeUnixNano", value.get("start_time"))),
+        start=moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime")))),
         attributes=attributes,
         events=events,
         failure=_failure(value, attributes, events),
@@ -250,6 +259,11 @@ def moment(value: Any) -> int | float | None:
             return None
     if isinstance(value, float):
         return value if value == value else None
+    if isinstance(value, list):  # [seconds, nanoseconds]
+        parts = [index(part) for part in value]
+        return (
+            parts[0] * 10**9 + parts[1] if len(parts) == 2 and parts[0] is not None and parts[1] is not None else None
+        )
     return index(value)
 
 
