@@ -4,6 +4,7 @@ The format is detected from the content: magic bytes first (zip, Trinity payload
 first units. Reading is streaming; unusable records are yielded as Rejected and never stop it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal
@@ -18,7 +19,16 @@ from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.binary import OWN_PREFIXES
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
+from pairwright.sources.files import (
+    BROKEN_STREAM,
+    Unit,
+    document,
+    first_items,
+    is_json_lines,
+    line_units,
+    open_bytes,
+    value_units,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
 
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
@@ -27,11 +37,14 @@ _RAW_CHARACTERS = 2000
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Detected layout of a file: its format, the variant that reads it, and its shape (JSON Lines, JSON or binary)."""
+    """Detected layout of a file: its format, the variant that reads it, and its shape.
+
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own.
+    """
 
     format: str
     variant: int = 0
-    shape: Literal["lines", "document", "binary"] = "document"
+    shape: Literal["lines", "document", "values", "binary"] = "document"
 
     @property
     def reader(self) -> Format:
@@ -97,32 +110,39 @@ def read_units(
                 yield finish(record, value) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
+        except RecursionError:
+            yield Rejected(origin.file, origin.line, "nested too deep to read", name, _raw(value))
 
 
-def file_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Rejected]:
-    """Yield the units of a JSON or JSON Lines file; a damaged file ends with Rejected."""
+def file_units(
+    path: Place, layout: Layout, label: str = "", repairs: Counter[str] | None = None
+) -> Iterator[Unit | Rejected]:
+    """Yield the units of a JSON or JSON Lines file; a damaged file ends with Rejected. `repairs` counts repairs."""
     try:
-        yield from _file_units(path, layout, label)
+        yield from _file_units(path, layout, label, repairs)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Rejected]:
+def _file_units(path: Place, layout: Layout, label: str, repairs: Counter[str] | None) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
     if layout.splits:
-        yield from line_units(path, decode=layout.reader.decode, label=label)
-    elif layout.shape == "lines":
+        yield from line_units(path, decode=layout.reader.decode, label=label, repairs=repairs)
+    elif layout.shape == "values" and layout.reader.unit == "record":
+        yield from value_units(path, label, repairs)
+    elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        for unit in line_units(path):
+        units = line_units(path, repairs=repairs) if layout.shape == "lines" else value_units(path, "", repairs)
+        for unit in units:
             if isinstance(unit, Rejected):
                 yield unit
             else:
                 values.append(unit[1])
         yield Origin(file, 1, 0, label), values
     else:
-        value = document(path)
+        value = document(path, repairs)
         if isinstance(value, Rejected):
             yield value
         # Each item of a list is a record, unless the list itself is one (a bare list of messages).
@@ -137,7 +157,10 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
     """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
     if is_json_lines(path):
-        sample = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+        units = list(islice(line_units(path), _SAMPLE))
+        sample = [unit[1] for unit in units if not isinstance(unit, Rejected)]
+        if not sample and isinstance(units[0], Rejected):
+            return units[0]  # no line can be decoded: why not says more than that no format is known
         layout = _layout(sample, sample, "lines", format_name)
     else:
         first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
@@ -147,9 +170,13 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
         if layout is None:
             whole = document(path)
             if isinstance(whole, Rejected):
-                return whole
-            records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
-            layout = _layout(whole, records, "document", format_name)
+                sample = [unit[1] for unit in islice(value_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+                if len(sample) < 2:
+                    return whole
+                layout = _layout(sample, sample, "values", format_name)
+            else:
+                records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+                layout = _layout(whole, records, "document", format_name)
     if layout is not None:
         return layout
     if format_name != "auto":
@@ -157,7 +184,9 @@ def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
     return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
 
 
-def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"], format_name: str) -> Layout | None:
+def _layout(
+    whole: Any, records: list[Any], shape: Literal["lines", "document", "values"], format_name: str
+) -> Layout | None:
     """Return the layout of the first format that matches the whole file or one of its records."""
     for name, variants in READERS.items():
         if format_name not in ("auto", name):
@@ -186,7 +215,8 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
                     yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
     # The error names the temporary copy; the user knows only the path that was asked for.
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
-        yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
+        reason = str(error).replace(str(file), str(path)).removeprefix(f"{path}: ")
+        yield Rejected(str(path), None, reason, layout.format)
 
 
 def _raw(value: Any) -> str | None:

@@ -149,6 +149,8 @@ class ImportResult(msgspec.Struct):
     reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
+    examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
 
 
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
@@ -216,7 +218,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
     read_row = task.layout.reader.read_row if task.layout.splits else None
     changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
     if read_row is None or changes_records:
-        yield from _kept(_units(task), task, result, write_rejected)
+        yield from _kept(_units(task, result.repairs), task, result, write_rejected)
         return
     file, decode = str(task.path), task.layout.reader.decode
     for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
@@ -225,7 +227,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
         if row is not None:
             yield row
         else:
-            units = decode_units(task.path, [(number, line)], decode, task.label)
+            units = decode_units(task.path, [(number, line)], decode, task.label, result.repairs)
             yield from _kept(units, task, result, write_rejected)
 
 
@@ -291,7 +293,8 @@ def _kept(
     for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
             result.counts[task.layout.format]["quarantined"] += 1
-            result.reasons[_general(found.reason)] += 1
+            result.reasons[general_reason(found.reason)] += 1
+            result.examples.setdefault(general_reason(found.reason), example_of(found))
             write_rejected(encode(found) + b"\n")
             continue
         if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
@@ -323,14 +326,16 @@ def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: A
     return exp if reward == exp.reward else replace(exp, reward=reward)
 
 
-def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
+def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experience | Rejected]:
     path, layout, label = task.path, task.layout, task.label
     if layout.splits:
         decode = layout.reader.decode
-        return line_units(path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label)
+        return line_units(
+            path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label, repairs=repairs
+        )
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
         return exported_units(path)
-    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label)
+    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label, repairs)
 
 
 def _redacted(
@@ -348,7 +353,12 @@ def _redacted(
             where = (unit.file, unit.line)
         else:
             origin, value = unit
-            clean, found = redact(value)
+            try:
+                clean, found = redact(value)
+            except RecursionError:
+                # Its text goes nowhere: a secret in it would be written to the quarantine.
+                yield Rejected(origin.file, origin.line, "nested too deep to redact")
+                continue
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
         redacted |= {where} if found else set()
@@ -365,6 +375,12 @@ def _without_ids(exp: Experience) -> Experience:
     return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
-def _general(reason: str) -> str:
+def general_reason(reason: str) -> str:
     """Return the general part of a reason, without details of the record, for counting."""
     return reason.split(":")[0] if ":" in reason else reason[:80]
+
+
+def example_of(rejected: Rejected) -> str:
+    """Describe a rejection with its place and the details of its reason."""
+    line = "" if rejected.line is None else f":{rejected.line}"
+    return f"{rejected.file}{line}: {rejected.reason[:200]}"

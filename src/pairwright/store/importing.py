@@ -28,7 +28,7 @@ from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import Scores, parse_reward, read_scores
 from pairwright.store.file_labels import key_of, label_files
-from pairwright.store.import_task import ImportResult, ImportTask, run_tasks
+from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
@@ -50,6 +50,8 @@ class ImportSummary(msgspec.Struct):
     num_scores: int = 0
     num_scores_used: int = 0
     num_replaced: int = 0
+    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
+    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
@@ -94,14 +96,15 @@ def import_files(
         parse_reward(options.reward)
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
-    names = relative_names(paths)
+    refused: list[Rejected] = []
+    names = relative_names(paths, refused)
     files, labels = list(names), label_files(names, table)
     sizes = {file: size_of(file) for file in files}
     tasks, unreadable = _plan(sizes, table.path, format_name, options)
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
-    for rejected in unreadable:
+    for rejected in [*refused, *unreadable]:
         ingest.reject(rejected)
     # Files that no reader takes have no task: their bytes count as done from the start.
     total = done = sum(sizes.values())
@@ -113,7 +116,7 @@ def import_files(
         done += sum(task.size for task in group)
         progress(done, total)
     ingest.finish(reward, known_scores)
-    ingest.write_quarantine({key_of(str(file)) for file in files})
+    ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
     summary = ingest.summary()
     summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
@@ -202,6 +205,8 @@ class _Ingest:
         self.scores_used: set[str] = set()
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
+        self._repairs: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -249,6 +254,8 @@ class _Ingest:
             # A file that was cut into ranges counts once, with its first range.
             self._counts.setdefault(task.layout.format, Counter())["files"] += task.start == 0
         self._reasons.update(result.reasons)
+        self._repairs.update(result.repairs)
+        self._examples = result.examples | self._examples
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -272,7 +279,9 @@ class _Ingest:
         counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
         counts["files"] += 1
         counts["quarantined"] += 1
-        self._reasons[rejected.reason.split(":")[0]] += 1
+        reason = general_reason(rejected.reason)
+        self._reasons[reason] += 1
+        self._examples.setdefault(reason, example_of(rejected))
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
     def _reveal(self, part: Place, digests: Array) -> Array:
@@ -322,7 +331,13 @@ class _Ingest:
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
-        return ImportSummary(formats=formats, reasons=dict(self._reasons.most_common()), secrets=self._secrets)
+        return ImportSummary(
+            formats=formats,
+            reasons=dict(self._reasons.most_common()),
+            secrets=self._secrets,
+            examples=self._examples,
+            repairs=dict(self._repairs),
+        )
 
 
 def _no_reward(name: str, names: Counter[str]) -> str:

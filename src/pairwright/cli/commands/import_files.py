@@ -102,10 +102,12 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
     # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
-        say(f"quarantined: {count:,} × {reason}")
+        say(f"quarantined: {count:,} × {reason}; the first: {summary.examples[reason]}")
     if summary.secrets:
         kinds = {str(secret["kind"]) for secret in summary.secrets}
         say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
+    for repair, count in summary.repairs.items():
+        say(f"repaired: {count:,} × {repair}")
     if summary.num_scores:
         say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
     if summary.total("tokens_dropped"):
@@ -129,7 +131,9 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
     return {
         "formats": summary.formats,
         "reasons": summary.reasons,
+        "examples": summary.examples,
         "secrets": summary.secrets,
+        "repairs": summary.repairs,
         "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
         "replaced": summary.num_replaced,
         "same_as": summary.same_as,
