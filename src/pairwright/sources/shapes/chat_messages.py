@@ -85,7 +85,7 @@ def _usual_message(value: Json, generated: bool | None) -> Message | None:
     """Fast path for a message with only the common fields and types, checked in C; None for any other message."""
     try:
         turn = _convert(value, _Turn)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
         return None
     calls: tuple[ToolCall, ...] = ()
     if turn.tool_calls:
