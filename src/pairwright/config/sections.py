@@ -74,6 +74,8 @@ class SourcesConfig(Section):
     """A format's name (docs/sources.md), or auto: detected by the content of each file."""
     reward: str | None = None
     """The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."""
+    map: str | dict[str, str] | None = None
+    """Which field is what, for data of your own: prompt=a.text,completion=b.text,reward=c.score (docs/sources.md)."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"

@@ -14,6 +14,7 @@ from pairwright.sources.datasets import (
     openai_chat,
     openai_preference,
     pairwright_rows,
+    rows,
     sharegpt,
     trl_preference,
     ultrafeedback,
@@ -47,6 +48,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "trl-preference": (trl_preference.FORMAT,),
     "openai-chat": (openai_chat.FORMAT,),
     "customizer-sft": (customizer.SFT_FORMAT,),
+    "rows": (rows.FORMAT,),
 }
 
 __all__ = ["BINARY_READERS", "READERS", "Format"]

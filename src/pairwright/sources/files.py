@@ -26,6 +26,7 @@ from pairwright.paths import Place, open_binary, place, size_of
 from pairwright.paths.paths import list_files
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
+from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
 from pairwright.sources.text_repairs import encoding_of, repair_and_decode, to_utf8
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -61,7 +62,11 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
     for path in paths:
         num_refused = len(refused)
-        files = list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
+        if path.startswith(PREFIX):
+            files = hub_files(path)
+        else:
+            files = list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
+        files = without_bookkeeping(files)
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:

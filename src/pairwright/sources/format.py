@@ -17,6 +17,7 @@ from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
 
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class Options(msgspec.Struct, frozen=True):
 
     reward: str | None = None
     step_name: str | None = None
+    map: FieldMap = NO_MAP
 
 
 # Members looked up once: `build` runs for every record.
@@ -110,6 +112,8 @@ class Format:
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
     read_row: ReadRow | None = None  # a usual line straight to its row; None for a line that is not usual
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
+    # Of the first records of a file that it matches: why the file must not be read without a word of the user
+    refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None
 
 
 def build(

@@ -18,7 +18,9 @@ from pairwright.records.json_text import encode
 from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.binary import OWN_PREFIXES
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.fields import BadRecord
+from pairwright.sources.datasets.rows import NAME as ROWS
+from pairwright.sources.field_map import missing_fields
+from pairwright.sources.fields import BadRecord, items
 from pairwright.sources.files import (
     BROKEN_STREAM,
     Unit,
@@ -30,10 +32,12 @@ from pairwright.sources.files import (
     value_units,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
+NO_OPTIONS = Options()
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     format: str
     variant: int = 0
-    shape: Literal["lines", "document", "values", "binary"] = "document"
+    shape: Literal["lines", "document", "values", "binary", "table"] = "document"
 
     @property
     def reader(self) -> Format:
@@ -56,11 +60,15 @@ class Layout(msgspec.Struct, frozen=True):
         return self.shape == "lines" and self.reader.unit == "record"
 
 
-def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
+def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS) -> Layout | Rejected:
     """Detect the layout of a file; return Rejected with the reason if there is none.
 
-    If `format_name` is not "auto", only that format is considered.
+    If `format_name` is not "auto", only that format is considered; a field map is read by the format `rows` alone.
     """
+    if options.map:
+        if format_name not in ("auto", ROWS):
+            raise ConfigError(f"--map names the fields of rows: leave out --format {format_name}")
+        format_name = ROWS
     if format_name != "auto" and format_name not in READERS:
         raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
     try:
@@ -68,19 +76,24 @@ def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
             magic = file.read(8)
         if not magic.strip():
             return Rejected(str(path), None, "an empty file")
-        if magic.startswith(OWN_PREFIXES):
+        if magic.startswith(OWN_PREFIXES) and is_own_parquet(path, magic):
             return Layout(PAIRWRIGHT, shape="binary")
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")
-        return _detect_json(path, format_name)
+        if is_table(path, magic):
+            rows = [row for row in islice(table_rows(path, options.map), _SAMPLE) if isinstance(row, dict)]
+            return _checked(path, _layout(rows, rows, "table", format_name), rows, format_name, options)
+        return _detect_json(path, format_name, options)
+    except BadRecord as error:
+        return Rejected(str(path), None, str(error))
     except BROKEN_STREAM as error:
         return Rejected(str(path), None, f"cannot be read: {error}")
 
 
 def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
     """Yield all experiences of a file, and Rejected for input that cannot be used."""
-    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout)
+    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
     yield from read_units(units, layout, options)
 
 
@@ -115,19 +128,42 @@ def read_units(
 
 
 def file_units(
-    path: Place, layout: Layout, label: str = "", repairs: Counter[str] | None = None
+    path: Place,
+    layout: Layout,
+    label: str = "",
+    repairs: Counter[str] | None = None,
+    *,
+    options: Options = NO_OPTIONS,
 ) -> Iterator[Unit | Rejected]:
-    """Yield the units of a JSON or JSON Lines file; a damaged file ends with Rejected. `repairs` counts repairs."""
+    """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
+
+    `repairs` counts repairs.
+    """
     try:
-        yield from _file_units(path, layout, label, repairs)
+        yield from _file_units(path, layout, label, repairs, options)
+    except BadRecord as error:
+        yield Rejected(str(path), None, str(error), layout.format)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Place, layout: Layout, label: str, repairs: Counter[str] | None) -> Iterator[Unit | Rejected]:
+def _file_units(
+    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
+) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
-    if layout.splits:
+    if layout.shape == "table":
+        rows = []
+        for number, row in enumerate(table_rows(path, options.map)):
+            if isinstance(row, BadRecord):
+                yield Rejected(file, None, str(row), layout.format)
+            elif layout.reader.unit == "file":
+                rows.append(row)
+            else:
+                yield Origin(file, None, number, label), row
+        if layout.reader.unit == "file":
+            yield Origin(file, None, 0, label), rows
+    elif layout.splits:
         yield from line_units(path, decode=layout.reader.decode, label=label, repairs=repairs)
     elif layout.shape == "values" and layout.reader.unit == "record":
         yield from value_units(path, label, repairs)
@@ -145,6 +181,9 @@ def _file_units(path: Place, layout: Layout, label: str, repairs: Counter[str] |
         value = document(path, repairs)
         if isinstance(value, Rejected):
             yield value
+        elif "records" in options.map:
+            for number, item in enumerate(_records_in(value, options)):
+                yield Origin(file, None, number, label), item
         # Each item of a list is a record, unless the list itself is one (a bare list of messages).
         elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
             for number, item in enumerate(value):
@@ -153,39 +192,59 @@ def _file_units(path: Place, layout: Layout, label: str, repairs: Counter[str] |
             yield Origin(file, None, 0, label), value
 
 
-def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
+def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Rejected:
     """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
+    records: list[Any]
     if is_json_lines(path):
         units = list(islice(line_units(path), _SAMPLE))
-        sample = [unit[1] for unit in units if not isinstance(unit, Rejected)]
-        if not sample and isinstance(units[0], Rejected):
+        records = [unit[1] for unit in units if not isinstance(unit, Rejected)]
+        if not records and isinstance(units[0], Rejected):
             return units[0]  # no line can be decoded: why not says more than that no format is known
-        layout = _layout(sample, sample, "lines", format_name)
+        layout = _layout(records, records, "lines", format_name)
     else:
-        first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
+        # mostly tells enough of a large list, which is decoded only once then
+        first = None if "records" in options.map else first_items(path, _SAMPLE)
         if first is not None:
             # The list itself may be the record, so it stands before its items.
-            layout = _layout(first, [first, *first], "document", format_name)
+            records = [first, *first]
+            layout = _layout(first, records, "document", format_name)
         if layout is None:
             whole = document(path)
             if isinstance(whole, Rejected):
-                sample = [unit[1] for unit in islice(value_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
-                if len(sample) < 2:
+                records = [unit[1] for unit in islice(value_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+                if len(records) < 2:
                     return whole
-                layout = _layout(sample, sample, "values", format_name)
+                layout = _layout(records, records, "values", format_name)
             else:
+                if "records" in options.map:
+                    whole = _records_in(whole, options)
                 records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
                 layout = _layout(whole, records, "document", format_name)
-    if layout is not None:
-        return layout
-    if format_name != "auto":
+    return _checked(path, layout, records, format_name, options)
+
+
+def _checked(
+    path: Place, layout: Layout | None, records: list[Any], format_name: str, options: Options
+) -> Layout | Rejected:
+    """Return the layout, or why there is none, or why its reader or the user's map does not fit these records."""
+    if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
-    return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
+    if layout is None:
+        reason = f"no known format: pairwright import --explain {path} shows what it has and a --map that may read it"
+        return Rejected(str(path), None, reason)
+    rows = [record for record in records if isinstance(record, dict)]
+    reason = missing_fields(rows, options.map) if options.map else layout.reader.refuse(rows, options)
+    return layout if reason is None else Rejected(str(path), None, reason, layout.format)
+
+
+def _records_in(value: Any, options: Options) -> list[Any]:
+    """Return the records inside a document, where the user's map says they are."""
+    return items(options.map.value(value, "records"), f"--map records={options.map.fields['records']}")
 
 
 def _layout(
-    whole: Any, records: list[Any], shape: Literal["lines", "document", "values"], format_name: str
+    whole: Any, records: list[Any], shape: Literal["lines", "document", "values", "table"], format_name: str
 ) -> Layout | None:
     """Return the layout of the first format that matches the whole file or one of its records."""
     for name, variants in READERS.items():

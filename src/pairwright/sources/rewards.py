@@ -41,7 +41,9 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
     `row` is the decoded record, for formats with one record per experience.
     """
     named = reward_by_name(exp, expression, row)
-    return _value(parse_reward(expression), exp, row) if named is None else named
+    if named is not None:
+        return named
+    return evaluate(parse_reward(expression), lambda name: reward_by_name(exp, name, row))
 
 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
@@ -86,12 +88,13 @@ def _number_paths(fields: Any, depth: int) -> Iterator[str]:
             yield from (f"{key}.{path}" for path in _number_paths(value, depth + 1))
 
 
-def parse_reward(expression: str) -> ast.expr:
+def parse_reward(expression: str, where: str = "") -> ast.expr:
     """Parse an expression of numbers, names and arithmetic; raise ConfigError for anything else."""
+    where = where or f"--reward {expression!r}"
     try:
-        tree = ast.parse(expression, mode="eval").body
+        tree = ast.parse(expression.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"--reward {expression!r}: neither a component's name nor an expression") from None
+        raise ConfigError(f"{where}: neither a component's name nor an expression") from None
     # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
     for node in ast.walk(tree):
         allowed = (
@@ -105,26 +108,29 @@ def parse_reward(expression: str) -> ast.expr:
             | ast.expr_context
         )
         if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
-            raise ConfigError(f"--reward {expression!r}: only numbers, names, + - * / and parentheses are understood")
+            raise ConfigError(f"{where}: only numbers, names, + - * / and parentheses are understood")
         if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
-            raise ConfigError(f"--reward {expression!r}: a path is names with dots between them")
+            raise ConfigError(f"{where}: a path is names with dots between them")
         if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:
-            raise ConfigError(f"--reward {expression!r}: only + - * / are understood")
+            raise ConfigError(f"{where}: only + - * / are understood")
     return tree
 
 
-def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
-    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero."""
+def evaluate(node: ast.expr, number_of: Callable[[str], float | None]) -> float | None:
+    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero.
+
+    `number_of` returns the number of a name or dotted path.
+    """
     if isinstance(node, ast.Constant):
         return float(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name | ast.Attribute):
         # An Attribute node is a dotted path: `unparse` gives its text back.
-        return reward_by_name(exp, ast.unparse(node), row)
+        return number_of(ast.unparse(node))
     if isinstance(node, ast.UnaryOp):
-        operand = _value(node.operand, exp, row)
+        operand = evaluate(node.operand, number_of)
         return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand
     assert isinstance(node, ast.BinOp)
-    left, right = _value(node.left, exp, row), _value(node.right, exp, row)
+    left, right = evaluate(node.left, number_of), evaluate(node.right, number_of)
     if left is None or right is None:
         return None
     try:

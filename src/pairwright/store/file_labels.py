@@ -23,6 +23,7 @@ from pairwright.store.segments import read_marker, write_marker
 from pairwright.store.table import Table
 
 _FIELD = "files"  # of the marker
+_MAPS = "maps"  # of the marker: field maps by file
 
 
 class Labels(NamedTuple):
@@ -74,6 +75,19 @@ def copy_labels(source: Place, target: Place) -> None:
     labels = read_labels(source)
     if labels:
         _write(target, labels)
+
+
+def read_maps(folder: Place) -> dict[str, str]:
+    """Read the field maps that files of a table were imported with, by absolute path."""
+    try:
+        return msgspec.convert(read_marker(folder).get(_MAPS, {}), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise TableError(f"{folder}: the maps of imported files cannot be read: {error}") from error
+
+
+def write_maps(folder: Place, maps: Mapping[str, str]) -> None:
+    """Add the field maps of files to those that a table has."""
+    write_marker(folder, {**read_marker(folder), _MAPS: {**read_maps(folder), **maps}})
 
 
 def _labels_of_rows(table: Table) -> dict[str, str]:

@@ -151,6 +151,7 @@ class ImportResult(msgspec.Struct):
     score_keys: str | None = None  # what a file of scores could say of the first record
     examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
     repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
+    not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
 
 def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
@@ -237,14 +238,17 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     records = [row for row in rows if type(row) is Experience]
     counts = result.counts[task.layout.format]
     if not ready:
-        return _record_batch(records, counts)
+        return _record_batch(records, counts, result.not_read)
     batch = _ready_batch(ready, task.layout.format)
     counts["unscored"] += batch.column("reward").null_count
+    for row in ready:
+        if row.info is not None and '"not_read":[' in row.info:
+            result.not_read.update(msgspec.json.decode(row.info)["not_read"])
     if not records:
         return batch
     is_ready = np.array([type(row) is ReadyRow for row in rows])
     positions = np.where(is_ready, np.cumsum(is_ready), len(ready) + np.cumsum(~is_ready)) - 1
-    both = pa.Table.from_batches([batch, _record_batch(records, counts)])
+    both = pa.Table.from_batches([batch, _record_batch(records, counts, result.not_read)])
     return both.take(column_array(positions.tolist(), pa.int64())).combine_chunks().to_batches()[0]
 
 
@@ -258,7 +262,7 @@ def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _record_batch(rows: list[Experience], counts: Counter[str]) -> pa.RecordBatch:
+def _record_batch(rows: list[Experience], counts: Counter[str], not_read: Counter[str]) -> pa.RecordBatch:
     for exp in rows:  # counts that the columns do not have
         if exp.kind is _PREFERENCE:
             counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
@@ -266,6 +270,8 @@ def _record_batch(rows: list[Experience], counts: Counter[str]) -> pa.RecordBatc
             counts["unscored"] += 1
         if "tokens_dropped" in exp.info:
             counts["tokens_dropped"] += 1
+        if "not_read" in exp.info:
+            not_read.update(exp.info["not_read"])
     return to_batch(rows)
 
 
@@ -335,7 +341,9 @@ def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experienc
         )
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
         return exported_units(path)
-    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label, repairs)
+    if layout.shape == "binary":
+        return binary_units(path, layout, label)
+    return file_units(path, layout, label, repairs, options=task.options)
 
 
 def _redacted(

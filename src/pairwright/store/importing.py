@@ -8,8 +8,7 @@ Importing a file again adds nothing, so an interrupted import is resumed by runn
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,11 +22,12 @@ from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
+from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.rewards import Scores, parse_reward, read_scores
-from pairwright.store.file_labels import key_of, label_files
+from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
 from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
@@ -52,6 +52,8 @@ class ImportSummary(msgspec.Struct):
     num_replaced: int = 0
     examples: dict[str, str] = {}  # by reason: the first rejection, with its place
     repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
+    not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
+    maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
@@ -100,7 +102,9 @@ def import_files(
     names = relative_names(paths, refused)
     files, labels = list(names), label_files(names, table)
     sizes = {file: size_of(file) for file in files}
-    tasks, unreadable = _plan(sizes, table.path, format_name, options)
+    earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
+    maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
+    tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
@@ -118,6 +122,10 @@ def import_files(
     ingest.finish(reward, known_scores)
     ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
     summary = ingest.summary()
+    summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
+    # Remembered for the next import of these files, once they have been read with it.
+    if options.map and summary.total("experiences"):
+        write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
     summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
@@ -147,11 +155,13 @@ def refuse_empty(summary: ImportSummary) -> None:
 
 
 def _plan(
-    sizes: dict[Place, int], folder: Place, format_name: str, options: Options
+    sizes: dict[Place, int], maps: dict[Place, FieldMap], folder: Place, format_name: str, common: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
-    for (file, size), layout in zip(sizes.items(), _layouts(list(sizes), format_name), strict=True):
+    for (file, size), layout in zip(sizes.items(), _layouts(maps, format_name, common), strict=True):
+        # Most files have no map of their own: they share one object of options.
+        options = common if maps[file] is common.map else msgspec.structs.replace(common, map=maps[file])
         if isinstance(layout, Rejected):
             unreadable.append(layout)
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
@@ -164,10 +174,13 @@ def _plan(
     return tasks, unreadable
 
 
-def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
+def _layouts(maps: dict[Place, FieldMap], format_name: str, common: Options) -> Iterator[Layout | Rejected]:
     """Detect the layout of each file; concurrently if any is remote."""
-    detect_one = partial(detect, format_name=format_name)
-    return at_once(detect_one, files, waits=any(map(is_address, files)))
+
+    def detect_one(file: Place) -> Layout | Rejected:
+        return detect(file, format_name, msgspec.structs.replace(common, map=maps[file]))
+
+    return at_once(detect_one, list(maps), waits=any(map(is_address, maps)))
 
 
 def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
@@ -207,6 +220,7 @@ class _Ingest:
         self._reasons: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
+        self._not_read: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -256,6 +270,7 @@ class _Ingest:
         self._reasons.update(result.reasons)
         self._repairs.update(result.repairs)
         self._examples = result.examples | self._examples
+        self._not_read.update(result.not_read)
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -331,12 +346,14 @@ class _Ingest:
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
+        reasons, not_read = dict(self._reasons.most_common()), dict(self._not_read.most_common())
         return ImportSummary(
             formats=formats,
-            reasons=dict(self._reasons.most_common()),
+            reasons=reasons,
             secrets=self._secrets,
             examples=self._examples,
             repairs=dict(self._repairs),
+            not_read=not_read,
         )
 
 
@@ -388,6 +405,7 @@ def import_traces(
     format: str = "auto",
     reward: str | None = None,
     scores: str | os.PathLike[str] | None = None,
+    map: str | Mapping[str, str] | None = None,
     step_name: str | None = None,
     redact: bool = False,
     update: bool = False,
@@ -404,6 +422,7 @@ def import_traces(
         format: Name of a format of docs/sources.md; "auto" tells by content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
         scores: CSV or JSON Lines file of rewards, by id or by task and run.
+        map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".
         step_name: NAT only: name of the TTC step whose candidates to read.
         redact: Replace API keys, tokens and private keys.
         update: Replace what these files gave before.
@@ -427,7 +446,7 @@ def import_traces(
         [os.fspath(path) for path in listed],
         table,
         format_name=format,
-        options=Options(reward=reward, step_name=step_name),
+        options=Options(reward=reward, step_name=step_name, map=parse_map(map)),
         redact=redact,
         scores=None if scores is None else Path(scores),
         update=update,
