@@ -33,7 +33,7 @@ from pairwright.sources.shapes.session_entries import (
 
 NAME = "gemini-cli"
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
-_FAILED = frozenset({"error", "cancelled"})
+_FAILED = ("error", "cancelled")
 _QWEN_TYPES = frozenset({"user", "assistant", "tool_result", "system"})
 
 
@@ -52,7 +52,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     session = Session(NAME)
     if isinstance(value, dict):
         _describe(session, value)
-        value = [{"id": str(n), **item} if isinstance(item, dict) else item for n, item in enumerate(value["messages"])]
+        listed = items(value.get("messages"), "messages")
+        value = [{"id": str(n), **item} if isinstance(item, dict) else item for n, item in enumerate(listed)]
     entries: dict[str, Entry] = {}
     others: Counter[str] = Counter()
     last: str | None = None  # id of the entry that the next one follows

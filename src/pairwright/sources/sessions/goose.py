@@ -30,7 +30,7 @@ from pairwright.sources.shapes.session_entries import (
 
 NAME = "goose"
 _SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
-_NOTES = frozenset({"toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted"})
+_NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted")
 
 
 def matches(value: Any) -> bool:

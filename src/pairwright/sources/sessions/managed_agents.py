@@ -108,7 +108,9 @@ def _describe(session: Session, event: Json) -> None:
     session.system = system_from_anthropic(agent.get("system"), "agent.system")
     tools = tools_from_anthropic(agent.get("tools"), "agent.tools")
     session.tools = [tool for tool in tools if "function" in tool]
-    session.info = {"agent": agent.get("name"), "toolsets": [tool for tool in tools if "function" not in tool]}
+    toolsets = [tool for tool in tools if "function" not in tool]
+    session.has_other_tools = bool(toolsets)
+    session.info = {"agent": agent.get("name"), "toolsets": toolsets}
 
 
 def _events(lines: list[Any]) -> list[tuple[int, Json]]:

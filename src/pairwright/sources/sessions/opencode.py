@@ -38,7 +38,7 @@ from pairwright.sources.shapes.session_entries import (
 NAME = "opencode"
 MAX_FILES = 100_000  # of one folder
 MAX_FILE_BYTES = 64 * 2**20
-_NOT_SENT = frozenset({"step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction"})
+_NOT_SENT = ("step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction")
 _ROLES = frozenset({"user", "assistant"})
 
 

@@ -6,9 +6,9 @@
     model_change     the model, where the answers do not name it; other lines are counted in info
 
 The ids form a tree: every path from its root to a leaf is an experience. An assistant turn without content was a
-failed request (`errorMessage`) and gives no message. OpenClaw's telemetry is read too: each `agent.end` line has the
-messages of one session, of which the last line is read. Neither system prompt nor tools are logged: prompts are
-incomplete. There is no reward.
+failed request (`errorMessage`) and gives no message. OpenClaw's telemetry is read too: `agent.start` and `agent.end`
+lines have the messages that a session had then; where they do not continue those before, a new step begins, and what
+was there already is context. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pairwright.errors import RecordError
+from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
@@ -23,6 +24,7 @@ from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
 from pairwright.sources.shapes.session_entries import (
     Entry,
     Session,
+    as_past,
     call_block,
     read_entries,
     rejected_line,
@@ -40,21 +42,50 @@ _CALLS = {"toolCall": "arguments", "tool_use": "input", "toolUse": "input"}
 def matches(value: Any) -> bool:
     lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
     is_session = any(line.get("type") == "session" and "id" in line and "timestamp" in line for line in lines[:1])
-    return is_session or any(map(_is_end, lines))
+    return is_session or any(map(_has_history, lines))
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     """Yield the experiences of a session file, or those of each session in a telemetry file."""
     lines = items(value, "session")
-    ends = {str(line.get("sessionKey")): line for line in lines if _is_end(line)}
-    if not ends:
+    histories: dict[str, list[list[Any]]] = {}
+    for line in lines:
+        if _has_history(line):
+            histories.setdefault(line["sessionKey"], []).append(line["messages"])
+    if not histories:
         yield from _read_session(lines, origin)
-    for key, line in ends.items():
-        session = Session(NAME, key, info={"agent_id": optional_text(line.get("agentId"), "agentId")})
-        entries = [
-            Entry(_messages(message, f"messages[{number}]", session)) for number, message in enumerate(line["messages"])
-        ]
-        yield from read_entries(session, entries, origin)
+    for key, lists in histories.items():
+        session = Session(NAME, key)
+        try:
+            yield from read_entries(session, _entries(lists, session), origin)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"{key}: {error}", NAME)
+
+
+def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
+    """Join the lists of messages that one session had at different times; messages that recur are context."""
+    entries: list[Entry] = []
+    known: set[str] = set()
+    current: list[str] = []  # hashes of the messages that the session has now
+    for messages in lists:
+        hashes = [_hash(message) for message in messages]
+        num_old = max((place + 1 for place, value in enumerate(hashes) if value in known), default=0)
+        turns = [_messages(message, f"messages[{place}]", session) for place, message in enumerate(messages)]
+        if num_old == len(hashes):
+            continue
+        if hashes[: len(current)] != current:
+            entries.append(Entry([as_past(turn) for listed in turns[:num_old] for turn in listed], restarts=True))
+        entries += [Entry(listed) for listed in turns[num_old:]]
+        known.update(hashes)
+        current = hashes
+    return entries
+
+
+def _hash(message: Any) -> str:
+    try:
+        return content_hash(message)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
 
 
 def _read_session(lines: list[Any], origin: Origin) -> Iterator[Experience | Rejected]:
@@ -136,12 +167,13 @@ def _block(block: Json) -> Json:
     return block if arguments is None else call_block(block.get("id"), block.get("name"), block.get(arguments))
 
 
-def _is_end(line: Any) -> bool:
+def _has_history(line: Any) -> bool:
     return (
         isinstance(line, dict)
-        and line.get("type") == "agent.end"
+        and line.get("type") in ("agent.start", "agent.end")
         and isinstance(line.get("sessionKey"), str)
         and isinstance(line.get("messages"), list)
+        and bool(line["messages"])
     )
 
 

@@ -3,8 +3,8 @@
 A reader turns its file into a `Session` (what holds for all of it) and entries. Every path from a root to a leaf is an
 experience; assistant turns that an earlier path has are context, so that nothing is trained twice. An entry with
 `restarts` is a compaction: it ends the experience, and the next one begins with the messages of that entry and of the
-entries that were kept. task = a hash of what the model was given at the start, run = a number from the session's id
-and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name.
+entries that were kept. task = a hash of what the model was given at the start of the session, run = a number from the
+session's id and the branch, step = number of compactions before it. info keeps `session_id`, which `--scores` may name.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,6 +35,7 @@ class Session:
     model: str | None = None
     system: list[Message] = field(default_factory=list)
     tools: list[Json] = field(default_factory=list)
+    has_other_tools: bool = False  # tools that are not listed, so that a call of another one is no mistake
     info: Json = field(default_factory=dict)
     reward: float | None = None
     failure: str | None = None  # why the model gave no answer, where the file says so
@@ -56,7 +57,7 @@ class Entry:
 
 def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Experience | Rejected]:
     """Yield the experiences of a session, or raise BadRecord if the model answered nowhere in it."""
-    num_experiences = 0
+    task: str | None = None
     earlier: set[Entry] = set()
     for branch, path in enumerate(_paths(entries)):
         if branch >= MAX_BRANCHES:
@@ -72,13 +73,17 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
                 messages += map(as_context, entry.messages) if entry in earlier else entry.messages
             earlier.update(own)
             if any(message.is_generated for message in messages):
-                num_experiences += 1
-                yield _experience(session, messages, origin, branch, step)
-    if not num_experiences:
+                experience = _experience(session, messages, origin, branch, step, task)
+                task = str(experience.eid.task)
+                yield experience
+    if task is None:
         raise BadRecord(NO_ANSWER if session.failure is None else f"{NO_ANSWER}: {session.failure}")
 
 
-def _experience(session: Session, messages: list[Message], origin: Origin, branch: int, step: int) -> Experience:
+def _experience(
+    session: Session, messages: list[Message], origin: Origin, branch: int, step: int, task: str | None
+) -> Experience:
+    """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
     info = {"session_id": session.id, **session.info}
     # With no prompt there is nothing to compare: the session is a task of its own.
@@ -88,7 +93,7 @@ def _experience(session: Session, messages: list[Message], origin: Origin, branc
     return build(
         session.format,
         origin,
-        task=None,
+        task=task,
         task_metadata=name if "prompt_missing" in info else None,
         run=run_of(name if branch == 0 else f"{name}#{branch}", branch),
         step=step,
@@ -96,7 +101,7 @@ def _experience(session: Session, messages: list[Message], origin: Origin, branc
         completion=completion,
         tools=session.tools,
         reward=session.reward,
-        errors=error_sites(messages, session.tools, session_error_kind),
+        errors=error_sites(messages, [] if session.has_other_tools else session.tools, session_error_kind),
         info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
         model_version=session.model,
     )
@@ -121,11 +126,11 @@ def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
         ids = [other.id for other in path[:position]]
         first = ids.index(entry.keeps_from) if entry.keeps_from is not None and entry.keeps_from in ids else position
         remaining = [message for other in path[first:position] for message in other.messages]
-        context, own = [*entry.messages, *map(_as_past, remaining)], []
+        context, own = [*entry.messages, *map(as_past, remaining)], []
     yield context, own
 
 
-def _as_past(message: Message) -> Message:
+def as_past(message: Message) -> Message:
     """Return the message as part of a prompt: it is context, and no branch begins with it."""
     if not message.is_generated:
         return message
