@@ -19,7 +19,7 @@ from pairwright.sources.datasets import (
     ultrafeedback,
 )
 from pairwright.sources.format import Format
-from pairwright.sources.rollouts import nemo_gym, trinity
+from pairwright.sources.rollouts import nemo_gym, trinity, verifiers_results, verifiers_traces
 from pairwright.sources.sessions import claude_code, codex
 from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 
@@ -27,6 +27,7 @@ from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
+    "verifiers": (verifiers_traces.FORMAT, verifiers_results.FORMAT),
     "tau-bench": (tau_bench.FORMAT,),
     "atif": (atif.FORMAT,),
     "nat": (nat.FORMAT,),
