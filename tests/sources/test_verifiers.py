@@ -31,7 +31,11 @@ def test_a_row_is_read_with_its_calls_tools_metrics_and_tokens():
     assert [message.role for message in run.prompt] == ["system", "user"]
     assert run.completion[0].tool_calls == (ToolCall("rent", '{"day":  "Friday"}', "c1"),)
     assert [(site.index, site.tool) for site in run.errors] == [(3, "rent")]
-    assert run.tools[0]["function"] == {"name": "rent", "description": "Rents a boat.", "parameters": {"type": "object"}}
+    assert run.tools[0]["function"] == {
+        "name": "rent",
+        "description": "Rents a boat.",
+        "parameters": {"type": "object"},
+    }
     assert (run.info["answer"], run.info["level"], run.info["stop_condition"]) == ("none", 2, "done")
     assert run.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert run.prompt_length == 3
@@ -71,7 +75,11 @@ def test_each_path_of_a_graph_is_an_experience_with_its_tokens():
     )
     assert [message.is_generated for message in first.completion] == [True, False, True]
     assert [message.text for message in second.completion] == ["No boat."]
-    assert (first.reward, first.reward_components, first.metrics) == (1.0, {"rented": 1.0, "polite": 0.5}, {"turns": 2.0})
+    assert (first.reward, first.reward_components, first.metrics) == (
+        1.0,
+        {"rented": 1.0, "polite": 0.5},
+        {"turns": 2.0},
+    )
     assert (first.truncate_status, second.truncate_status) == ("response_truncated", None)
     # 1 2 | 3 is the generation prompt, and the model wrote 4 5; then 6 of the tool, 7 of the template, and 8.
     assert (first.tokens.tolist(), first.prompt_length) == ([1, 2, 3, 4, 5, 6, 7, 8], 3)

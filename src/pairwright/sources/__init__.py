@@ -19,7 +19,14 @@ from pairwright.sources.datasets import (
     ultrafeedback,
 )
 from pairwright.sources.format import Format
-from pairwright.sources.rollouts import nemo_gym, trinity, verifiers_results, verifiers_traces
+from pairwright.sources.rollouts import (
+    nemo_gym,
+    rendered_dumps,
+    trinity,
+    trl_completions,
+    verifiers_results,
+    verifiers_traces,
+)
 from pairwright.sources.sessions import claude_code, codex
 from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 
@@ -28,6 +35,9 @@ READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
     "verifiers": (verifiers_traces.FORMAT, verifiers_results.FORMAT),
+    "trl-completions": (trl_completions.FORMAT,),
+    "verl": (rendered_dumps.VERL_FORMAT,),
+    "skyrl": (rendered_dumps.SKYRL_FORMAT,),
     "tau-bench": (tau_bench.FORMAT,),
     "atif": (atif.FORMAT,),
     "nat": (nat.FORMAT,),
