@@ -19,6 +19,14 @@ from pairwright.sources.datasets import (
     ultrafeedback,
 )
 from pairwright.sources.format import Format
+from pairwright.sources.frameworks import (
+    api_logs,
+    batch_files,
+    dspy_history,
+    langchain_dumps,
+    pydantic_ai_history,
+    smolagents_memory,
+)
 from pairwright.sources.rollouts import (
     nemo_gym,
     rendered_dumps,
@@ -42,6 +50,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "atif": (atif.FORMAT,),
     "nat": (nat.FORMAT,),
     "inspect": (inspect_log.FORMAT,),
+    "batch": (batch_files.FORMAT,),
+    "api-log": (api_logs.FORMAT,),
+    "pydantic-ai": (pydantic_ai_history.FORMAT,),
+    "langchain": (langchain_dumps.FORMAT,),
+    "smolagents": (smolagents_memory.FORMAT,),
+    "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
     "otel": (otel.FORMAT,),
