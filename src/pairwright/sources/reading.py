@@ -20,6 +20,9 @@ from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.rollouts.trinity import NAME as TRINITY
+from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
+from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
 
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
 _SAMPLE = 64
@@ -57,6 +60,10 @@ def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
             return Rejected(str(path), None, "an empty file")
         if magic.startswith(OWN_PREFIXES):
             return Layout(PAIRWRIGHT, shape="binary")
+        if magic.startswith(SQLITE):
+            with local_copy(path) as local:
+                if is_trinity_buffer(local):
+                    return Layout(TRINITY, shape="binary")
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")
