@@ -8,8 +8,10 @@ bytes, and so are pairwright's own binary files and Parquet files, which store/i
 from pairwright.sources.agents import atif, inspect_log, openhands, swe_agent, tau_bench
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.binary import BINARY_READERS
-from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.datasets import (
+    alpaca_eval,
+    annotation_exports,
+    media_rows,
     nemo_rl_preference,
     openai_chat,
     openai_preference,
@@ -18,6 +20,7 @@ from pairwright.sources.datasets import (
     trl_preference,
     ultrafeedback,
 )
+from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.format import Format
 from pairwright.sources.frameworks import (
     api_logs,
@@ -30,6 +33,7 @@ from pairwright.sources.frameworks import (
 from pairwright.sources.rollouts import (
     nemo_gym,
     rendered_dumps,
+    s1_traces,
     trinity,
     trl_completions,
     verifiers_results,
@@ -46,6 +50,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "trl-completions": (trl_completions.FORMAT,),
     "verl": (rendered_dumps.VERL_FORMAT,),
     "skyrl": (rendered_dumps.SKYRL_FORMAT,),
+    "s1": (s1_traces.FORMAT,),
     "tau-bench": (tau_bench.FORMAT,),
     "atif": (atif.FORMAT,),
     "nat": (nat.FORMAT,),
@@ -64,6 +69,10 @@ READERS: dict[str, tuple[Format, ...]] = {
     "swe-agent": (swe_agent.FORMAT,),
     "openhands": (openhands.FORMAT, openhands_rows.FORMAT),
     "trinity": (trinity.FORMAT,),
+    "argilla": (annotation_exports.FORMAT_ARGILLA,),
+    "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
+    "alpaca-eval": (alpaca_eval.FORMAT,),
+    "llamafactory-media": (media_rows.FORMAT,),
     "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
     "openai-preference": (openai_preference.FORMAT,),
     "customizer": (customizer.FORMAT,),
