@@ -31,12 +31,11 @@ from pairwright.sources.shapes.traces import pick_reward
 
 ARGILLA, LABEL_STUDIO = "argilla", "label-studio"
 _PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "conversation", "chat", "messages")
-_ANSWER = re.compile(
-    r"(response|answer|completion|generation|output|text|chosen|rejected)s?([-_ ]?([0-9]|[a-h]))?", re.I
-)
+_ANSWER = re.compile(r"(response|answer|completion|generation|output|text)s?([-_ ]?([0-9]|[a-h]))?", re.I)
 _SIDES = ("left", "right")
 _INDEX = re.compile(r"(?:^|[-_ ])([0-9]|[a-h])$|[a-z]([0-9])$", re.I)
 _TIES = ("tie", "equal", "same", "both", "neither", "draw", "none")
+_CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
 _RESPONDED = (None, "submitted")
 
 # By question: what each annotator said.
@@ -90,7 +89,7 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
                 choices = optional_items(said.get("choices"), "choices")
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
-    yield from _read(LABEL_STUDIO, origin, options, mapping(row["data"], "data"), votes, info)
+    yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)
 
 
 def _argilla_votes(row: Json) -> tuple[Votes, bool]:
@@ -110,7 +109,10 @@ def _argilla_votes(row: Json) -> tuple[Votes, bool]:
                 votes.setdefault(name, []).append(answer.get("value") if isinstance(answer, dict) else answer)
     for key, values in row.items():
         if key.endswith(".responses") and isinstance(values, list):
-            votes.setdefault(key.removesuffix(".responses"), []).extend(values)
+            statuses = row.get(f"{key}.status")
+            statuses = statuses if isinstance(statuses, list) and len(statuses) == len(values) else [None] * len(values)
+            counted = [item for item, status in zip(values, statuses, strict=True) if status in _RESPONDED]
+            votes.setdefault(key.removesuffix(".responses"), []).extend(counted)
     if votes:
         return votes, False
     if isinstance(suggestions, dict):
@@ -143,12 +145,22 @@ def _read(
     if ranks is not None and len(keys) == 2:
         if ranks[0] == ranks[1]:
             raise BadRecord("a tie: the annotators prefer neither answer")
-        chosen, rejected = answers if ranks[0] < ranks[1] else reversed(answers)
-        prompt, chosen, rejected = conversations_from(prompt, chosen, rejected)
-        yield preference_from(name, origin, prompt=prompt, chosen=chosen, rejected=rejected, tools=[], info=info)
+        best, worst = (0, 1) if ranks[0] < ranks[1] else (1, 0)
+        prompt, chosen, rejected = conversations_from(prompt, answers[best], answers[worst])
+        yield preference_from(
+            name,
+            origin,
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            tools=[],
+            chosen_reward=pick_reward(_ratings(best, keys, votes), options.reward),
+            rejected_reward=pick_reward(_ratings(worst, keys, votes), options.reward),
+            info=info,
+        )
         return
     for number, (key, answer) in enumerate(zip(keys, answers, strict=True)):
-        ratings = _ratings(key, number, keys, votes)
+        ratings = _ratings(number, keys, votes)
         reward = pick_reward(ratings, options.reward)
         yield build(
             name,
@@ -193,6 +205,12 @@ def _place(value: Any, keys: list[str]) -> int | None:
     return ends.index(_end(word)) if _end(word) is not None and ends.count(_end(word)) == 1 else None
 
 
+def _is_choice(question: str, value: Any) -> bool:
+    """Whether a value may name an answer; a mere number could as well be a rating, so the question must say it."""
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
+    return not is_number or any(word in question.lower() for word in _CHOICE_WORDS)
+
+
 def _end(name: str) -> str | None:
     match = _INDEX.search(name.lower())
     return match and (match.group(1) or match.group(2))
@@ -212,7 +230,7 @@ def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
             ranking = _ranking(value, keys)
             if ranking is not None:
                 sums, num_rankings = [a + b for a, b in zip(sums, ranking, strict=True)], num_rankings + 1
-            elif (place := _place(value, keys)) is not None:
+            elif _is_choice(name, value) and (place := _place(value, keys)) is not None:
                 choices[place] += 1
     if num_rankings:
         return [total / num_rankings for total in sums]
@@ -238,7 +256,7 @@ def _ranking(value: Any, keys: list[str]) -> list[float] | None:
     return [ranks[place] for place in range(len(keys))] if len(ranks) == len(keys) else None
 
 
-def _ratings(key: str, number: int, keys: list[str], votes: Votes) -> Json:
+def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
     """Return the mean of the numbers that were given to an answer, by question."""
     ratings: Json = {}
     for name, values in votes.items():
