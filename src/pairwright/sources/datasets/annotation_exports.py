@@ -80,7 +80,7 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
             result = mapping(result, "annotations[].result[]")
             said = optional_mapping(result.get("value"), "annotations[].result[].value")
             kind = result.get("type")
-            name = result.get("from_name") if isinstance(result.get("from_name"), str) else str(kind)
+            name = str(result.get("from_name") or kind)
             if kind == "pairwise":
                 votes.setdefault(name, []).append(said.get("selected"))
             elif kind in ("rating", "number"):
@@ -178,9 +178,7 @@ def _read(
 
 def _answers(fields: Json) -> list[str]:
     """Return the names of the fields that hold answers, in order."""
-    keys = [
-        key for key in fields if isinstance(key, str) and fields[key] and isinstance(fields[key], str | list | dict)
-    ]
+    keys = [key for key in fields if fields[key] and isinstance(fields[key], str | list | dict)]
     sides = [key for key in _SIDES if key in keys]
     if len(sides) == 2:
         return sides

@@ -50,19 +50,14 @@ def matches(value: Any) -> bool:
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
     row = mapping(value, "row")
+    request: Json = _request(row) or {}
     if is_response_object(row):
-        request, answer = (
-            {key: row[key] for key in ("instructions", "tools", "previous_response_id") if key in row},
-            row,
-        )
         stored = row.get("input", row.get("input_items"))
-        # The API lists the input as {data: [item]}.
-        request["input"] = stored.get("data") if isinstance(stored, dict) else stored
-        if request["input"] is None:
+        if stored is None:
             raise BadRecord("a stored response without its input: fetch /input_items and put it under `input`")
-        yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
-        return
-    request, answer = _request(row) or {}, _answer(row) or {}
+        # The API lists the input as {data: [item]}.
+        request = {**row, "input": stored.get("data") if isinstance(stored, dict) else stored}
+    answer = row if is_response_object(row) else _answer(row) or {}
     yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
 
 

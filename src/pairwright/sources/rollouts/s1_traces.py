@@ -109,7 +109,8 @@ def _messages(turns: list[Any]) -> tuple[list[Message], list[ErrorSite]]:
         error = turn.get("tool_error")
         if error:
             said = error if isinstance(error, str) else messages[-1].text
-            meta = turn.get("error_meta") if isinstance(turn.get("error_meta"), dict) else {}
+            meta = turn.get("error_meta")
+            meta = meta if isinstance(meta, dict) else {}
             kind = failure_kind(meta.get("type", said), failure_kind(said, "tool_error"))
             tool = call.name if call else calls[0].name if calls else None
             errors.append(ErrorSite(number, kind, said, tool=tool, call_id=call_id, meta=meta))

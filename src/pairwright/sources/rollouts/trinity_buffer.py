@@ -102,7 +102,7 @@ def _experience(payload: Any, fields: Json, file: str) -> Experience:
     record = records[0]
     if not isinstance(record, Experience):
         raise BadRecord(record.reason)
-    eid, changes = record.eid, {"source": Source(file, None, NAME)}
+    eid = record.eid
     task, run, suffix = fields.get("task_id"), index(fields.get("run_id")), fields.get("msg_id")
     eid = EID(
         eid.batch,
@@ -111,7 +111,7 @@ def _experience(payload: Any, fields: Json, file: str) -> Experience:
         eid.step,
         suffix if isinstance(suffix, str) and suffix else eid.suffix,
     )
-    changes |= {"eid": eid}
+    changes: Json = {"source": Source(file, None, NAME), "eid": eid}
     if "reward" in fields:
         changes["reward"] = fields["reward"]
     if isinstance(fields.get("model_version"), int):
