@@ -55,7 +55,17 @@ def test_raw_text_is_not_wrapped_into_a_chat():
     (run,) = read(RESULTS, rows("verifiers_results.jsonl")[3])
     assert run.prompt == (Message("text", "Once"),)
     assert run.completion == (Message("text", " upon a time", generated=True),)
-    assert (run.eid.task, run.truncate_status) == (1, "response_truncated")
+    assert run.truncate_status == "response_truncated"
+
+
+def test_a_completion_that_begins_with_the_prompt_does_not_repeat_it():
+    row = rows("verifiers_results.jsonl")[1]
+    expected = read(RESULTS, row)[0]
+    (run,) = read(RESULTS, {**row, "completion": [{**row["prompt"][0], "tool_calls": None}, *row["completion"]]})
+    assert (run.prompt, run.completion, run.eid.tid) == (expected.prompt, expected.completion, expected.eid.tid)
+    hint = {"role": "user", "content": "Think first."}
+    (run,) = read(RESULTS, {**row, "completion": [hint, *row["completion"]]})
+    assert (run.prompt, run.completion) == ((*expected.prompt, Message("user", "Think first.")), expected.completion)
 
 
 def test_tokens_that_were_rendered_anew_are_dropped_with_the_reason():

@@ -2,9 +2,9 @@
 
     {example_id, task, prompt, completion, answer, reward, metrics, info, is_truncated, stop_condition, tool_defs, ...}
 
-Prompt and completion are lists of messages, whose calls are often JSON text, or raw text. task = example_id, with the
-name of the environment where the row has one; without an example_id it is a hash of prompt, tools and answer, because
-the older `id` counts rows and not examples. Metrics (under `metrics`, in older files beside the reward) are the reward
+Prompt and completion are lists of messages, whose calls are often JSON text, or raw text; turns before the first answer
+belong to the prompt. task = name of the environment and example_id; without a name of its own it is a hash of prompt,
+tools, answer and example_id, but not of the older `id`, which counts rows and not examples. Metrics (under `metrics`, in older files beside the reward) are the reward
 components. Tokens of a `trajectory` become the arrays of the experience.
 """
 
@@ -26,7 +26,7 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import message_from_chat, tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import tokens_of_turns, turn_tokens
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -63,8 +63,14 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     is_text = isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)
     prompt = _messages(row.get("prompt"), "prompt", is_text)
     completion = _messages(row.get("completion"), "completion", is_text)
-    if not any(message.is_generated for message in completion):
+    added, completion = split_at_first_answer(completion)
+    if not completion:
         raise BadRecord("completion: no message that the model wrote")
+    # Some environments begin the completion with what they gave to the model: the prompt again, or more of it.
+    if [(message.role, message.content) for message in added] != [
+        (message.role, message.content) for message in prompt
+    ]:
+        prompt = [*prompt, *added]
     details = {**small_fields(row, _READ), **{key: item for key, item in info.items() if key != "oai_tools"}}
     components = _metrics(row)
     example = identifier(row.get("example_id"))
@@ -72,8 +78,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     yield build(
         NAME,
         origin,
-        task=example if example is None or name in (None, "", "default") else f"{name}/{example}",
-        task_metadata=[name, row.get("answer")],
+        task=None if example is None or name in (None, "", "default") else f"{name}/{example}",
+        task_metadata=[name, example, row.get("answer")],
         prompt=prompt,
         completion=completion,
         tools=tools,
