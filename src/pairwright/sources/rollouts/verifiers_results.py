@@ -4,8 +4,8 @@
 
 Prompt and completion are lists of messages, whose calls are often JSON text, or raw text; turns before the first answer
 belong to the prompt. task = name of the environment and example_id; without a name of its own it is a hash of prompt,
-tools, answer and example_id, but not of the older `id`, which counts rows and not examples. Metrics (under `metrics`, in older files beside the reward) are the reward
-components. Tokens of a `trajectory` become the arrays of the experience.
+tools, answer and example_id, but not of the older `id`, which counts rows and not examples. Metrics (under `metrics`,
+in older files beside the reward) are the reward components. Tokens of a `trajectory` become the arrays.
 """
 
 from collections.abc import Iterator
