@@ -18,8 +18,10 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.binary import BINARY_READERS
-from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.datasets import (
+    alpaca_eval,
+    annotation_exports,
+    media_rows,
     nemo_rl_preference,
     openai_chat,
     openai_preference,
@@ -29,8 +31,25 @@ from pairwright.sources.datasets import (
     trl_preference,
     ultrafeedback,
 )
+from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.format import Format
-from pairwright.sources.rollouts import nemo_gym, trinity
+from pairwright.sources.frameworks import (
+    api_logs,
+    batch_files,
+    dspy_history,
+    langchain_dumps,
+    pydantic_ai_history,
+    smolagents_memory,
+)
+from pairwright.sources.rollouts import (
+    nemo_gym,
+    rendered_dumps,
+    s1_traces,
+    trinity,
+    trl_completions,
+    verifiers_results,
+    verifiers_traces,
+)
 from pairwright.sources.sessions import (
     claude_code,
     cline,
@@ -52,6 +71,11 @@ from pairwright.sources.tracing import langfuse, langsmith, nat, otel
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
+    "verifiers": (verifiers_traces.FORMAT, verifiers_results.FORMAT),
+    "trl-completions": (trl_completions.FORMAT,),
+    "verl": (rendered_dumps.VERL_FORMAT,),
+    "skyrl": (rendered_dumps.SKYRL_FORMAT,),
+    "s1": (s1_traces.FORMAT,),
     "tau-bench": (tau_bench.FORMAT,),
     "tau2-bench": (tau2_bench.FORMAT,),
     "terminal-bench": (terminal_bench.FORMAT,),
@@ -59,6 +83,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "atif": (atif.FORMAT,),
     "nat": (nat.FORMAT,),
     "inspect": (inspect_log.FORMAT,),
+    "batch": (batch_files.FORMAT,),
+    "api-log": (api_logs.FORMAT,),
+    "pydantic-ai": (pydantic_ai_history.FORMAT,),
+    "langchain": (langchain_dumps.FORMAT,),
+    "smolagents": (smolagents_memory.FORMAT,),
+    "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
     "otel": (otel.FORMAT,),
@@ -78,6 +108,10 @@ READERS: dict[str, tuple[Format, ...]] = {
     "swe-agent": (swe_agent.FORMAT,),
     "openhands": (openhands.FORMAT, openhands_rows.FORMAT, openhands_legacy.FORMAT),
     "trinity": (trinity.FORMAT,),
+    "argilla": (annotation_exports.FORMAT_ARGILLA,),
+    "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
+    "alpaca-eval": (alpaca_eval.FORMAT,),
+    "llamafactory-media": (media_rows.FORMAT,),
     "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
     "openai-preference": (openai_preference.FORMAT,),
     "customizer": (customizer.FORMAT,),
