@@ -102,7 +102,9 @@ def test_the_id_of_an_api_response_names_no_task():
         ({"score": {"score": 4, "style": 2}}, None, 4.0),
         ({"score": {"score": 4, "style": 2}}, "style", 2.0),
         ({"reward": 1, "helpful": 0.5}, "helpful", 0.5),
-        ({"score": "good"}, None, None),
+        ({"score": "good"}, None, 1.0),
+        ({"score": "so so"}, None, None),
+        ({"label": 3}, None, None),
         ({}, None, None),
     ],
 )

@@ -18,7 +18,7 @@ import msgspec
 from pairwright.errors import ConfigError
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, kind_of, score
-from pairwright.sources.rewards import evaluate, parse_reward
+from pairwright.sources.reward_expression import evaluate, parse_reward
 
 # What a map can name. `records` is where the records are: a list inside a document, or a table of an SQLite file.
 TARGETS = (
@@ -146,8 +146,8 @@ def _check(target: str, text: str) -> None:
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is one path, not an expression."""
-    return re.fullmatch(r"[^+*/()|\s-][^+*/()|]*", text.strip()) is not None
+    """Whether a text is one path, not an expression: `a-b` is a name, `a - b` and `1-b` are differences."""
+    return re.fullmatch(r"[^+*/()|\s\d-][^+*/()|\s]*", text.strip()) is not None
 
 
 def split_joined(text: str) -> list[Path]:

@@ -63,10 +63,8 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
     for path in paths:
         num_refused = len(refused)
-        if path.startswith(PREFIX):
-            files = hub_files(path)
-        else:
-            files = list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
+        is_hub = path.startswith(PREFIX)
+        files = hub_files(path) if is_hub else list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
         files = without_bookkeeping(files)
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")

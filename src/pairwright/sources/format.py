@@ -55,6 +55,10 @@ class Options(msgspec.Struct, frozen=True):
     reward: str | None = None
     step_name: str | None = None
     map: FieldMap = NO_MAP
+    # Expressions of sources/identity.py; None leaves what the format says.
+    task: str | None = None
+    run: str | None = None
+    step: str | None = None
 
 
 # Members looked up once: `build` runs for every record.
@@ -190,6 +194,21 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
 def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: Any) -> str:
     """Return the task id for records without one: a hash of prompt, tools and metadata."""
     return _hash(canonical_messages(prompt), tools, metadata)
+
+
+def session_task(
+    session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
+) -> int | str | None:
+    """Return the task of a session: a hash of what the model was given at its start.
+
+    So sessions that begin alike are runs of one task. A session whose start is missing is a task of its own.
+    """
+    return task_hash(tuple(prompt), tuple(tools), metadata) if prompt else session
+
+
+def session_run(session: int | str | None, origin: Origin, branch: int = 0) -> int:
+    """Return the run number of a branch of a session: 48 bits of a hash of its id, or of its file's label."""
+    return int(content_hash(label_of(origin) if session is None else session)[:12], 16) + branch
 
 
 def _share_given(prompt: _Prompt, tools: _Tools) -> tuple[_Prompt, _Tools, str]:

@@ -46,7 +46,8 @@ NO_OPTIONS = Options()
 class Layout(msgspec.Struct, frozen=True):
     """Detected layout of a file: its format, the variant that reads it, and its shape.
 
-    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own.
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own,
+    "table" a file of rows (sources/tables.py).
     """
 
     format: str
@@ -108,17 +109,21 @@ def read_units(
     units: Iterable[Unit | Experience | Rejected],
     layout: Layout,
     options: Options,
-    finish: Callable[[Experience, Any], Experience] | None = None,
+    finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is called with each experience and the decoded unit it was read from (None for units that already are
-    experiences) and returns the experience to yield.
+    `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
+    already are experiences) and returns the experience to yield, or raises BadRecord.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:
         if isinstance(unit, Experience | Rejected):
-            yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None)
+            try:
+                yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None, None)
+            except BadRecord as error:
+                file = unit.source.file if isinstance(unit, Experience) and unit.source else "a payload"
+                yield Rejected(file, None, str(error), name)
             continue
         origin, value = unit
         try:
@@ -127,7 +132,7 @@ def read_units(
                 yield from read(value, origin, options)
                 continue
             for record in read(value, origin, options):
-                yield finish(record, value) if isinstance(record, Experience) else record
+                yield finish(record, value, origin) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
         except RecursionError:
@@ -144,14 +149,31 @@ def file_units(
 ) -> Iterator[Unit | Rejected]:
     """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
 
-    `repairs` counts repairs.
+    `repairs` counts repairs of text.
     """
     try:
-        yield from _file_units(path, layout, label, repairs, options)
+        if layout.shape == "table":
+            yield from _table_units(path, layout, label, options)
+        else:
+            yield from _file_units(path, layout, label, repairs, options)
     except BadRecord as error:
         yield Rejected(str(path), None, str(error), layout.format)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
+
+
+def _table_units(path: Place, layout: Layout, label: str, options: Options) -> Iterator[Unit | Rejected]:
+    """Yield the rows of a table, or all of them as one unit, depending on the reader's `unit`."""
+    rows = []
+    for number, row in enumerate(table_rows(path, options.map)):
+        if isinstance(row, BadRecord):
+            yield Rejected(str(path), None, str(row), layout.format)
+        elif layout.reader.unit == "file":
+            rows.append(row)
+        else:
+            yield Origin(str(path), None, number, label), row
+    if layout.reader.unit == "file":
+        yield Origin(str(path), None, 0, label), rows
 
 
 def _file_units(
@@ -159,18 +181,7 @@ def _file_units(
 ) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
-    if layout.shape == "table":
-        rows = []
-        for number, row in enumerate(table_rows(path, options.map)):
-            if isinstance(row, BadRecord):
-                yield Rejected(file, None, str(row), layout.format)
-            elif layout.reader.unit == "file":
-                rows.append(row)
-            else:
-                yield Origin(file, None, number, label), row
-        if layout.reader.unit == "file":
-            yield Origin(file, None, 0, label), rows
-    elif layout.splits:
+    if layout.splits:
         yield from line_units(path, decode=layout.reader.decode, label=label, repairs=repairs)
     elif layout.shape == "values" and layout.reader.unit == "record":
         yield from value_units(path, label, repairs)

@@ -148,17 +148,18 @@ def _quoted(name: str) -> str:
 
 def _delimited_rows(file: IO[bytes], separator: str) -> Iterator[Json | BadRecord]:
     """Yield the rows of a CSV or TSV file, with the names of its first line; an empty cell is null."""
+    csv.field_size_limit(MAX_LINE_BYTES)
     # utf-8-sig: spreadsheets write a byte order mark
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
-    csv.field_size_limit(MAX_LINE_BYTES)
-    lines = csv.reader(text, delimiter=separator)
-    names = next(lines, [])
-    if len(set(names)) < len(names):
-        raise BadRecord("a table with two columns of one name")
-    for number, cells in enumerate(lines, start=2):
-        if not cells:
-            continue
-        if len(cells) > len(names):
-            yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")
-        else:
-            yield {name: cell if cell else None for name, cell in zip(names, cells, strict=False)}
+    try:
+        lines = csv.reader(text, delimiter=separator)
+        names = next(lines, [])
+        if len(set(names)) < len(names):
+            raise BadRecord("a table with two columns of one name")
+        for number, cells in enumerate(lines, start=2):
+            if len(cells) > len(names):
+                yield BadRecord(f"more cells than columns: {len(cells)} under {len(names)} names in row {number}")
+            elif cells:
+                yield {name: cell if cell else None for name, cell in zip(names, cells, strict=False)}
+    finally:
+        text.detach()  # the file is closed by whoever opened it

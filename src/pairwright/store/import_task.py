@@ -27,6 +27,7 @@ from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_lines
 from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
+from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
@@ -295,7 +296,10 @@ def _kept(
     redacted: set[tuple[str, int | None]] = set()
     if task.redact:
         units = _redacted(units, result, redacted)
-    finish = None if task.reward is None and task.options.reward is None else partial(_with_reward, task, result)
+    options = task.options
+    names_identity = not (options.task is options.run is options.step is None)
+    changes = task.reward is not None or options.reward is not None or names_identity
+    finish = partial(_finish, task, result, names_identity) if changes else None
     for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
             result.counts[task.layout.format]["quarantined"] += 1
@@ -307,11 +311,23 @@ def _kept(
             found = _without_ids(found)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(found)
-            there, score, key = task.scores.of(found)
-            if there:
+            match = task.scores.of(found)
+            if match is not None:
+                score, key = match
                 result.scores_used.add(str(key))
-                found = replace(found, reward=score)
+                found = replace(found, reward=score.reward)
+                if score.task is not None:
+                    found = replace(found, eid=replace(found.eid, task=score.task))
         yield found
+
+
+def _finish(
+    task: ImportTask, result: ImportResult, names_identity: bool, exp: Experience, row: Any, origin: Origin | None
+) -> Experience:
+    """Apply the options that change records of any format: the reward, and the identity."""
+    if task.reward is not None or task.options.reward is not None:
+        exp = _with_reward(task, result, exp, row)
+    return identify(exp, task.options, row, origin) if names_identity else exp
 
 
 def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: Any) -> Experience:

@@ -25,8 +25,10 @@ from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
 from pairwright.sources.files import ranges, relative_names
 from pairwright.sources.format import Options, Rejected
+from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
-from pairwright.sources.rewards import Scores, parse_reward, read_scores
+from pairwright.sources.reward_expression import parse_reward
+from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
 from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import put_hidden_part
@@ -93,6 +95,7 @@ def import_files(
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
     expression, reward = None, options.reward
+    check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
@@ -406,6 +409,9 @@ def import_traces(
     reward: str | None = None,
     scores: str | os.PathLike[str] | None = None,
     map: str | Mapping[str, str] | None = None,
+    task: str | None = None,
+    run: str | None = None,
+    step: str | None = None,
     step_name: str | None = None,
     redact: bool = False,
     update: bool = False,
@@ -421,8 +427,11 @@ def import_traces(
         output: Folder of the table; it is made, or added to.
         format: Name of a format of docs/sources.md; "auto" tells by content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
-        scores: CSV or JSON Lines file of rewards, by id or by task and run.
+        scores: CSV or JSON Lines file of rewards, by id or by task and run; beside an id, a task may stand.
         map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".
+        task: What names the task: "prompt", a field's name or path, several with commas, "file", "row//4".
+        run: What names the run: a field's name or path, or "row%4"; text is turned into a number.
+        step: What names the step: a field's name or path with an integer.
         step_name: NAT only: name of the TTC step whose candidates to read.
         redact: Replace API keys, tokens and private keys.
         update: Replace what these files gave before.
@@ -446,7 +455,7 @@ def import_traces(
         [os.fspath(path) for path in listed],
         table,
         format_name=format,
-        options=Options(reward=reward, step_name=step_name, map=parse_map(map)),
+        options=Options(reward=reward, step_name=step_name, task=task, run=run, step=step, map=parse_map(map)),
         redact=redact,
         scores=None if scores is None else Path(scores),
         update=update,

@@ -31,6 +31,9 @@ IMPORT_KEYS = (
     "sources.format",
     "sources.reward",
     "sources.map",
+    "sources.task",
+    "sources.run",
+    "sources.step",
     "sources.redact",
     "engine.name",
     "engine.address",
@@ -75,7 +78,14 @@ def import_files(
     settings = load_settings(config, override, flags)
     sources = settings.sources
     paths = paths or list(sources.paths)
-    options = Options(reward=sources.reward, step_name=step_name, map=parse_map(sources.map))
+    options = Options(
+        reward=sources.reward,
+        step_name=step_name,
+        map=parse_map(sources.map),
+        task=sources.task,
+        run=sources.run,
+        step=sources.step,
+    )
     if explain:
         _explain(paths, sources.format, options, as_json=as_json)
         return

@@ -19,16 +19,16 @@ from typing import Any
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
-from pairwright.sources.fields import BadRecord, items, json_value, mapping, score, small_fields
+from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import message_from_chat
-from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
 _MAX_CHOICES = 128
-_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *TASK_KEYS, *SYSTEMS})
+_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *SYSTEMS})
 # Keys of other formats that use `messages`; a row with one of these is not matched.
 _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
@@ -154,8 +154,11 @@ def _is_answered_beside(row: Json) -> bool:
 
 def _info(row: Json, request: Json) -> Json:
     info = small_fields(row, _READ)
-    for key in REWARD_KEYS:  # a score that is no number, such as "good", stays
-        if isinstance(info.get(key), dict) or score(info.get(key)) is not None:
+    task_key = next((key for key in TASK_KEYS if identifier(row.get(key)) is not None), None)
+    info.pop(str(task_key), None)  # other names of tasks stay
+    used = reward_in(row)  # scores and labels beside the one that is the reward stay
+    for key in SCORE_KEYS:
+        if isinstance(info.get(key), dict) or (used is not None and used[0] == key):
             del info[key]
     parallel = request.get("parallel_tool_calls")
     if parallel is not None:

@@ -83,7 +83,7 @@ def _with_prompt(
     """Add the prompt to the answers; they may also be conversations that begin with it."""
     key, prompt, context_key = find_prompt(row, used)
     talk_key = find_conversation(row, used)
-    whole = bool(answers) and all(is_turns(answer.value) for answer in answers)
+    whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
     if talk_key is not None and not answers:
         # A question beside a conversation is one of its turns, kept in info.
         return Layout(conversation=row[talk_key], conversation_key=talk_key, used=frozenset({talk_key}))
@@ -91,10 +91,10 @@ def _with_prompt(
         raise BadRecord(_no_part("completion", row))
     context = None
     if talk_key is not None and key is None:
-        turns = decode_json_text(row[talk_key])
+        turns = turns_in(row[talk_key])
         if whole:
             talk_key = None  # the conversation of one side, once more
-        elif is_turns(turns) and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
+        elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
             raise BadRecord(
                 f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
                 f"--map prompt={talk_key},completion={answers[0].where} decides"
@@ -145,7 +145,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
     key = _outermost(row, keys, "prompt") if keys else None
     if key is None or context is None:
         return key, None if key is None else row[key], context
-    if not is_turns(decode_json_text(row[context])):
+    if turns_in(row[context]) is None:
         if _text_of(row[context]) in _text_of(row[key]):
             context = None
         else:
@@ -158,7 +158,7 @@ def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]
 
 def _outermost(row: Json, keys: list[str], part: str) -> str:
     """Return the key whose text contains those of all others; raise BadRecord if there is none."""
-    for key in sorted(keys, key=lambda key: not is_turns(decode_json_text(row[key]))):
+    for key in sorted(keys, key=lambda key: turns_in(row[key]) is None):
         text = _text_of(row[key])
         if all(_text_of(row[other]) in text for other in keys):
             return key
@@ -169,7 +169,7 @@ def _outermost(row: Json, keys: list[str], part: str) -> str:
 def find_conversation(row: Json, used: set[str]) -> str | None:
     """Return the key of a conversation, or None."""
     keys = [key for key in row if plain_name(key) in CONVERSATIONS and key not in used]
-    keys = [key for key in keys if is_turns(decode_json_text(row[key]))]
+    keys = [key for key in keys if turns_in(row[key]) is not None]
     return _outermost(row, keys, "messages") if len(keys) > 1 else keys[0] if keys else None
 
 
@@ -235,10 +235,11 @@ def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
         if not keys:
             continue
         key = keys[0] if len(keys) == 1 else _outermost(row, keys, "completion")
-        value = decode_json_text(row[key])
-        if not _is_candidates(value):
-            return (Answer(row[key], key),), {key}
-        return _listed_answers(row, key, value)
+        if keys is strong or keys is weak:
+            # Text that happens to be a JSON list is one answer; only a real list is several.
+            is_list = _is_candidates(row[key]) and not isinstance(row[key], str)
+            return _listed_answers(row, key, row[key]) if is_list else ((Answer(row[key], key),), {key})
+        return _listed_answers(row, key, decode_json_text(row[key]))
     return (), set()
 
 
@@ -367,11 +368,33 @@ def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ..
 # Types of values.
 
 
+def turns_in(value: Any) -> list[Any] | None:
+    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
+    value = decode_json_text(value)
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        value = value["messages"]
+    return value if is_turns(value) else None
+
+
 def is_turns(value: Any) -> bool:
     """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
     if not isinstance(value, list) or not value:
         return False
-    return all(_is_turn(item) for item in value)
+    return all(map(_is_turn, value)) or all(map(_is_exchange, value))
+
+
+def _is_exchange(item: Any) -> bool:
+    """Whether an item is a question and its answer: two texts, or {inputs: {...}, outputs: {...}}."""
+    if isinstance(item, list):
+        return len(item) == 2 and all(isinstance(text, str) for text in item)
+    return (
+        isinstance(item, dict)
+        and item.keys() == {"inputs", "outputs"}
+        and all(
+            isinstance(side, dict) and len(side) == 1 and isinstance(next(iter(side.values())), str)
+            for side in item.values()
+        )
+    )
 
 
 def _is_turn(item: Any) -> bool:
@@ -390,8 +413,10 @@ def _is_turn(item: Any) -> bool:
 _ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
 
 
-def _last_role(turns: list[Json]) -> str:
+def _last_role(turns: list[Any]) -> str:
     last = turns[-1]
+    if _is_exchange(last):
+        return "assistant"
     return str(last.get("role", last.get("from", last.get("type", list(last)[-1]))))
 
 

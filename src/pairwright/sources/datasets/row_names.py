@@ -42,6 +42,7 @@ WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
 # Lists of answers have the plural of these names, or one of these.
 LISTS = frozenset({"candidates", "completions_list", "all_responses"})
 SYSTEMS = ("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt")
+TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
 MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
 # Two answers, the better one first; each name may have a word of _ANSWER_WORDS beside it: chosen_response.
 SIDES = (
@@ -101,8 +102,9 @@ def words_of(name: str) -> tuple[str, ...]:
 
 
 def plain_name(name: Any) -> str:
-    """Return a name as the tables above write it."""
-    return "_".join(words_of(name)) if isinstance(name, str) else ""
+    """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
+    words = words_of(name) if isinstance(name, str) else ()
+    return "_".join(words[1:] if len(words) > 1 and words[0] in ("inputs", "outputs") else words)
 
 
 def singular(name: str) -> str:
@@ -171,7 +173,3 @@ def system_of(row: Json, messages: list[Message]) -> list[Message]:
         is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
         return [] if is_repeated else [Message("system", value)]
     return []
-
-
-def system_keys(row: Json) -> list[str]:
-    return [key for key in SYSTEMS if key in row]

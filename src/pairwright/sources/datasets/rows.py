@@ -18,7 +18,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import TEXT, Json, Message
 from pairwright.sources.datasets.openai_chat import read_messages
 from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
-from pairwright.sources.datasets.row_layout import Answer, Layout, arrange, is_answer_name, is_turns
+from pairwright.sources.datasets.row_layout import Answer, Layout, arrange, is_answer_name, turns_in
 from pairwright.sources.datasets.row_names import (
     CONTEXTS,
     CONVERSATIONS,
@@ -26,6 +26,7 @@ from pairwright.sources.datasets.row_names import (
     PROMPTS,
     RENDERED,
     SYSTEMS,
+    TOOLS,
     is_completion_name,
     is_score_name,
     plain_name,
@@ -37,7 +38,17 @@ from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.any_messages import answers as response_answers
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text
-from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import (
+    REWARD_KEYS,
+    SCORE_KEYS,
+    TASK_KEYS,
+    label_of,
+    reward_in,
+    reward_of,
+    run_of,
+    task_of,
+    tools_of,
+)
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import pick_reward
 
@@ -50,7 +61,7 @@ _ROLES = {
 }
 _HUMAN = re.compile(r"\n\n(Human|Assistant):")
 _BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
-_READ = frozenset({"tools", "functions", "reward_components", *TASK_KEYS})
+_READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
 _DECIDES = "decides"  # the last word of a refusal that a map resolves
 
 
@@ -60,7 +71,7 @@ def matches(value: Any) -> bool:
         return False
     try:
         layout = arrange(value)
-        return layout.conversation is None or any(map(_is_from_model, decode_json_text(layout.conversation)))
+        return layout.conversation is None or any(map(_is_from_model, turns_in(layout.conversation) or ()))
     except BadRecord as error:
         return _DECIDES in str(error)  # it is a row, and the user must say how to read it
     except RecursionError:
@@ -85,7 +96,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     """Yield the preference of a row, or one experience for each of its answers."""
     row, rest = apply_map(mapping(value, "row"), options.map)
     layout = arrange(row)
-    tools, task = tools_of(row), task_of(row)
+    tools_key = next((key for key in TOOLS if row.get(key)), "tools")
+    tools, task = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row), task_of(row)
     if layout.conversation is not None:
         turns = read_turns(layout.conversation, layout.conversation_key)
         prompt, completion = split_at_first_answer([*system_of(row, turns), *turns])
@@ -99,7 +111,10 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     if len(answers) == 1 and len(sides) > 1:  # the choices of one response
         answers, scores = answers * len(sides), scores * len(sides)
     # What the map put under a name of ours is not the row's field of that name.
-    used = (layout.used | _READ | {key for _, _, keys in scores for key in keys}) - (row.keys() - rest.keys())
+    used = (layout.used | _READ | {tools_key} | {key for _, _, keys in scores for key in keys}) - (
+        row.keys() - rest.keys()
+    )
+    used |= {key for key in TASK_KEYS if task is not None and row.get(key) is not None and row[key] == task}
     info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
     if layout.best is not None and len(sides) == 2:
         best, other = layout.best, 1 - layout.best
@@ -197,29 +212,53 @@ def _is_replaced(key: str, fields: FieldMap) -> bool:
 
 def read_turns(value: Any, where: str) -> list[Message]:
     """Convert turns of any shape to messages; a turn that is none is BadRecord."""
-    value = decode_json_text(value)
-    if not is_turns(value):
+    listed = turns_in(value)
+    if listed is None:
         raise BadRecord(f"{where}: expected messages, got {kind_of(value)}")
-    if all("from" in turn and "value" in turn for turn in value):
-        return turns_of_values(value, where)
-    if all("role" not in turn and "type" not in turn for turn in value):
-        exchanges = [(plain_name(key), text) for turn in value for key, text in turn.items()]
+    if isinstance(listed[0], list) or listed[0].keys() == {"inputs", "outputs"}:
+        pairs = [
+            item if isinstance(item, list) else [next(iter(side.values())) for side in item.values()] for item in listed
+        ]
+        return [Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    if all("from" in turn and "value" in turn for turn in listed):
+        return turns_of_values(listed, where)
+    if all("role" not in turn and "type" not in turn for turn in listed):
+        exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
         return [Message(_ROLES.get(role, role), text) for role, text in exchanges]
-    turns = [_with_usual_role(turn) for turn in value]
+    turns = [_with_usual_role(turn) for turn in listed]
     if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
         return read_messages(turns, where)
     return conversation(turns, where, role="user")
 
 
 def _with_usual_role(turn: Json) -> Json:
-    role = turn.get("role")
+    """Return a turn with the usual name of its role, and with calls and results out of its content parts."""
+    role, content = turn.get("role"), turn.get("content")
     if not isinstance(role, str):
         return turn
     usual = _ROLES.get(role.lower(), role.lower())
-    return turn if usual == role else {**turn, "role": usual}
+    turn = turn if usual == role else {**turn, "role": usual}
+    kinds = {part.get("type") for part in content if isinstance(part, dict)} if isinstance(content, list) else set()
+    if kinds.isdisjoint(("tool_call", "tool_result")) or not all(isinstance(part, dict) for part in content or ()):
+        return turn
+    # As evaluators of agents write it: {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
+    calls = [
+        {"id": part.get("tool_call_id", part.get("id")), **mapping(part.get("tool_call", part), "tool_call")}
+        for part in content or ()
+        if part.get("type") == "tool_call"
+    ]
+    results = [part.get("tool_result") for part in content or () if part.get("type") == "tool_result"]
+    rest = [part for part in content or () if part.get("type") not in ("tool_call", "tool_result")]
+    return {
+        **turn,
+        "content": results[0] if results and len(results) == 1 and not rest else [*results, *rest] or None,
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
-def _is_from_model(turn: Json) -> bool:
+def _is_from_model(turn: Any) -> bool:
+    if isinstance(turn, list) or "outputs" in turn:
+        return True
     speaker = turn.get("role", turn.get("from", turn.get("type")))
     if isinstance(speaker, str):
         # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
@@ -229,8 +268,8 @@ def _is_from_model(turn: Json) -> bool:
 
 def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[list[Message]]]:
     """Return the prompt and the messages of each answer."""
-    values = [decode_json_text(answer.value) for answer in layout.answers]
-    exchanges = _exchanges(layout.prompt, values)
+    values = [answer.value for answer in layout.answers]
+    exchanges = _exchanges(layout.prompt, [decode_json_text(value) for value in values])
     if exchanges is not None:
         return _split_conversations(row, [], exchanges)
     if isinstance(layout.prompt, str) and any(mark in layout.prompt for mark in RENDERED):
@@ -290,7 +329,8 @@ def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
 
 
 def _read_prompt(value: Any, where: str) -> list[Message]:
-    value = decode_json_text(value)
+    if turns_in(value) is not None:
+        return read_turns(value, where)
     if isinstance(value, str):
         pieces = _HUMAN.split(value)
         # A transcript: role and text in turn; the last turn may be the empty one that the model is to write.
@@ -299,8 +339,6 @@ def _read_prompt(value: Any, where: str) -> list[Message]:
             turns = [Message(roles[role], text.strip()) for role, text in zip(pieces[1::2], pieces[2::2], strict=True)]
             return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].text else turns
         return [Message("user", value)]
-    if is_turns(value):
-        return read_turns(value, where)
     if isinstance(value, dict):
         messages = conversation(value, where, role="user") if _is_envelope(value) else []
         if messages:
@@ -310,10 +348,10 @@ def _read_prompt(value: Any, where: str) -> list[Message]:
 
 def _read_answer(value: Any, where: str) -> list[list[Message]]:
     """Return the messages of an answer; a response with several choices has several."""
+    if turns_in(value) is not None:
+        return [read_turns(value, where)]
     if isinstance(value, str | int | float):
         return [[Message("assistant", str(value))]]
-    if is_turns(value):
-        return [read_turns(value, where)]
     if isinstance(value, list) and all(isinstance(part, dict) for part in value):
         return [[*read_messages([{"role": "assistant", "content": value}], where)]]
     if isinstance(value, dict):
@@ -323,7 +361,7 @@ def _read_answer(value: Any, where: str) -> list[list[Message]]:
             return response_answers(value, where)
         key = next((key for key in value if is_completion_name(plain_name(key)) or key in _BODIES), None)
         if key is not None and value[key] is not None:
-            return _read_answer(decode_json_text(value[key]), f"{where}.{key}")
+            return _read_answer(value[key], f"{where}.{key}")
     raise BadRecord(f"{where}: expected text or messages, got {kind_of(value)}")
 
 
@@ -351,12 +389,10 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
     """Return the reward of a row, under its usual names or under others that have a word for scores."""
     reward, components = reward_of(row, options)
     if reward is not None or components:
-        return (
-            reward,
-            components,
-            {key for key in REWARD_KEYS if score(row.get(key)) is not None or isinstance(row.get(key), dict)},
-        )
-    named = {key: number for key, value in row.items() if is_score_name(key) and (number := score(value)) is not None}
+        usual = reward_in(row)
+        objects = {key for key in SCORE_KEYS if isinstance(row.get(key), dict)}
+        return reward, components, objects | ({usual[0]} if usual is not None else set())
+    named = {key: number for key, value in row.items() if is_score_name(key) and (number := _number(value)) is not None}
     if named:
         # Several scores of different names: the rule for components decides, or the user with --reward.
         return pick_reward(named, options.reward), (named if len(named) > 1 else None), set(named)
@@ -365,6 +401,11 @@ def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, s
         if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
             return 0.0 - rank, None, {key}
     return None, None, set()
+
+
+def _number(value: Any) -> float | None:
+    """Return a score: a number, or a verdict such as "pass"."""
+    return label_of(value) if isinstance(value, str) and score(value) is None else score(value)
 
 
 def _model(row: Json, answer: Answer) -> str | None:
