@@ -31,7 +31,7 @@ from pairwright.pairs.selection import REASONS, length_effect, shares
 from pairwright.pairs.spill import plain_memory
 from pairwright.pairs.strategies.strategies import IN_GROUPS
 from pairwright.pairs.texts import PairTexts, num_slices
-from pairwright.pairs.why_empty import hint_for
+from pairwright.pairs.why_empty import grouping_hint, hint_for
 from pairwright.pairs.workers import PIECE_MEGABYTES, Progress, spread_rows
 from pairwright.paths import Place, build_folder, write_json
 from pairwright.store.table import Table
@@ -72,6 +72,8 @@ def build_pairs(
         stage.close(num_out)
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
+        if Reason.SINGLE in funnel.stages[0].drops and (grouping := grouping_hint(plan.tables)):
+            funnel.hint += f". {grouping}"
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
     write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)

@@ -30,7 +30,7 @@ from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
+from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
 from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import SCHEMA
@@ -146,6 +146,8 @@ class ImportResult(msgspec.Struct):
     scores_used: set[str]
     has_reward: bool = False  # some record has the reward that was asked for
     reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
+    unchosen: Counter[str] = msgspec.field(default_factory=Counter)  # names of scores of unscored records
+    num_unchosen: int = 0  # records that `unchosen` counts
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
     examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
@@ -252,6 +254,9 @@ def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatc
             result.counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
         elif not exp.is_scored:
             result.counts["unscored"] += 1
+            if result.num_unchosen < _NUM_NAMED:
+                result.num_unchosen += 1
+                result.unchosen.update(score_names(exp))
         if "tokens_dropped" in exp.info:
             result.counts["tokens_dropped"] += 1
     return to_batch(rows)
