@@ -113,7 +113,7 @@ def test_rewards_of_every_shape(changes, name, expected):
 
 
 def test_a_score_that_is_no_number_stays_in_info():
-    assert read_all([row(score="good")])[0].info == {"score": "good"}
+    assert read_all([row(score="so so")])[0].info == {"score": "so so"}
 
 
 def test_a_conversation_without_an_answer_is_refused():

@@ -34,7 +34,7 @@ from pairwright.pairs.spill import Buckets, Spill, is_parted, num_buckets, plain
 from pairwright.pairs.strategies.strategies import IN_GROUPS, with_thresholds
 from pairwright.pairs.strategies.votes import Votes, read_votes, with_ratings
 from pairwright.pairs.texts import PairTexts, num_slices
-from pairwright.pairs.why_empty import Clues, hint_for
+from pairwright.pairs.why_empty import Clues, grouping_hint, hint_for
 from pairwright.pairs.workers import PIECE_MEGABYTES, BucketPlan, Progress, SpreadRows, spread_rows
 from pairwright.paths import Place, build_folder, write_json
 from pairwright.store.table import Table
@@ -234,6 +234,8 @@ def build_pairs(
         stage.close(num_out)
     if not num_pairs:
         funnel.hint = hint_for(funnel, plan.clues, plan.options)
+        if Reason.SINGLE in funnel.stages[0].drops and (grouping := grouping_hint(plan.tables)):
+            funnel.hint += f". {grouping}"
     summary = {**_summary(plan, num_pairs), **funnel.as_json()}
     write_json(output / FILE_NAME, summary, error=PairwrightError)
     write_json(output / LINEAGE_FILE, {"tables": table_references(plan.tables, output)}, error=PairwrightError)

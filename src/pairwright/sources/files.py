@@ -9,6 +9,8 @@ import gzip
 import io
 import json
 import re
+import shutil
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +26,7 @@ import zstandard
 from pairwright.errors import SourceError
 from pairwright.paths import Place, open_binary, place, size_of
 from pairwright.paths.paths import list_files
+from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
@@ -75,6 +78,15 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
             else:
                 names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
+
+
+@contextmanager
+def stdin_file() -> Iterator[Path]:
+    """Copy the standard input to a temporary file named `stdin`, since detection and reading each need its start."""
+    with scratch() as folder:
+        with open(folder / "stdin", "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, _CHUNK)
+        yield folder / "stdin"
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
 from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
+from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
 from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import SCHEMA
@@ -148,6 +148,8 @@ class ImportResult(msgspec.Struct):
     scores_used: set[str] = msgspec.field(default_factory=set)
     has_reward: bool = False  # some record has the reward that was asked for
     reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
+    unchosen: Counter[str] = msgspec.field(default_factory=Counter)  # names of scores of unscored records
+    num_unchosen: int = 0  # records that `unchosen` counts
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
     examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
@@ -239,7 +241,7 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     records = [row for row in rows if type(row) is Experience]
     counts = result.counts[task.layout.format]
     if not ready:
-        return _record_batch(records, counts, result.not_read)
+        return _record_batch(records, counts, result)
     batch = _ready_batch(ready, task.layout.format)
     counts["unscored"] += batch.column("reward").null_count
     for row in ready:
@@ -249,7 +251,7 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
         return batch
     is_ready = np.array([type(row) is ReadyRow for row in rows])
     positions = np.where(is_ready, np.cumsum(is_ready), len(ready) + np.cumsum(~is_ready)) - 1
-    both = pa.Table.from_batches([batch, _record_batch(records, counts, result.not_read)])
+    both = pa.Table.from_batches([batch, _record_batch(records, counts, result)])
     return both.take(column_array(positions.tolist(), pa.int64())).combine_chunks().to_batches()[0]
 
 
@@ -263,16 +265,19 @@ def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _record_batch(rows: list[Experience], counts: Counter[str], not_read: Counter[str]) -> pa.RecordBatch:
+def _record_batch(rows: list[Experience], counts: Counter[str], result: ImportResult) -> pa.RecordBatch:
     for exp in rows:  # counts that the columns do not have
         if exp.kind is _PREFERENCE:
             counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
         elif not exp.is_scored:
             counts["unscored"] += 1
+            if result.num_unchosen < _NUM_NAMED:
+                result.num_unchosen += 1
+                result.unchosen.update(score_names(exp))
         if "tokens_dropped" in exp.info:
             counts["tokens_dropped"] += 1
         if "not_read" in exp.info:
-            not_read.update(exp.info["not_read"])
+            result.not_read.update(exp.info["not_read"])
     return to_batch(rows)
 
 

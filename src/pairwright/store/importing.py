@@ -23,7 +23,7 @@ from pairwright.paths import Place, at_once, is_address, open_binary, size_of, w
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
-from pairwright.sources.files import ranges, relative_names
+from pairwright.sources.files import ranges, relative_names, stdin_file
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
@@ -53,6 +53,7 @@ class ImportSummary(msgspec.Struct):
     num_scores_used: int = 0
     num_replaced: int = 0
     examples: dict[str, str] = {}  # by reason: the first rejection, with its place
+    scores_to_choose: list[str] = []  # of unscored records: names for `--reward`
     repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
     not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
     maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
@@ -80,7 +81,7 @@ def import_files(
     An import without any record is not an error here; see `refuse_empty`.
 
     Args:
-        paths: Files, folders, globs or addresses.
+        paths: Files, folders, globs or addresses; "-" is the standard input.
         table: The table to add to.
         format_name: Name of a format, or "auto" to detect it.
         options: Options of the readers, among them the reward.
@@ -94,6 +95,20 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
+    if "-" in paths:
+        with stdin_file() as file:
+            return import_files(
+                [str(file) if path == "-" else path for path in paths],
+                table,
+                format_name=format_name,
+                options=options,
+                redact=redact,
+                scores=scores,
+                update=update,
+                num_workers=num_workers,
+                engine=engine,
+                progress=progress,
+            )
     expression, reward = None, options.reward
     check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
@@ -224,6 +239,7 @@ class _Ingest:
         self._repairs: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
         self._not_read: Counter[str] = Counter()
+        self._unchosen: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -274,6 +290,7 @@ class _Ingest:
         self._repairs.update(result.repairs)
         self._examples = result.examples | self._examples
         self._not_read.update(result.not_read)
+        self._unchosen.update(result.unchosen)
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -355,6 +372,7 @@ class _Ingest:
             reasons=reasons,
             secrets=self._secrets,
             examples=self._examples,
+            scores_to_choose=[name for name, _ in self._unchosen.most_common(_NUM_NAMES)],
             repairs=dict(self._repairs),
             not_read=not_read,
         )
