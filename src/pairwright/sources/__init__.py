@@ -21,7 +21,18 @@ from pairwright.sources.datasets import (
 from pairwright.sources.format import Format
 from pairwright.sources.rollouts import nemo_gym, trinity
 from pairwright.sources.sessions import claude_code, codex
-from pairwright.sources.tracing import langfuse, langsmith, nat, otel
+from pairwright.sources.tracing import (
+    agents_sdk_traces,
+    claude_stream,
+    langfuse,
+    langsmith,
+    litellm_logs,
+    mlflow_traces,
+    nat,
+    nat_atof,
+    otel,
+    weave_calls,
+)
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.
 READERS: dict[str, tuple[Format, ...]] = {
@@ -33,6 +44,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "inspect": (inspect_log.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
+    "mlflow": (mlflow_traces.FORMAT,),
+    "weave": (weave_calls.FORMAT,),
+    "openai-agents": (agents_sdk_traces.FORMAT,),
+    "litellm": (litellm_logs.FORMAT,),
+    "nat-atof": (nat_atof.FORMAT,),
+    "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "claude-code": (claude_code.FORMAT,),
     "codex": (codex.FORMAT,),

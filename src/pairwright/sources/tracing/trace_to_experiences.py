@@ -249,7 +249,10 @@ def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
         if chain.runs and chain.calls[-1].flat:
             _append_runs(chain)
         return
+    # Runs that are matched by their names: they, or the calls, have no ids.
     unnamed = [run for run in chain.runs if run.call_id is None]
+    if any(call.id is None for call in chain.messages[-1].tool_calls):
+        unnamed = list(chain.runs)
     for call in chain.messages[-1].tool_calls:
         run = by_id.get(call.id) if call.id is not None else None
         if run is None:
