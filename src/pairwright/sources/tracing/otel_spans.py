@@ -130,8 +130,9 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     context = _dict(value.get("context"))
     script = _dict(value.get("spanContext"))  # of the JavaScript SDK
     rollout = _rollout(value)
-    ids = (value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId"))
-    ids = (value.get("span_id"), *ids) if rollout is not None else ids
+    ids = [value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId")]
+    if rollout is not None:
+        ids.insert(0, value.get("span_id"))
     traces = (value.get("traceId"), context.get("trace_id"), value.get("context.trace_id"), script.get("traceId"))
     span_id = _first(*ids) or f"#{number}"
     events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
