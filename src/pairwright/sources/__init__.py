@@ -65,7 +65,18 @@ from pairwright.sources.sessions import (
     pi,
     session_lines,
 )
-from pairwright.sources.tracing import langfuse, langsmith, nat, otel
+from pairwright.sources.tracing import (
+    agents_sdk_traces,
+    claude_stream,
+    langfuse,
+    langsmith,
+    litellm_logs,
+    mlflow_traces,
+    nat,
+    nat_atof,
+    otel,
+    weave_calls,
+)
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.
 READERS: dict[str, tuple[Format, ...]] = {
@@ -91,6 +102,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
+    "mlflow": (mlflow_traces.FORMAT,),
+    "weave": (weave_calls.FORMAT,),
+    "openai-agents": (agents_sdk_traces.FORMAT,),
+    "litellm": (litellm_logs.FORMAT,),
+    "nat-atof": (nat_atof.FORMAT,),
+    "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "gemini-cli": (gemini_cli.FORMAT,),
     "session-lines": (session_lines.FORMAT,),

@@ -114,10 +114,11 @@ def _trace(spans: list[Span]) -> Trace:
     wanted = {span.id for span in calls}
     events: list[ModelCall | ToolRun] = []
     refused: list[str] = []
+    shared: dict[str, tuple[list[Json], int]] = {}  # tools of the agents, read once for all their calls
     for span in spans:
         if span.id in wanted:
             try:
-                events += _calls(span, by_id.get(span.parent or ""))
+                events += _calls(span, by_id.get(span.parent or ""), shared)
             except PairwrightError as error:  # the other calls of the trace may still be good
                 refused.append(f"span {span.id!r}: {error}")
         elif _is_tool(span):
@@ -163,7 +164,7 @@ def _is_embedding(span: Span) -> bool:
     return operation.startswith("ai.embed") or operation == "embeddings" or kind in ("EMBEDDING", "RERANKER")
 
 
-def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
+def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], int]]) -> list[ModelCall]:
     """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
@@ -182,7 +183,9 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
     tools, num_cut = tools_of_attributes(span.attributes)
     # Some frameworks describe the tools once, on the agent's span.
     if not tools and not num_cut and parent is not None:
-        tools, num_cut = tools_of_attributes(parent.attributes)
+        if parent.id not in shared:
+            shared[parent.id] = tools_of_attributes(parent.attributes)
+        tools, num_cut = shared[parent.id]
     if num_cut:
         notes["tools_dropped"] = f"{num_cut} schemas are cut JSON text"
     model = _any(span.attributes, *_MODEL)

@@ -90,8 +90,8 @@ def read_trace(
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
     """
-    for reason in trace.refused:
-        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {reason}", format=name)
+    for refusal in trace.refused:
+        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {refusal}", format=name)
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
@@ -249,7 +249,10 @@ def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
         if chain.runs and chain.calls[-1].flat:
             _append_runs(chain)
         return
+    # Runs that are matched by their names: they, or the calls, have no ids.
     unnamed = [run for run in chain.runs if run.call_id is None]
+    if any(call.id is None for call in chain.messages[-1].tool_calls):
+        unnamed = list(chain.runs)
     for call in chain.messages[-1].tool_calls:
         run = by_id.get(call.id) if call.id is not None else None
         if run is None:
@@ -322,11 +325,14 @@ def _experience(
 
 def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     """Return the error sites of a chain: failed tool results, unknown tools and failed calls."""
-    tools: list[Json] = []
+    by_text: dict[str, Json] = {}
     if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
+        last: list[Json] = []
         for call in chain.calls:
-            if call.tools != tools:
-                tools += [tool for tool in call.tools if tool not in tools]
+            if call.tools != last:
+                last = call.tools
+                by_text |= {json_text(tool): tool for tool in last}
+    tools = list(by_text.values())
 
     def kind_of(position: int, message: Message) -> str | None:
         failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
