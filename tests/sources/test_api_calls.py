@@ -86,6 +86,14 @@ def test_a_request_that_the_server_continues_is_refused(tmp_path):
     assert (runs, rejected[0].split(":")[0]) == ([], "previous_response_id")
 
 
+def test_a_page_of_input_items_is_read_only_where_its_order_does_not_matter(tmp_path):
+    row = json.loads((FIXTURES / "api_log.jsonl").read_text().splitlines()[2])
+    row["input"]["data"] *= 2
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    _, runs, rejected = read(tmp_path / "log.jsonl")
+    assert (runs, "order" in rejected[0]) == ([], True)
+
+
 @pytest.mark.parametrize(
     ("file", "name"), [("anthropic_batch", "batch"), ("batch_results", "batch"), ("api_log", "api-log")]
 )

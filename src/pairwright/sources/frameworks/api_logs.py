@@ -21,7 +21,7 @@ from pairwright.sources.shapes.anthropic import is_anthropic_response
 NAME = "api-log"
 _REQUESTS = ("request", "params", "req", "input_request", "kwargs")
 _ANSWERS = ("response", "message", "answer", "res", "output")
-_FIELDS = "input input_items instructions system messages tools model usage object text".split()
+_FIELDS = ["input", "input_items", "instructions", "system", "messages", "tools", "model", "usage", "object", "text"]
 _READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
 
 
