@@ -27,7 +27,8 @@ _READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
 
 def matches(value: Any) -> bool:
     """Whether a unit is a stored response, or has an answer of one of the two APIs and its request."""
-    if not isinstance(value, dict) or "call_type" in value:  # a log of LiteLLM, which has scores and sessions of its own
+    # `call_type` is a field of LiteLLM's logs, which have sessions of their own.
+    if not isinstance(value, dict) or "call_type" in value:
         return False
     if is_response_object(value):
         return True
