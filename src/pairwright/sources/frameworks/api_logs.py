@@ -1,4 +1,4 @@
-"""Logs of calls to the Responses API of OpenAI and to the Messages API of Anthropic:
+"""Logs of calls to OpenAI's Responses API, Anthropic's Messages API and Google's generateContent:
 
     {request | params | input_request: {...}, response | message | answer: {...}, reward, task_id, ...}
     {model, system, messages, tools, ..., response: {...}}        the request beside the answer
@@ -15,18 +15,29 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object
-from pairwright.sources.shapes.anthropic import is_anthropic_response
+from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object, request_field
 
 NAME = "api-log"
 _REQUESTS = ("request", "params", "req", "input_request", "kwargs")
 _ANSWERS = ("response", "message", "answer", "res", "output")
-_FIELDS = ["input", "input_items", "instructions", "system", "messages", "tools", "model", "usage", "object", "text"]
+_FIELDS = [
+    "input",
+    "input_items",
+    "contents",
+    "instructions",
+    "system",
+    "messages",
+    "tools",
+    "model",
+    "usage",
+    "object",
+    "text",
+]
 _READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
 
 
 def matches(value: Any) -> bool:
-    """Whether a unit is a stored response, or has an answer of one of the two APIs and its request."""
+    """Whether a unit is a stored response, or has an answer of one of the three APIs and its request."""
     # `call_type` is a field of LiteLLM's logs, which have sessions of their own.
     if not isinstance(value, dict) or "call_type" in value:
         return False
@@ -60,12 +71,12 @@ def _listed(page: Json) -> list[Any]:
 
 def _answer(row: Json) -> Json | None:
     values = (row.get(key) for key in _ANSWERS)
-    return next((item for item in values if is_response_object(item) or is_anthropic_response(item)), None)
+    return next((item for item in values if request_field(item) is not None), None)
 
 
 def _request(row: Json, answer: Json) -> Json | None:
     """Return the request of an answer, which has the field that the API of the answer asks for."""
-    key = "input" if is_response_object(answer) else "messages"
+    key = request_field(answer)
     for value in (*(row.get(place) for place in _REQUESTS), row):
         if isinstance(value, dict) and isinstance(value.get(key), list | str):
             return value
@@ -74,4 +85,10 @@ def _request(row: Json, answer: Json) -> Json | None:
 
 read = guarded(read_unit)
 
-FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Logs of the Responses and Messages APIs")
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Logs of the Responses, Messages and generateContent APIs",
+)
