@@ -15,6 +15,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.batch_files import matches as is_batch_line
 from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object, request_field
 
 NAME = "api-log"
@@ -39,7 +40,7 @@ _READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
 def matches(value: Any) -> bool:
     """Whether a unit is a stored response, or has an answer of one of the three APIs and its request."""
     # `call_type` is a field of LiteLLM's logs, which have sessions of their own.
-    if not isinstance(value, dict) or "call_type" in value:
+    if not isinstance(value, dict) or "call_type" in value or is_batch_line(value):
         return False
     if is_response_object(value):
         return True
@@ -76,7 +77,7 @@ def _answer(row: Json) -> Json | None:
 
 def _request(row: Json, answer: Json) -> Json | None:
     """Return the request of an answer, which has the field that the API of the answer asks for."""
-    key = request_field(answer)
+    key = request_field(answer) or "messages"
     for value in (*(row.get(place) for place in _REQUESTS), row):
         if isinstance(value, dict) and isinstance(value.get(key), list | str):
             return value

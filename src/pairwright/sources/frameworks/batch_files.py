@@ -71,7 +71,7 @@ def _is_result(row: Json) -> bool:
 def _is_request(row: Json) -> bool:
     if "response" in row or "result" in row:
         return False
-    body = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), {})
+    body: Json = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), {})
     return any(key in body for key in ("messages", "input", "prompt", "contents"))
 
 
@@ -84,7 +84,7 @@ def _answer(row: Json) -> Json:
         what = encode(error).decode()[:200] if error else str(result.get("type", "no answer"))
         raise BadRecord(f"the request failed: {what}")
     if not is_answer(answer):
-        raise BadRecord("the answer is neither a chat completion, a response nor a message")
+        raise BadRecord("the answer has the form of none of the APIs that are read")
     return answer
 
 
