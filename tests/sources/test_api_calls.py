@@ -50,6 +50,13 @@ def test_two_requests_of_one_custom_id_are_never_mixed_up(tmp_path):
     assert "two different requests with custom_id 'r1'" in rejected[0]
 
 
+def test_a_chat_log_with_a_key_is_no_batch():
+    row = {"key": "a", "request": {"messages": [{"role": "user", "content": "hi"}]}}
+    row["response"] = {"choices": [{"message": {"role": "assistant", "content": "yo"}}]}
+    assert not READERS["batch"][0].matches(row)
+    assert READERS["openai-chat"][0].matches(row)
+
+
 def test_requests_alone_are_refused_with_the_way_out():
     _, runs, rejected = read(FIXTURES / "batch_requests.jsonl")
     assert (runs, len(rejected)) == ([], 3)
@@ -63,6 +70,24 @@ def test_results_of_anthropic_batches_are_read():
     assert run.completion[0].tool_calls == (ToolCall("rent", '{"day":1}', "t1"),)
     assert (run.completion[0].text, run.tools[0]["function"]["name"]) == ("Looking.", "rent")
     assert rejected == ["the request failed: expired"]
+
+
+def test_results_of_gemini_batches_are_read():
+    name, (call, cut), rejected = read(FIXTURES / "gemini_batch.jsonl")
+    assert name == "batch"
+    assert call.prompt == cut.prompt == (Message("system", "You rent boats."), Message("user", "A boat?"))
+    assert (call.completion[0].tool_calls[0].name, call.completion[0].tool_calls[0].arguments) == ("rent", '{"day":1}')
+    assert (call.eid.sid, call.model_version) == (cut.eid.sid, "gemini-x")
+    assert (call.truncate_status, cut.truncate_status) == (None, "response_truncated")
+    assert rejected[0].startswith("no request with custom_id 'g2'")
+
+
+def test_logs_of_generate_content_are_read(tmp_path):
+    row = json.loads((FIXTURES / "gemini_batch.jsonl").read_text().splitlines()[0])
+    del row["key"]
+    (tmp_path / "log.jsonl").write_text(json.dumps({**row, "reward": 0.5}) + "\n")
+    name, (run, _), rejected = read(tmp_path / "log.jsonl")
+    assert (name, run.reward, len(run.prompt), rejected) == ("api-log", 0.5, 2, [])
 
 
 def test_logs_of_both_apis_are_read():
@@ -84,6 +109,14 @@ def test_a_request_that_the_server_continues_is_refused(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
     _, runs, rejected = read(tmp_path / "log.jsonl")
     assert (runs, rejected[0].split(":")[0]) == ([], "previous_response_id")
+
+
+def test_a_page_of_input_items_is_read_only_where_its_order_does_not_matter(tmp_path):
+    row = json.loads((FIXTURES / "api_log.jsonl").read_text().splitlines()[2])
+    row["input"]["data"] *= 2
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n")
+    _, runs, rejected = read(tmp_path / "log.jsonl")
+    assert (runs, "order" in rejected[0]) == ([], True)
 
 
 @pytest.mark.parametrize(

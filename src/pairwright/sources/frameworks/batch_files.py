@@ -2,6 +2,7 @@
 
     OpenAI       {custom_id, method, url, body}      {custom_id, response: {status_code, body}, error}
     Anthropic    {custom_id, params}                 {custom_id, result: {type: succeeded, message}}
+    Gemini       {key, request}                      {key, response: {candidates}}
 
 A result does not repeat its request, so the request is looked up by custom_id in the JSON Lines files of the same
 folder (or stands in the result's own line under `request`, `body` or `params`). Without it, and where two files of the
@@ -36,11 +37,7 @@ Index = dict[str, tuple[str, int] | None]
 
 
 def matches(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("custom_id"), str)
-        and (_is_result(value) or _is_request(value))
-    )
+    return isinstance(value, dict) and _name(value) is not None and (_is_result(value) or _is_request(value))
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -49,37 +46,45 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         raise BadRecord("a request of a batch, without an answer: import the file of the results from the same folder")
     answer = _answer(row)
     inside = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), None)
-    request = _request_beside(origin, text(row.get("custom_id"), "custom_id")) if inside is None else inside
-    for wrapper in ("body", "params"):
+    request = _request_beside(origin, text(_name(row), "custom_id")) if inside is None else inside
+    for wrapper in _REQUESTS:
         request = request[wrapper] if isinstance(request.get(wrapper), dict) else request
     # The custom_id names the request: results that share it answer the same prompt.
     yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
 
 
+def _name(row: Json) -> str | None:
+    """Return the name of a request: its custom_id, or the key of Gemini's files."""
+    name = row.get("custom_id", row.get("key"))
+    return name if isinstance(name, str) else None
+
+
 def _is_result(row: Json) -> bool:
     response, result = row.get("response"), row.get("result")
     if isinstance(response, dict):
-        return "body" in response or "status_code" in response
+        return any(key in response for key in ("body", "status_code", "candidates"))
     if isinstance(result, dict):
         return isinstance(result.get("type"), str)
     return response is None and "response" in row and isinstance(row.get("error"), dict)
 
 
 def _is_request(row: Json) -> bool:
-    body = row.get("body", row.get("params"))
-    return isinstance(body, dict) and any(key in body for key in ("messages", "input", "prompt"))
+    if "response" in row or "result" in row:
+        return False
+    body: Json = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), {})
+    return any(key in body for key in ("messages", "input", "prompt", "contents"))
 
 
 def _answer(row: Json) -> Json:
     """Return the answer of a result; BadRecord with what the API said where there is none."""
     response, result = optional_mapping(row.get("response"), "response"), optional_mapping(row.get("result"), "result")
-    answer = response.get("body") if response else result.get("message")
+    answer = response.get("body", response) if response else result.get("message")
     error = row.get("error") or result.get("error") or (answer.get("error") if isinstance(answer, dict) else None)
     if error or not isinstance(answer, dict):
         what = encode(error).decode()[:200] if error else str(result.get("type", "no answer"))
         raise BadRecord(f"the request failed: {what}")
     if not is_answer(answer):
-        raise BadRecord("the answer is neither a chat completion, a response nor a message")
+        raise BadRecord("the answer has the form of none of the APIs that are read")
     return answer
 
 
@@ -119,12 +124,13 @@ def _index_file(path: Path, index: Index) -> None:
         offset = 0
         for line in iter(lambda: file.readline(_MAX_LINE), b""):
             row = _decode(line)
-            if isinstance(row, dict) and _is_request(row) and isinstance(row.get("custom_id"), str):
-                known = index.get(row["custom_id"], (str(path), offset))
+            name = _name(row) if isinstance(row, dict) and _is_request(row) else None
+            if name is not None:
+                known = index.get(name, (str(path), offset))
                 is_same = known is not None and (
                     known == (str(path), offset) or _line_at(known).strip() == line.strip()
                 )
-                index[row["custom_id"]] = known if is_same else None
+                index[name] = known if is_same else None
             elif offset == 0:
                 return  # the first line tells what the file is
             offset += len(line)
@@ -146,5 +152,9 @@ def _decode(line: bytes) -> Any:
 read = guarded(read_unit)
 
 FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="Results of OpenAI's and Anthropic's batch APIs"
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Results of the batch APIs of OpenAI, Anthropic and Google",
 )

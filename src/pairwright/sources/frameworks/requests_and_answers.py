@@ -1,9 +1,10 @@
-"""One call of a model API: a request and its answer, in the forms of OpenAI and Anthropic.
+"""One call of a model API: a request and its answer, in the forms of OpenAI, Anthropic and Google.
 
     chat completions    {messages, tools}                       {choices: [{message, finish_reason}]}
     completions         {prompt: text}                          {choices: [{text, finish_reason}]}, raw text
     Responses           {input: text or items, instructions}    {object: response, output: [item], status}
     Messages            {system, messages, tools}               {type: message, role: assistant, content: [block]}
+    generateContent     {contents, systemInstruction, tools}    {candidates: [{content: {parts}, finishReason}]}
 
 The prompt is the request and nothing else, the completion is the answer; several choices are candidates of one task and
 step. A request that continues a conversation which the server holds is refused: what the model was given is not there.
@@ -25,20 +26,28 @@ from pairwright.sources.shapes.anthropic import (
     turn_from_anthropic,
 )
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+from pairwright.sources.shapes.google_genai import answers_from_genai, request_from_genai, tools_from_genai
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.row_fields import tools_of
 
 _MAX_CHOICES = 128
 # Reasons to stop that mean that the answer was cut off.
-_CUT = ("length", "max_tokens", "max_output_tokens")
+_CUT = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
 _ELSEWHERE = ("previous_response_id", "conversation", "prompt")
 
 
 def is_answer(value: Any) -> bool:
-    """Whether the value is an answer of one of the four APIs."""
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("choices"), list) or is_response_object(value) or is_anthropic_response(value)
+    """Whether the value is an answer of one of these APIs."""
+    return isinstance(value, dict) and (isinstance(value.get("choices"), list) or request_field(value) is not None)
+
+
+def request_field(answer: Any) -> str | None:
+    """Return the field that the request of an answer has; None for chat completions and other values."""
+    if is_response_object(answer):
+        return "input"
+    if is_anthropic_response(answer):
+        return "messages"
+    return "contents" if isinstance(answer, dict) and isinstance(answer.get("candidates"), list) else None
 
 
 def is_response_object(value: Any) -> bool:
@@ -64,6 +73,10 @@ def experiences_of_call(
         prompt = messages_from_anthropic(request.get("system"), request.get("messages"), "messages")
         tools = tools_from_anthropic(request.get("tools"), "tools")
         candidates = [(turn_from_anthropic(answer, "answer"), answer.get("stop_reason"))]
+    elif isinstance(answer.get("candidates"), list):
+        prompt, tools = request_from_genai(request, "request"), tools_from_genai(request, "tools")
+        turns = answers_from_genai(answer, "response")
+        candidates = [(turn, turn[-1].extra.get("finish_reason") if turn else None) for turn in turns]
     else:
         prompt, tools = _chat_request(request)
         is_text = prompt[0].role == TEXT if prompt else False
@@ -73,7 +86,7 @@ def experiences_of_call(
         raise BadRecord("choices: none, so there is no completion")
     if not prompt:
         raise BadRecord("the request has no messages, so what the model was given is not there")
-    model = answer.get("model") or request.get("model")
+    model = answer.get("model") or answer.get("modelVersion") or request.get("model")
     for number, (completion, reason) in enumerate(candidates):
         yield experience_of_history(
             name,

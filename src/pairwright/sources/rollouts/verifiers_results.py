@@ -35,7 +35,18 @@ NAME = "verifiers"
 _SIGNS = ("answer", "info", "metrics", "example_id", "generation_ms", "is_completed")
 _STRONG_SIGNS = ("generation_ms", "is_completed", "stop_condition", "trajectory")
 _READ = frozenset(
-    {"prompt", "completion", "reward", "metrics", "info", "tool_defs", "oai_tools", "trajectory", "is_truncated"}
+    {
+        "prompt",
+        "completion",
+        "reward",
+        "metrics",
+        "info",
+        "tool_defs",
+        "oai_tools",
+        "trajectory",
+        "is_truncated",
+        "advantage",
+    }
 )
 # Numbers beside the reward that measure no quality.
 _NO_METRICS = frozenset({"id", "example_id", "reward", "advantage", "generation_ms", "scoring_ms", "total_ms", "seed"})
@@ -85,6 +96,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         tools=tools,
         reward=score(row.get("reward")) if options.reward is None else score(components.get(options.reward)),
         reward_components=components,
+        metrics={"advantage": row["advantage"]} if score(row.get("advantage")) is not None else {},
         errors=error_sites([*prompt, *completion], tools, result_error_kind),
         truncate_status="response_truncated" if row.get("is_truncated") is True else None,
         arrays=_arrays(row.get("trajectory"), completion, details),
