@@ -31,6 +31,7 @@ from pairwright.sources.datasets import (
 from pairwright.sources.format import Format
 from pairwright.sources.rollouts import nemo_gym, trinity
 from pairwright.sources.sessions import (
+    chatgpt,
     claude_code,
     cline,
     codex,
@@ -55,7 +56,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "tau2-bench": (tau2_bench.FORMAT,),
     "terminal-bench": (terminal_bench.FORMAT,),
     "agent-data": (agent_data.FORMAT,),
-    "atif": (atif.FORMAT,),
+    "atif": (atif.FORMAT, atif.RESULT_FORMAT),
     "nat": (nat.FORMAT,),
     "inspect": (inspect_log.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
@@ -71,6 +72,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "cursor": (cursor.FORMAT,),
     "pi": (pi.FORMAT,),
     "goose": (goose.FORMAT,),
+    "chatgpt": (chatgpt.FORMAT,),
     "hermes": (hermes.FORMAT,),
     "kiro-cli": (kiro_cli.FORMAT,),
     "managed-agents": (managed_agents.FORMAT,),
