@@ -241,6 +241,9 @@ GOLDEN = {
             "assistant* Calm seas.",
         ],
     ],
+    "goose_stream.jsonl": [
+        ["user Hoist it.", "--", "assistant* hoist{}#x", "tool #x up"],
+    ],
     "claude_stream.jsonl": [
         [
             "user Sound the horn.",
@@ -283,6 +286,7 @@ HEADS = {
     "cursor_stream.jsonl": ("cursor", "Composer", "cu-1"),
     "goose.json": ("goose", "sonnet", "20260301_1"),
     "goose_lines.jsonl": ("goose", None, "goose_lines"),
+    "goose_stream.jsonl": ("goose", None, "goose_stream"),
     "kiro_cli.jsonl": ("kiro-cli", None, "kiro_cli"),
     "kiro_saved.json": ("kiro-cli", "sonnet", "ki-1"),
     "managed_agents.jsonl": ("managed-agents", "sonnet-5", "sesn_1"),
