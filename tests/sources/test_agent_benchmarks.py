@@ -184,3 +184,25 @@ def test_atif_1_8_reads_content_of_several_kinds():
     assert exp.prompt[0].content == [{"type": "text", "text": "Listen."}, audio]
     assert exp.completion[1].content == [audio]
     assert exp.completion[1].tool_call_id == "c"
+
+
+def test_a_job_folder_of_harbor_gives_its_trajectories_with_their_rewards(tmp_path):
+    trial = tmp_path / "knot__abc"
+    (trial / "agent").mkdir(parents=True)
+    result = {
+        "task_name": "knot",
+        "trial_name": "knot__abc",
+        "agent_info": {},
+        "verifier_result": {"rewards": {"reward": 1.0}},
+    }
+    (trial / "result.json").write_text(json.dumps(result))
+    (tmp_path / "result.json").write_text(json.dumps({"n_total_trials": 1, "stats": {}}))
+    (trial / "agent" / "trajectory.json").write_text((FIXTURES / "atif.json").read_text())
+    _, (exp, *_), rejected = read_path(trial / "agent" / "trajectory.json")
+    assert (exp.eid.task, exp.reward, rejected) == ("knot", 1.0, [])
+    # The results themselves are no experiences, and nothing is wrong with them.
+    assert read_path(trial / "result.json") == ("atif", [], [])
+    assert read_path(tmp_path / "result.json") == ("atif", [], [])
+    (trial / "agent" / "trajectory.json").unlink()
+    _, _, (refused,) = read_path(trial / "result.json")
+    assert "without a trajectory" in refused.reason

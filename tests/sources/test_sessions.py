@@ -241,6 +241,35 @@ GOLDEN = {
             "assistant* Calm seas.",
         ],
     ],
+    "goose_stream.jsonl": [
+        ["user Hoist it.", "--", "assistant* hoist{}#x", "tool #x up"],
+    ],
+    "claude_stream.jsonl": [
+        [
+            "user Sound the horn.",
+            "--",
+            'assistant* <Twice.> Bash{"command":"horn"}#a Read{"path":"horn"}#b',
+            "tool! #a Exit code 1",
+            "tool #b brass",
+            "assistant* It is stuck.",
+        ],
+    ],
+    "chatgpt.json": [
+        [
+            "user How high is the mast?",
+            "--",
+            'assistant* <Compute it.> python{"input":"print(3 * 4)"}#c',
+            "tool #c 12",
+            "assistant* Twelve metres.",
+        ],
+        [
+            "user How high is the mast?",
+            "--",
+            'assistant <Compute it.> python{"input":"print(3 * 4)"}#c',
+            "tool #c 12",
+            "assistant* It is|12 m.",
+        ],
+    ],
 }
 # By fixture: format, model, session id.
 HEADS = {
@@ -257,11 +286,14 @@ HEADS = {
     "cursor_stream.jsonl": ("cursor", "Composer", "cu-1"),
     "goose.json": ("goose", "sonnet", "20260301_1"),
     "goose_lines.jsonl": ("goose", None, "goose_lines"),
+    "goose_stream.jsonl": ("goose", None, "goose_stream"),
     "kiro_cli.jsonl": ("kiro-cli", None, "kiro_cli"),
     "kiro_saved.json": ("kiro-cli", "sonnet", "ki-1"),
     "managed_agents.jsonl": ("managed-agents", "sonnet-5", "sesn_1"),
     "hermes.json": ("hermes", "hermes-4", "he-1"),
     "session_lines.jsonl": ("session-lines", None, "sl-1"),
+    "claude_stream.jsonl": ("session-lines", "claude-y", "st-1"),
+    "chatgpt.json": ("chatgpt", "gpt-5", "cg-1"),
 }
 
 

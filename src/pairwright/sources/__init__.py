@@ -51,6 +51,7 @@ from pairwright.sources.rollouts import (
     verifiers_traces,
 )
 from pairwright.sources.sessions import (
+    chatgpt,
     claude_code,
     cline,
     codex,
@@ -91,7 +92,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "tau2-bench": (tau2_bench.FORMAT,),
     "terminal-bench": (terminal_bench.FORMAT,),
     "agent-data": (agent_data.FORMAT,),
-    "atif": (atif.FORMAT,),
+    "atif": (atif.FORMAT, atif.RESULT_FORMAT),
     "nat": (nat.FORMAT,),
     "inspect": (inspect_log.FORMAT,),
     "batch": (batch_files.FORMAT,),
@@ -119,6 +120,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "cursor": (cursor.FORMAT,),
     "pi": (pi.FORMAT,),
     "goose": (goose.FORMAT,),
+    "chatgpt": (chatgpt.FORMAT,),
     "hermes": (hermes.FORMAT,),
     "kiro-cli": (kiro_cli.FORMAT,),
     "managed-agents": (managed_agents.FORMAT,),

@@ -1,7 +1,7 @@
 """OpenHands before its SDK: a list of events, or rows with such events under `history`, as evaluations write them.
 
     action        of the agent; `tool_call_metadata.model_response` has the answer of the model, with all its calls
-    observation   the result of an action: by tool_call_id, by `cause`, else of the action before it
+    observation   the result of an action: by tool_call_id, by `cause`, else of the action before it, if it has none yet
     message       text of the user or the agent        system   the system prompt and the tools
     condensation  the forgotten events are replaced by its summary: a new step
     others        state changes, recalls and empty observations: counted in info
@@ -130,7 +130,9 @@ def _take(talk: Talk, event: Json, where: str) -> None:
         content = fields.get("content")
         content = content if isinstance(content, str) else json_text(content)
         call_id, extra = _answered(talk, event), _outcome(kind, fields)
-        talk.messages.append((event.get("id"), Message("tool", content, tool_call_id=call_id, extra=extra)))
+        # An observation of no call, as the controller makes it, reaches the model as a user turn.
+        role = "user" if call_id is None else "tool"
+        talk.messages.append((event.get("id"), Message(role, content, tool_call_id=call_id, extra=extra)))
 
 
 def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> list[Message]:
@@ -162,12 +164,15 @@ def _action(talk: Talk, action: str, event: Json, fields: Json, where: str) -> l
 
 
 def _answered(talk: Talk, event: Json) -> str | None:
-    """Return the id of the call that an observation answers."""
+    """Return the id of the call that an observation answers; None if no call waits for it."""
     metadata = event.get("tool_call_metadata")
     if isinstance(metadata, dict) and isinstance(metadata.get("tool_call_id"), str):
         return str(metadata["tool_call_id"])
     cause = event.get("cause")
+    answered = {message.tool_call_id for _, message in talk.messages[-50:]}
     for event_id, message in reversed(talk.messages):
+        if message.tool_calls and message.tool_calls[0].id in answered:
+            break
         if message.tool_calls and (cause is None or event_id == cause):
             call: ToolCall = message.tool_calls[0]
             return call.id

@@ -1,5 +1,7 @@
 """goose sessions: `{id, working_dir, conversation[]}` as exported, or JSON Lines of the session and its messages.
 
+What `goose run` prints is read too: {messages[]}, or a stream of {type: message, message}.
+
     text, image       content                   thinking, reasoning      reasoning
     toolRequest       id, toolCall{status, value{name, arguments}} or toolCall{status: error, error}
     toolResponse      id, toolResult{status, value: content[] or {content[], isError}} or {status: error, error}
@@ -35,21 +37,24 @@ _NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "co
 
 def matches(value: Any) -> bool:
     if isinstance(value, dict):
-        return isinstance(value.get("conversation"), list) and "working_dir" in value
+        if isinstance(value.get("conversation"), list):
+            return "working_dir" in value
+        return isinstance(value.get("messages"), list) and any(map(_has_tool_block, value["messages"]))
     lines = value if isinstance(value, list) else []
     head = lines[0] if lines else None
-    if not isinstance(head, dict) or "role" in head or not any(key in head for key in _SESSION_KEYS):
-        return False
-    return any(isinstance(line, dict) and "role" in line and "created" in line for line in lines[1:])
+    if isinstance(head, dict) and "role" not in head and any(key in head for key in _SESSION_KEYS):
+        return any(isinstance(line, dict) and "role" in line and "created" in line for line in lines[1:])
+    return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
-    """Yield the experience of a session."""
+    """Yield the experience of a session, and one more for each compaction in it."""
     if isinstance(value, dict):
-        head, lines = value, items(value.get("conversation"), "conversation")
+        head, lines = value, items(value.get("conversation", value.get("messages")), "conversation")
     else:
         lines = items(value, "session")
-        head, lines = mapping(lines[0] if lines else None, "session"), lines[1:]
+        has_head = bool(lines) and isinstance(lines[0], dict) and "role" not in lines[0] and "type" not in lines[0]
+        head, lines = (lines[0], lines[1:]) if has_head else ({}, lines)
     session = Session(NAME, identifier(head.get("id")) or origin.path.stem)
     config = head.get("model_config")
     model = config.get("model_name") if isinstance(config, dict) else None
@@ -59,7 +64,9 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     was_hidden = False
     for number, item in enumerate(lines):
         try:
-            message = mapping(item, "message")
+            message = _unwrap(mapping(item, "message"))
+            if "role" not in message:  # the end of a stream, and its notices
+                continue
             messages, is_visible = _messages(message), _is_set(message, "agentVisible")
             # A summary that only the model sees, after what the model no longer sees.
             restarts = was_hidden and is_visible and not _is_set(message, "userVisible")
@@ -68,6 +75,18 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         except (BadRecord, RecordError) as error:
             yield rejected_line(session, origin, number + 1, error)
     yield from read_entries(session, entries, origin)
+
+
+def _unwrap(line: Json) -> Json:
+    """The message of a line; a stream has it under `message`."""
+    inner = line.get("message")
+    return inner if line.get("type") == "message" and isinstance(inner, dict) else line
+
+
+def _has_tool_block(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, dict) and block.get("type") in ("toolRequest", "toolResponse") for block in blocks)
 
 
 def _is_set(message: Json, key: str) -> bool:

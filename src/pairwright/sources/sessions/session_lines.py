@@ -1,9 +1,11 @@
-"""Sessions as other tools export them: JSON Lines `{type, message{role, content}, sessionId, uuid, parentUuid}`.
+"""Lines in the manner of Claude Code: `{type, message{role, content}, session_id or sessionId, uuid}`.
 
-These are lines in the manner of Claude Code, written by programs that collect sessions of several assistants, and by
-old versions without ids. A line of type "tool" has a call and its result in one (`tool_name`, `tool_input`,
-`tool_output`); the call joins the assistant turn before it, in the order of the lines. A line of type "system" is the
-system prompt; other lines are counted in info. There is no reward.
+Its stream (`claude -p --output-format stream-json`, the Agent SDK) writes them, and so do programs that collect
+sessions of several assistants, and old versions without ids. Lines of one `message.id` are one turn. A line of type
+"tool" has a call and its result in one (`tool_name`, `tool_input`, `tool_output`); the call joins the assistant turn
+before it, in the order of the lines. A line of type "system" is the system prompt, or the start of a stream, with the
+model and the names of the tools. Lines of subagents (`parent_tool_use_id`) and others are counted in info. A stream
+does not hold the first question unless it was asked for (`info["prompt_missing"]`). There is no reward.
 """
 
 from collections import Counter
@@ -15,7 +17,6 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.shapes.anthropic import turn_from_anthropic
 from pairwright.sources.shapes.session_entries import (
     EventTurns,
     Session,
@@ -24,19 +25,23 @@ from pairwright.sources.shapes.session_entries import (
     rejected_line,
     result_block,
     text_block,
+    user_messages,
 )
 
 NAME = "session-lines"
-_TURNS = frozenset({"user", "assistant"})
-_SESSION_KEYS = frozenset({"sessionId", "session_id", "parentUuid"})
+_TURNS = ("user", "assistant")
+_OWN_KEYS = frozenset({"sessionId", "parentUuid"})
 _INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
 
 
 def matches(value: Any) -> bool:
     lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
     turns = [line for line in lines if _is_turn(line)]
-    # A turn of Claude Code names its session, and has a reader of its own.
-    return any(map(_is_tool_line, lines)) or (bool(turns) and not any(_SESSION_KEYS & set(line) for line in turns))
+    if any(map(_is_tool_line, lines)):
+        return True
+    # Session files of Claude Code have a reader of their own, and so has Cursor's stream.
+    is_other = any(_OWN_KEYS & set(line) for line in turns) or any(line.get("type") == "tool_call" for line in lines)
+    return bool(turns) and not is_other
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -47,7 +52,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for number, item in enumerate(items(value, "session")):
         try:
             line = mapping(item, "line")
-            session.id = session.id or identifier(line.get("sessionId"))
+            session.id = session.id or identifier(line.get("sessionId", line.get("session_id")))
             session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
             if not _take(turns, line, session):
                 others[str(line.get("type"))] += 1
@@ -60,7 +65,10 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _take(turns: EventTurns, line: Json, session: Session) -> bool:
     """Read one line; return whether it is part of the conversation."""
     kind = text(line.get("type"), "type")
-    if (kind not in _TURNS and kind not in ("tool", "system")) or "message" not in line:
+    if line.get("subtype") == "init":
+        session.model = optional_text(line.get("model"), "model")
+        session.info["tool_names"] = line.get("tools")
+    if kind not in (*_TURNS, "tool", "system") or "message" not in line or line.get("parent_tool_use_id") is not None:
         return False
     message = mapping(line["message"], "message")
     if kind == "tool":
@@ -68,17 +76,22 @@ def _take(turns: EventTurns, line: Json, session: Session) -> bool:
         turns.add(call_block(call_id, message.get("tool_name"), json_value(message.get("tool_input"), "tool_input")))
         is_error = message.get("status") in ("error", "failed")
         turns.add(result_block(call_id, message.get("tool_output"), is_error=is_error))
-    elif kind == "system":
+        return True
+    if kind == "system":
         turns.add_messages([Message("system", text(message.get("content"), "message.content"))])
-    elif kind == "assistant":
+        return True
+    content = message.get("content")
+    listed = [text_block(content)] if isinstance(content, str) else items(content, "message.content")
+    blocks = [mapping(block, "message.content") for block in listed]
+    if kind == "assistant":
         session.model = optional_text(message.get("model"), "message.model") or session.model
-        content = message.get("content")
-        blocks = [text_block(content)] if isinstance(content, str) else items(content, "message.content")
-        turns.end_turn()
-        for block in blocks:
-            turns.add(mapping(block, "message.content"))
-    else:
-        turns.add_messages(turn_from_anthropic({"role": kind, "content": message.get("content")}, "message"))
+        turns.begin_turn(optional_text(message.get("id"), "message.id"))
+    results = [block for block in blocks if kind == "assistant" or block.get("type") == "tool_result"]
+    for block in results:
+        turns.add(block)
+    if len(results) < len(blocks) or not blocks:
+        rest = [block for block in blocks if block.get("type") != "tool_result"]
+        turns.add_messages(user_messages(rest, "message.content"))
     return True
 
 
@@ -93,4 +106,10 @@ def _is_turn(line: Json) -> bool:
     return is_turn and isinstance(message, dict) and "content" in message
 
 
-FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Sessions exported by other tools")
+FORMAT = Format(
+    name=NAME,
+    unit="file",
+    matches=matches,
+    read=guarded(read),
+    summary="Claude Code streams, and sessions that other tools export",
+)

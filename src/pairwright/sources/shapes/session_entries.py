@@ -236,6 +236,13 @@ class EventTurns:
         self.entries: list[Entry] = []
         self._blocks: list[Json] = []
         self._has_result = False
+        self._message_id: str | None = None
+
+    def begin_turn(self, message_id: str | None) -> None:
+        """Begin a turn of the assistant, unless the message is the one that the turn belongs to already."""
+        if message_id is None or message_id != self._message_id:
+            self.end_turn()
+        self._message_id, self._has_result = message_id, False
 
     def add(self, block: Json) -> None:
         """Add a block of the assistant, or the result of one of its calls."""
@@ -254,5 +261,5 @@ class EventTurns:
         """End the turn of the assistant, if one has begun; return all entries."""
         if self._blocks:
             self.entries.append(Entry(turn_messages(self._blocks, "events")))
-            self._blocks, self._has_result = [], False
+            self._blocks, self._has_result, self._message_id = [], False, None
         return self.entries
