@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from conftest import SHARED
 
+from conftest import SHARED
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message
 from pairwright.sources.field_map import parse_map

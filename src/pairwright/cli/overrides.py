@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from pairwright.cli.path_arguments import PLACE
-from pairwright.cli.shell_completion import (
+from pairwright.cli.arguments import (
+    PLACE,
     complete_choices,
     complete_format,
     complete_loss,

@@ -9,6 +9,8 @@ import gzip
 import io
 import json
 import re
+import shutil
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +26,7 @@ import zstandard
 from pairwright.errors import SourceError
 from pairwright.paths import Place, open_binary, place, size_of
 from pairwright.paths.paths import list_files
+from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
 from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
@@ -33,6 +36,7 @@ MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
 _BUFFER = 256 * 2**10
+_HEAD = 2**16  # enough of most files to tell lines from a document
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
 # `raw_decode` reads one value from a position and says where it ends: a list is read item by item.
@@ -74,6 +78,15 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
             else:
                 names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
+
+
+@contextmanager
+def stdin_file() -> Iterator[Path]:
+    """Copy the standard input to a temporary file named `stdin`, since detection and reading each need its start."""
+    with scratch() as folder:
+        with open(folder / "stdin", "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, _CHUNK)
+        yield folder / "stdin"
 
 
 @contextmanager
@@ -247,22 +260,20 @@ def is_json_lines(path: Place) -> bool:
     is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
     with open_bytes(path) as file:
-        pieces = [file.read(_CHUNK).lstrip()]
-        num_bytes = len(pieces[0])
-        while pieces[-1] and pieces[-1].find(b"\n") < 0 and num_bytes <= MAX_LINE_BYTES:
-            pieces.append(file.read(_CHUNK))
-            num_bytes += len(pieces[-1])
-    head = b"".join(pieces)
-    first, newline, rest = head.partition(b"\n")
-    is_named_so = path.suffix in (".jsonl", ".ndjson")
-    if not rest.strip() and not is_named_so:
-        return False  # one value: whichever it is, it is the whole file
-    try:
-        value = _decode(first)
-    except (ValueError, RecursionError):
-        # a broken first line is still a line if the second one is whole
-        second = rest.partition(b"\n")[0]
-        return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
+        head = file.read(_HEAD).lstrip()
+        # Until there is more than one line: a large file of one line is read only up to the limit of a line.
+        while not head.partition(b"\n")[2].strip() and len(head) <= MAX_LINE_BYTES and (piece := file.read(_CHUNK)):
+            head += piece
+        first, newline, rest = head.partition(b"\n")
+        is_named_so = path.suffix in (".jsonl", ".ndjson")
+        if not rest.strip() and not is_named_so:
+            return False  # one value: whichever it is, it is the whole file
+        try:
+            value = _decode(first)
+        except (ValueError, RecursionError):
+            # a broken first line is still a line if the second one is whole
+            second = (rest if b"\n" in rest else rest + file.read(_CHUNK)).partition(b"\n")[0]
+            return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
     return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
         isinstance(value, list) and bool(rest.strip())
     )

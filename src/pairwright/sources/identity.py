@@ -88,7 +88,7 @@ def _field(name: str, exp: Experience, row: Any, origin: Origin | None) -> int |
         value = identifier(value)
         if value is not None:
             return value
-    file = exp.source.file if exp.source is not None else ""
+    file = origin.file if origin is not None else exp.source.file if exp.source is not None else ""
     if name == "file":
         return PurePath(file).name.partition(".")[0] or None
     if name == "folder":

@@ -32,6 +32,9 @@ from pairwright.sources.files import (
     value_units,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.rollouts.trinity import NAME as TRINITY
+from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
+from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
 from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
@@ -79,6 +82,10 @@ def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS
             return Rejected(str(path), None, "an empty file")
         if magic.startswith(OWN_PREFIXES) and is_own_parquet(path, magic):
             return Layout(PAIRWRIGHT, shape="binary")
+        if magic.startswith(SQLITE):
+            with local_copy(path) as local:
+                if is_trinity_buffer(local):
+                    return Layout(TRINITY, shape="binary")
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")

@@ -59,6 +59,13 @@ def reward_names(exp: Experience, row: Any = None) -> list[str]:
     return sorted(names, key=lambda name: not any(word in name.lower() for word in _SCORE_WORDS))
 
 
+def score_names(exp: Experience) -> list[str]:
+    """List the scores of an unscored record, one of which the user may choose: components, and names like a score."""
+    names = [name for name, value in exp.reward_components.items() if score(value) is not None]
+    in_info = (name for name in islice(_number_paths(exp.info, 0), _MAX_NAMES))
+    return names + [name for name in in_info if any(word in name.lower() for word in _SCORE_WORDS)]
+
+
 _SCORE_WORDS = ("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved")
 
 

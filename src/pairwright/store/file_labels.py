@@ -98,7 +98,7 @@ def _labels_of_rows(table: Table) -> dict[str, str]:
     return {key_of(file): file.rpartition("/")[2] for file in sorted(sources - {None})}
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2**16)
 def key_of(file: str) -> str:
     """Return the canonical key of a file, independent of how its path is spelled: resolved path, or address."""
     return file if is_address(file) else _text(str(Path(file).resolve()))

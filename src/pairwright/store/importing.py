@@ -1,8 +1,8 @@
 """Import files of any format into an experience table, in parallel, without duplicate records.
 
-A file is one task; a large JSON Lines file is split into several. Workers write hidden parts; the main process drops
-rows whose ids are already in the table, and publishes each part with one rename. Importing a file again adds nothing,
-so an interrupted import is resumed by running it again.
+A file is one task; a large JSON Lines file is split into several, and small files share a part. Workers write hidden
+parts; the main process drops rows whose ids are already in the table, and publishes each part with one rename.
+Importing a file again adds nothing, so an interrupted import is resumed by running it again.
 """
 
 import difflib
@@ -23,19 +23,20 @@ from pairwright.paths import Place, at_once, is_address, open_binary, size_of, w
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
-from pairwright.sources.files import ranges, relative_names
+from pairwright.sources.files import ranges, relative_names, stdin_file
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
 from pairwright.sources.reward_expression import parse_reward
 from pairwright.sources.rewards import Scores, read_scores
 from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
-from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_task
+from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
 # Size of the pieces that a large JSON Lines file is cut into, one task each.
 RANGE_BYTES = 16 * 2**20
+_BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as so many bytes
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
@@ -51,10 +52,11 @@ class ImportSummary(msgspec.Struct):
     num_scores: int = 0
     num_scores_used: int = 0
     num_replaced: int = 0
+    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
+    scores_to_choose: list[str] = []  # of unscored records: names for `--reward`
+    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
     not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
     maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
-    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
-    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
@@ -79,7 +81,7 @@ def import_files(
     An import without any record is not an error here; see `refuse_empty`.
 
     Args:
-        paths: Files, folders, globs or addresses.
+        paths: Files, folders, globs or addresses; "-" is the standard input.
         table: The table to add to.
         format_name: Name of a format, or "auto" to detect it.
         options: Options of the readers, among them the reward.
@@ -93,6 +95,20 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
+    if "-" in paths:
+        with stdin_file() as file:
+            return import_files(
+                [str(file) if path == "-" else path for path in paths],
+                table,
+                format_name=format_name,
+                options=options,
+                redact=redact,
+                scores=scores,
+                update=update,
+                num_workers=num_workers,
+                engine=engine,
+                progress=progress,
+            )
     expression, reward = None, options.reward
     check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
@@ -103,21 +119,23 @@ def import_files(
     refused: list[Rejected] = []
     names = relative_names(paths, refused)
     files, labels = list(names), label_files(names, table)
+    sizes = {file: size_of(file) for file in files}
     earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
     maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
-    tasks, unreadable = _plan(maps, table.path, format_name, options)
+    tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
     for rejected in [*refused, *unreadable]:
         ingest.reject(rejected)
     # Files that no reader takes have no task: their bytes count as done from the start.
-    total = done = sum(map(size_of, files))
-    done -= sum(_size(task) for task in tasks)
-    engine = engine or _pool(tasks, num_workers)
-    for task, result in zip(tasks, engine.map(run_task, tasks), strict=True):
-        ingest.add(task, result)
-        done += _size(task)
+    total = done = sum(sizes.values())
+    done -= sum(task.size for task in tasks)
+    groups = list(_group_tasks(tasks))
+    engine = engine or _pool(groups, num_workers)
+    for group, result in zip(groups, engine.map(run_tasks, groups), strict=True):
+        ingest.add(group, result)
+        done += sum(task.size for task in group)
         progress(done, total)
     ingest.finish(reward, known_scores)
     ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
@@ -138,6 +156,7 @@ def import_files(
         read = sorted(file for file in sources - {None} if key_of(file) in keys)
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
+    table.compact()  # many small imports do not become many small parts
     return summary
 
 
@@ -154,20 +173,22 @@ def refuse_empty(summary: ImportSummary) -> None:
 
 
 def _plan(
-    maps: dict[Place, FieldMap], folder: Place, format_name: str, common: Options
+    sizes: dict[Place, int], maps: dict[Place, FieldMap], folder: Place, format_name: str, common: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
-    for file, layout in zip(maps, _layouts(maps, format_name, common), strict=True):
-        options = msgspec.structs.replace(common, map=maps[file])
+    for (file, size), layout in zip(sizes.items(), _layouts(maps, format_name, common), strict=True):
+        # Most files have no map of their own: they share one object of options.
+        options = common if maps[file] is common.map else msgspec.structs.replace(common, map=maps[file])
         if isinstance(layout, Rejected):
             unreadable.append(layout)
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
-        elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
+        elif layout.splits and size > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
-                tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
+                task = ImportTask(file, layout, folder, options, stop - start, start=start, stop=stop, line=line)
+                tasks.append(task)
         else:
-            tasks.append(ImportTask(file, layout, folder, options))
+            tasks.append(ImportTask(file, layout, folder, options, size))
     return tasks, unreadable
 
 
@@ -180,10 +201,27 @@ def _layouts(maps: dict[Place, FieldMap], format_name: str, common: Options) -> 
     return at_once(detect_one, list(maps), waits=any(map(is_address, maps)))
 
 
-def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
+def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
+    """Yield the tasks in groups of about `RANGE_BYTES`; each group becomes one part."""
+    group: list[ImportTask] = []
+    num_bytes = 0
+    for task in tasks:
+        # Opening a file and telling its format costs as much as reading a few kB.
+        size = max(task.size, _BYTES_OF_A_FILE)
+        if group and num_bytes + size > RANGE_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(task)
+        num_bytes += size
+    if group:
+        yield group
+
+
+def _pool(groups: list[list[ImportTask]], num_workers: int | None) -> Engine:
     """Return a pool with one process per core, or a single process if the files are small."""
-    pays = num_workers is not None or sum(map(_size, tasks)) >= POOL_BYTES
-    return Pool(min(num_workers or os.cpu_count() or 1, len(tasks)) if pays else 1)
+    num_bytes = sum(max(task.size, _BYTES_OF_A_FILE) for group in groups for task in group)
+    pays = num_workers is not None or num_bytes >= POOL_BYTES
+    return Pool(min(num_workers or os.cpu_count() or 1, len(groups)) if pays else 1)
 
 
 class _Ingest:
@@ -192,15 +230,16 @@ class _Ingest:
     def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
         self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has what was asked for
-        self._pending: list[tuple[ImportTask, ImportResult]] = []
+        self._pending: list[tuple[list[ImportTask], ImportResult]] = []
         self.seen: set[str] = set()
         self.again: set[str] = set()  # files with records that were there already
         self.scores_used: set[str] = set()
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
-        self._not_read: Counter[str] = Counter()
         self._repairs: Counter[str] = Counter()
         self._examples: dict[str, str] = {}
+        self._not_read: Counter[str] = Counter()
+        self._unchosen: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -208,11 +247,11 @@ class _Ingest:
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
 
-    def add(self, task: ImportTask, result: ImportResult) -> None:
+    def add(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, or hold it until some record has the requested reward or score."""
         self._waits["reward"] &= not result.has_reward
         self._waits["scores"] &= not result.scores_used
-        self._pending.append((task, result))
+        self._pending.append((tasks, result))
         if not any(self._waits.values()):
             self._take_pending()
 
@@ -236,20 +275,22 @@ class _Ingest:
         self._take_pending()
 
     def _take_pending(self) -> None:
-        for task, result in self._pending:
-            self._take(task, result)
+        for tasks, result in self._pending:
+            self._take(tasks, result)
         self._pending.clear()
 
-    def _take(self, task: ImportTask, result: ImportResult) -> None:
+    def _take(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
-        counts = self._counts.setdefault(task.layout.format, Counter())
-        counts.update(result.counts)
-        # A file that was cut into ranges counts once, with its first range.
-        counts["files"] += task.start == 0
+        for name, counts in result.counts.items():
+            self._counts.setdefault(name, Counter()).update(counts)
+        for task in tasks:
+            # A file that was cut into ranges counts once, with its first range.
+            self._counts.setdefault(task.layout.format, Counter())["files"] += task.start == 0
         self._reasons.update(result.reasons)
-        self._not_read.update(result.not_read)
         self._repairs.update(result.repairs)
         self._examples = result.examples | self._examples
+        self._not_read.update(result.not_read)
+        self._unchosen.update(result.unchosen)
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -257,11 +298,16 @@ class _Ingest:
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
         self.seen.update(result.uids)
-        if result.part is not None:
-            num_old = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
-            counts["already_there"] += num_old
+        if result.part is None:
+            return
+        is_new = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
+        start = 0
+        for task, num_rows in zip(tasks, result.num_rows, strict=True):
+            num_old = num_rows - int(is_new[start : start + num_rows].sum())
+            self._counts[task.layout.format]["already_there"] += num_old
             if num_old:
                 self.again.add(str(task.path))
+            start += num_rows
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader accepts."""
@@ -273,8 +319,8 @@ class _Ingest:
         self._examples.setdefault(reason, example_of(rejected))
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
-    def _reveal(self, part: Place, digests: Array) -> int:
-        """Publish a hidden part without rows whose ids are known; returns the number of these rows."""
+    def _reveal(self, part: Place, digests: Array) -> Array:
+        """Publish a hidden part without rows whose ids are known; returns the mask of the new rows."""
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
@@ -294,7 +340,7 @@ class _Ingest:
             self.table.add_hidden_part(part)
         else:
             part.unlink()
-        return num_old
+        return is_new
 
     def write_quarantine(self, files: set[str]) -> None:
         """Replace the rejections of these files in quarantine.jsonl by those of this import."""
@@ -320,13 +366,15 @@ class _Ingest:
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
+        reasons, not_read = dict(self._reasons.most_common()), dict(self._not_read.most_common())
         return ImportSummary(
             formats=formats,
-            reasons=dict(self._reasons.most_common()),
+            reasons=reasons,
             secrets=self._secrets,
             examples=self._examples,
+            scores_to_choose=[name for name, _ in self._unchosen.most_common(_NUM_NAMES)],
             repairs=dict(self._repairs),
-            not_read=dict(self._not_read.most_common()),
+            not_read=not_read,
         )
 
 
@@ -361,10 +409,6 @@ def _key_of_file(line: bytes) -> str | None:
 def _is_plain(file: Place) -> bool:
     with open_binary(file) as begin:
         return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
-
-
-def _size(task: ImportTask) -> int:
-    return (size_of(task.path) if task.stop is None else task.stop) - task.start
 
 
 __all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]

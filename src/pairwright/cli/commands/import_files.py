@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import PLACE
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags
-from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
@@ -44,13 +44,17 @@ IMPORT_KEYS = (
 def import_files(
     ctx: typer.Context,
     paths: Annotated[
-        list[str] | None, typer.Argument(help="Files, folders or globs; also s3://...", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Files, folders or globs; also s3://..., and - for standard input", show_default=False),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
     ] = None,
-    scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="CSV or JSON lines of rewards, by id (a task may stand beside it) or by task and run."),
+    ] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
     explain: Annotated[
@@ -128,6 +132,8 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
     for repair, count in summary.repairs.items():
         say(f"repaired: {count:,} × {repair}")
+    if summary.total("unscored") and summary.scores_to_choose:
+        say(f"unscored: {summary.total('unscored'):,}; --reward chooses among {', '.join(summary.scores_to_choose)}")
     if summary.num_scores:
         say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
     if summary.total("tokens_dropped"):
@@ -159,6 +165,7 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
         "examples": summary.examples,
         "secrets": summary.secrets,
         "repairs": summary.repairs,
+        "scores_to_choose": summary.scores_to_choose,
         "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
         "replaced": summary.num_replaced,
         "not_read": summary.not_read,

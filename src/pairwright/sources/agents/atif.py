@@ -276,6 +276,28 @@ def _result_beside(path: Path) -> tuple[Json, str | None]:
     return {}, None
 
 
+# Result files of Harbor: they stand in the folders of jobs beside the trajectories, which bring in their rewards.
+
+
+def matches_result(value: Any) -> bool:
+    if not isinstance(value, dict) or "steps" in value:
+        return False
+    is_trial = "trial_name" in value and "task_name" in value and "agent_info" in value
+    return is_trial or ("n_total_trials" in value and "stats" in value)
+
+
+def read_result(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield nothing for the result of a job, or of a trial with a trajectory; refuse a trial that has none."""
+    folder = origin.path.parent
+    trajectories = [*folder.glob("trajectory*.json"), *folder.glob("agent/trajectory*.json")]
+    if "trial_name" in mapping(value, "result") and not trajectories:
+        raise BadRecord("a trial of Harbor without a trajectory (agent/trajectory.json): only its result is known")
+    yield from ()
+
+
+RESULT_FORMAT = Format(
+    name=NAME, unit="record", matches=matches_result, read=guarded(read_result), summary="results of Harbor's trials"
+)
 FORMAT = Format(
     name=NAME, unit="record", matches=matches, read=guarded(read), summary="ATIF trajectories (Harbor, NAT)"
 )

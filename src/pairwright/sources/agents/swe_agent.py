@@ -320,6 +320,10 @@ def _scores(row: Json, info: Json, wanted: str | None) -> Json:
 
 
 def _is_traj(value: Any) -> bool:
+    if isinstance(value, dict) and "trajectory" not in value:  # a demonstration: the history alone
+        history = value.get("history")
+        turns = history if isinstance(history, list) else []
+        return any(isinstance(turn, dict) and "role" in turn and "message_type" in turn for turn in turns)
     if not isinstance(value, dict) or not isinstance(value.get("trajectory"), list):
         return False
     steps = value["trajectory"][:5]

@@ -47,7 +47,10 @@ _ERROR_STARTS = (
 
 
 def matches(value: Any) -> bool:
-    return isinstance(value, list) and any(_is_message_line(line) for line in value)
+    """Whether a line is a message of Claude Code, and none is a call as other tools export it (session_lines.py)."""
+    if not isinstance(value, list) or any(isinstance(line, dict) and line.get("type") == "tool" for line in value):
+        return False
+    return any(_is_message_line(line) for line in value)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -235,6 +238,7 @@ def _is_message_line(line: Any) -> bool:
         isinstance(line, dict)
         and line.get("type") in ("user", "assistant")
         and isinstance(line.get("message"), dict)
+        and "parts" not in line["message"]
         and isinstance(line.get("uuid"), str)
         and ("sessionId" in line or "parentUuid" in line)
     )

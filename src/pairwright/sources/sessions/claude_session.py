@@ -1,17 +1,13 @@
 """Claude Code sessions: the tree of turns and branches, and the messages of their lines.
 
-Content blocks map to message fields as follows; the lines of one assistant message are merged into one message.
-
-text, image, ...   content           thinking     reasoning        tool_use  tool_calls
-tool_result        a tool message; `is_error` is kept in `extra`
+Content blocks become messages in shapes/anthropic.py; the lines of one assistant message are merged into one message.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import json_text, optional_text, text
-from pairwright.sources.shapes.chat_messages import content_from_chat
+from pairwright.records.messages import Json, Message
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, user_from_blocks
 
 # Session tree: lines grouped into turns, turns into branches.
 
@@ -161,68 +157,23 @@ def _cut_circles(parents: list[int | None]) -> None:
 
 def assistant_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
     """Yield the message of an assistant line: text parts, reasoning, tool calls and flags."""
-    parts, thoughts, calls, extra = [], [], [], {}
-    for number, block in enumerate(blocks):
-        where = f"message.content[{number}]"
-        kind = block.get("type")
-        if kind == "thinking":
-            thoughts.append(text(block.get("thinking"), f"{where}.thinking"))
-        elif kind == "redacted_thinking":
-            extra["redacted_thinking"] = True
-        elif kind == "tool_use":
-            calls.append(
-                ToolCall(
-                    name=text(block.get("name"), f"{where}.name"),
-                    arguments=json_text(block.get("input", {})),
-                    id=optional_text(block.get("id"), f"{where}.id"),
-                )
-            )
-        else:
-            parts.append(block)
     is_copy = line.get("forkedFrom") is not None
     is_notice = line.get("isApiErrorMessage") is True or message.get("model") == "<synthetic>"
-    if line.get("isApiErrorMessage") is True:
-        extra["is_api_error"] = True
-    yield Message(
-        "assistant",
-        content=_plain(parts),
-        reasoning="\n\n".join(thoughts) if thoughts else None,
-        tool_calls=tuple(calls),
+    yield assistant_from_blocks(
+        blocks,
+        "message.content",
         generated=False if is_copy or is_notice else None,
-        extra=extra,
+        extra={"is_api_error": True} if line.get("isApiErrorMessage") is True else {},
     )
 
 
 def user_messages(line: Json, message: Json, blocks: list[Json]) -> Iterator[Message]:
     """Yield the tool results of a user line as tool messages, then the remaining content as a user message."""
-    parts = []
-    for number, block in enumerate(blocks):
-        if block.get("type") != "tool_result":
-            parts.append(block)
-            continue
-        where = f"message.content[{number}]"
-        content = content_from_chat(block.get("content"), f"{where}.content")
-        yield Message(
-            "tool",
-            content=_plain(content) if isinstance(content, list) else content,
-            tool_call_id=optional_text(block.get("tool_use_id"), f"{where}.tool_use_id"),
-            extra={"is_error": True} if block.get("is_error") is True else {},
-        )
-    if parts or not blocks:
-        is_summary = line.get("isCompactSummary") is True
-        extra: Json = {"is_compact_summary": True} if is_summary else {}
-        if line.get("isMeta") is True:
-            extra["is_meta"] = True
-        yield Message("user", content=_plain(parts), generated=False if is_summary else None, extra=extra)
-
-
-def _plain(parts: list[Json]) -> str | list[Json] | None:
-    """Return None for no parts, text for a single text part, else the parts."""
-    if not parts:
-        return None
-    if len(parts) == 1 and parts[0].get("type") == "text" and isinstance(parts[0].get("text"), str):
-        return str(parts[0]["text"])
-    return parts
+    is_summary = line.get("isCompactSummary") is True
+    extra: Json = {"is_compact_summary": True} if is_summary else {}
+    if line.get("isMeta") is True:
+        extra["is_meta"] = True
+    yield from user_from_blocks(blocks, "message.content", generated=False if is_summary else None, extra=extra)
 
 
 def messages_of(turn: Turn) -> list[Message]:
@@ -246,7 +197,7 @@ def _merge_messages(left: Message, right: Message) -> Message:
     calls = left.tool_calls + tuple(call for call in right.tool_calls if call not in left.tool_calls)
     return Message(
         "assistant",
-        content=_plain(parts),
+        content=plain_content(parts),
         reasoning="\n\n".join(thoughts) if thoughts else None,
         tool_calls=calls,
         generated=False if False in (left.generated, right.generated) else None,

@@ -4,6 +4,7 @@ Every chat-like format reads them with the functions of this module, so a name m
 orders and the table of words are documented in docs/sources.md.
 """
 
+import re
 from typing import Any
 
 from pairwright.records.messages import Json
@@ -14,25 +15,23 @@ from pairwright.sources.shapes.traces import pick_reward
 
 # The first name that holds a value counts. `uid` is last: some files number their rows with it.
 TASK_KEYS = (
-    "task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id", "task", "task_name", "uid",
-)  # fmt: skip
+    *("task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id"),
+    *("task", "task_name", "uid"),
+)
 _TASKS = frozenset(TASK_KEYS)
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
 # Scores may be any number; labels are verdicts: true or false, 1, 0 or -1, or a word of the table below.
 SCORE_KEYS = ("reward", "score", "rating")
 LABEL_KEYS = ("label", "success", "resolved", "passed", "correct", "kto_tag", "thumbs", "feedback")
 REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
-WORDS = {
-    "good": 1.0, "bad": 0.0,
-    "thumbs_up": 1.0, "thumbs_down": 0.0, "thumbs up": 1.0, "thumbs down": 0.0, "up": 1.0, "down": 0.0,
-    "like": 1.0, "dislike": 0.0, "👍": 1.0, "👎": 0.0,
-    "pass": 1.0, "fail": 0.0, "passed": 1.0, "failed": 0.0,
-    "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0,
-    "correct": 1.0, "incorrect": 0.0, "right": 1.0, "wrong": 0.0,
-    "chosen": 1.0, "rejected": 0.0, "accepted": 1.0, "accept": 1.0, "reject": 0.0,
-    "success": 1.0, "failure": 0.0, "resolved": 1.0, "unresolved": 0.0,
-    "desirable": 1.0, "undesirable": 0.0, "positive": 1.0, "negative": 0.0,
-}  # fmt: skip
+_GOOD = re.compile(
+    r"good|thumbs[ _-]?up|up|like|👍|pass|passed|true|yes|correct|right|chosen|accept|accepted|success|resolved"
+    r"|desirable|positive"
+)
+_BAD = re.compile(
+    r"bad|thumbs[ _-]?down|down|dislike|👎|fail|failed|false|no|incorrect|wrong|rejected|reject|failure|unresolved"
+    r"|undesirable|negative"
+)
 
 
 def task_of(row: Json) -> int | str | None:
@@ -72,9 +71,11 @@ def label_of(value: Any) -> float | None:
     (1.0, 0.0, -1.0, None)
     """
     if isinstance(value, str):
-        word = WORDS.get(value.strip().lower())
-        if word is not None:
-            return word
+        word = value[:40].strip().lower()
+        if _GOOD.fullmatch(word):
+            return 1.0
+        if _BAD.fullmatch(word):
+            return 0.0
     number = score(value)
     return number if number in (-1.0, 0.0, 1.0) else None
 

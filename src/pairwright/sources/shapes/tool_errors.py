@@ -261,14 +261,13 @@ _ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exce
 _NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
 _WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
 # Keys of an envelope around a result. A record of something else may have a status "failed" of its own.
-_ENVELOPE = frozenset({
-    "status", "code", "message", "msg", "error", "errors", "reason", "detail", "details", "description", "type",
-    "name", "title", "data", "result", "output", "content", "stdout", "stderr", "traceback", "success", "ok",
-    "statusCode", "status_code", "http_status", "error_code", "errorCode", "error_message", "errorMessage",
-    "error_type", "errorType", "hint", "suggestion", "tool", "tool_name", "tool_call_id", "request_id", "requestId",
-    "timestamp", "path", "command", "duration", "elapsed", "retryable", "is_error", "isError", "exception", "args",
-    "arguments", "query", "instance", "url", "extensions",
-})  # fmt: skip
+_ENVELOPE = re.compile(
+    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
+    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
+    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
+    r"|url|extensions",
+    re.I,
+)
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
 _SIGNS = ("rror", "xit", "ail", "eturn", "tatus", "ode", '"ok"', '"success"', "raceback", "xception")
 _NUM_JSON = 1000  # characters at either end of an object in which its marks are looked for
@@ -324,7 +323,7 @@ def _names_error(value: Json) -> bool:
     # GraphQL
     errors = value.get("errors")
     is_list = isinstance(errors, list) and bool(errors) and all(isinstance(item, dict) for item in errors)
-    return is_list and not value.get("data") and _ENVELOPE.issuperset(value) and "message" in errors[0]
+    return is_list and not value.get("data") and _is_envelope(value) and "message" in errors[0]
 
 
 def _has_failed_status(value: Json) -> bool:
@@ -334,10 +333,14 @@ def _has_failed_status(value: Json) -> bool:
     status = value.get("status")
     if isinstance(status, str) and status.lower() in _ERROR_WORDS:
         is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
-        return is_told or _ENVELOPE.issuperset(value)
+        return is_told or _is_envelope(value)
     codes = [value.get(key) for key in ("status", "code", "statusCode", "status_code", "http_status")]
     is_refused = any(isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 for code in codes)
-    return is_refused and _ENVELOPE.issuperset(value)
+    return is_refused and _is_envelope(value)
+
+
+def _is_envelope(value: Json) -> bool:
+    return all(map(_ENVELOPE.fullmatch, value))
 
 
 def _words_of(value: Json) -> str:

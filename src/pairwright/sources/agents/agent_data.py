@@ -1,0 +1,108 @@
+"""Agent Data Protocol, the standard form: `{id, content[{class_, ...}], details}`, one trajectory a record.
+
+    message_action      an answer: content; its description is the reasoning
+    api_action          a call: function, kwargs; its description is the text before it
+    code_action         a call named after the language, with the code; its description likewise
+    text_observation    after a call its result, else a turn of the user; a system message if it is named so
+    web_observation, image_observation   a result: page and image, as JSON
+
+A result belongs to the call before it: the order is all the format says. Text of the source "agent" is an answer that
+was given to the model as context, not generated. task = id. `details` may hold a reward (reward, score, ...).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    json_text,
+    mapping,
+    optional_mapping,
+    optional_text,
+    small_fields,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.row_fields import reward_of, tools_of
+from pairwright.sources.shapes.session_entries import session_error_kind
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = "agent-data"
+_CLASSES = frozenset(
+    {"message_action", "api_action", "code_action", "text_observation", "web_observation", "image_observation"}
+)
+
+
+def matches(value: Any) -> bool:
+    content = value.get("content") if isinstance(value, dict) else None
+    return isinstance(content, list) and any(
+        isinstance(step, dict) and isinstance(step.get("class_"), str) and step["class_"] in _CLASSES
+        for step in content
+    )
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a trajectory."""
+    row = mapping(value, "trajectory")
+    messages: list[Message] = []
+    for number, item in enumerate(items(row.get("content"), "content")):
+        step = mapping(item, f"content[{number}]")
+        messages.append(_message(step, f"content[{number}]", number, messages[-1] if messages else None))
+    details = optional_mapping(row.get("details"), "details")
+    tools = tools_of({"tools": details.get("tools", row.get("available_tools"))}) if _has_tools(row, details) else []
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("content: no action, so there is no completion")
+    reward, components = reward_of({**details, **row}, options)
+    yield build(
+        NAME,
+        origin,
+        task=identifier(row.get("id")),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=reward,
+        reward_components=components,
+        errors=error_sites(messages, tools, session_error_kind),
+        info=small_fields(details, frozenset({"tools"})),
+        model_version=details["model_name"] if isinstance(details.get("model_name"), str) else None,
+    )
+
+
+def _message(step: Json, where: str, number: int, before: Message | None) -> Message:
+    """Convert one step; `before` is the message that an observation may answer."""
+    kind = text(step.get("class_"), f"{where}.class_")
+    note = optional_text(step.get("description"), f"{where}.description") or None
+    if kind == "message_action":
+        return Message("assistant", text(step.get("content"), f"{where}.content"), reasoning=note)
+    if kind == "api_action":
+        name, arguments = text(step.get("function"), f"{where}.function"), json_text(step.get("kwargs") or {})
+        return Message("assistant", note, tool_calls=(ToolCall(name, arguments, f"call_{number}"),))
+    if kind == "code_action":
+        code = {"code": text(step.get("content"), f"{where}.content")}
+        name = text(step.get("language"), f"{where}.language")
+        return Message("assistant", note, tool_calls=(ToolCall(name, json_text(code), f"call_{number}"),))
+    if kind not in _CLASSES:
+        raise BadRecord(f"{where}.class_: {kind!r} is not a class of the protocol")
+    content = step.get("content") if kind == "text_observation" else None
+    if content is None:
+        content = json_text({key: item for key, item in step.items() if key != "class_" and item is not None})
+    content = text(content, f"{where}.content")
+    if before is not None and before.tool_calls:
+        return Message("tool", content, tool_call_id=before.tool_calls[0].id)
+    if step.get("source") == "agent":
+        return Message("assistant", content, generated=False)
+    return Message("system" if step.get("name") == "system" else "user", content)
+
+
+def _has_tools(row: Json, details: Json) -> bool:
+    return isinstance(details.get("tools", row.get("available_tools")), list)
+
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=guarded(read), summary="Agent Data Protocol trajectories"
+)

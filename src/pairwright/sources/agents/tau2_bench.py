@@ -1,0 +1,154 @@
+"""tau2-bench results: `{info, tasks[], simulations[]}`, or one simulation `{task_id, trial, reward_info, messages[]}`.
+
+task = the domain and task_id, run = trial, reward = reward_info.reward; its breakdown and the database check are
+components. The domain's policy, which the system prompt of tau2-bench contains, is the system message; its tools are
+the tools. The greeting at the start was not written by the model: it is part of the prompt. Calls of the simulated user
+and their results (`requestor` user), which the agent does not see, are left out and counted in info. Simulations of
+voices have no messages and are rejected.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    items,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    score,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.chat_messages import call_from_chat
+from pairwright.sources.shapes.session_entries import session_error_kind
+from pairwright.sources.shapes.tool_errors import error_sites
+
+NAME = "tau2-bench"
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    runs = value.get("simulations")
+    if isinstance(runs, list) and "tasks" in value:
+        return any(map(_is_run, runs))
+    return _is_run(value) or _is_run(value.get("simulation_run"))
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of each simulation."""
+    record = mapping(value, "results")
+    info = optional_mapping(record.get("info"), "info")
+    runs = record.get("simulations")
+    listed = items(runs, "simulations") if runs is not None else [record.get("simulation_run", record)]
+    for number, run in enumerate(listed):
+        try:
+            yield _experience(mapping(run, "simulation"), info, origin, options)
+        except ValueError as error:  # BadRecord and RecordError: this simulation, not the file
+            yield Rejected(origin.file, origin.line, f"simulations[{number}]: {error}", NAME)
+
+
+def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Experience:
+    environment = optional_mapping(info.get("environment_info"), "info.environment_info")
+    agent = optional_mapping(info.get("agent_info"), "info.agent_info")
+    policy = optional_text(run.get("policy"), "policy") or optional_text(environment.get("policy"), "policy")
+    tools = [
+        _tool(mapping(tool, "tool_defs"))
+        for tool in optional_mapping(environment.get("tool_defs"), "tool_defs").values()
+    ]
+    messages = [Message("system", policy)] if policy else []
+    num_hidden = 0
+    for number, item in enumerate(_flat(items(run.get("messages"), "messages"))):
+        message = _message(mapping(item, f"messages[{number}]"), f"messages[{number}]", is_first=number == 0)
+        num_hidden += message is None
+        messages += [] if message is None else [message]
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("messages: the agent wrote none, so there is no completion")
+    domain, task = environment.get("domain_name"), identifier(run.get("task_id"))
+    reward_info = optional_mapping(run.get("reward_info"), "reward_info")
+    components = _components(reward_info)
+    details = {key: run.get(key) for key in ("id", "termination_reason", "seed", "mode")}
+    details["hidden_messages"] = num_hidden or None
+    return build(
+        NAME,
+        origin,
+        task=f"{domain}/{task}" if isinstance(domain, str) and task is not None else task,
+        run=index(run.get("trial")),
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=score((components if options.reward else reward_info).get(options.reward or "reward")),
+        reward_components=components,
+        errors=error_sites(messages, tools, session_error_kind),
+        info={key: item for key, item in details.items() if item is not None},
+        metrics={key: run[key] for key in ("agent_cost", "user_cost", "duration") if score(run.get(key)) is not None},
+        model_version=agent["llm"] if isinstance(agent.get("llm"), str) else None,
+    )
+
+
+def _flat(messages: list[Any]) -> list[Any]:
+    """Return the messages with the results of several calls, logged as one message, in their places."""
+    return [
+        inner
+        for message in messages
+        for inner in (
+            optional_items(message.get("tool_messages"), "tool_messages")
+            if isinstance(message, dict) and "tool_messages" in message
+            else [message]
+        )
+    ]
+
+
+def _message(message: Json, where: str, *, is_first: bool) -> Message | None:
+    """Convert a message; None if the agent did not see it."""
+    role = text(message.get("role"), f"{where}.role")
+    if role not in _ROLES:
+        raise BadRecord(f"{where}.role: expected user, assistant, system or tool, got {role!r}")
+    content = optional_text(message.get("content"), f"{where}.content")
+    if role == "tool":
+        if message.get("requestor") == "user":
+            return None
+        extra = {"is_error": True} if message.get("error") is True else {}
+        return Message("tool", content, tool_call_id=optional_text(message.get("id"), f"{where}.id"), extra=extra)
+    calls = optional_items(message.get("tool_calls"), f"{where}.tool_calls")
+    if role == "user" and calls and not content:
+        return None
+    # The first turn of the agent is a fixed greeting: no request was made for it.
+    is_greeting = is_first and role == "assistant" and not message.get("usage") and not message.get("raw_data")
+    return Message(
+        role,
+        content,
+        tool_calls=tuple(call_from_chat(call, f"{where}.tool_calls") for call in calls) if role == "assistant" else (),
+        generated=False if is_greeting else None,
+    )
+
+
+def _components(reward_info: Json) -> Json:
+    breakdown = reward_info.get("reward_breakdown")
+    components = dict(breakdown) if isinstance(breakdown, dict) else {}
+    check = reward_info.get("db_check")
+    if isinstance(check, dict) and score(check.get("db_reward")) is not None:
+        components["db_reward"] = check["db_reward"]
+    return {key: item for key, item in components.items() if score(item) is not None}
+
+
+def _tool(tool: Json) -> Json:
+    function = {"name": tool.get("name"), "description": tool.get("doc"), "parameters": tool.get("params")}
+    return {"type": "function", "function": {key: item for key, item in function.items() if item is not None}}
+
+
+def _is_run(value: Any) -> bool:
+    if not isinstance(value, dict) or "task_id" not in value:
+        return False
+    return "reward_info" in value and ("messages" in value or "ticks" in value)
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="tau2-bench results")

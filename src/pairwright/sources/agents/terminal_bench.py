@@ -1,0 +1,101 @@
+"""Terminal-Bench trials: `results.json` of a trial, and the turns that its agent logged beside it.
+
+    results.json                       {task_id, trial_name, instruction, is_resolved, parser_results, failure_mode}
+    agent-logs/episode-N/prompt.txt    what the agent asked in that turn
+    agent-logs/episode-N/response.txt  what the model answered (response.json likewise)
+
+Each prompt is one user turn: the agent (Terminus) sends those before it again. task = task_id, run = a number from the
+trial's name, reward = is_resolved; each test is a component (1 passed, 0 failed). Agents that log nothing there leave
+only a recording of the terminal: such a trial is rejected. Harbor, which came after it, writes ATIF (agents/atif.py).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.fields import BadRecord, identifier, mapping, score
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.tool_errors import failure_kind
+from pairwright.sources.shapes.traces import run_of
+
+NAME = "terminal-bench"
+MAX_EPISODES = 10_000
+MAX_FILE_BYTES = 64 * 2**20
+_NO_FAILURE = frozenset({"unset", "none"})
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and "is_resolved" in value and "trial_name" in value and "task_id" in value
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a trial."""
+    result = mapping(value, "results")
+    messages = _turns(origin.path.parent / "agent-logs")
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("a trial whose agent logged no turns (agent-logs/episode-0): nothing but its result is known")
+    components = _components(result)
+    names = ("trial_name", "failure_mode", "id")
+    yield build(
+        NAME,
+        origin,
+        task=identifier(result.get("task_id")),
+        run=run_of(identifier(result.get("trial_name")), origin.ordinal),
+        prompt=prompt,
+        completion=completion,
+        reward=score(components.get(options.reward or "is_resolved")),
+        reward_components=components,
+        errors=_errors(result, messages),
+        info={key: result[key] for key in names if isinstance(result.get(key), str)},
+        metrics={key: result[key] for key in result if key.startswith("total_") and score(result[key]) is not None},
+    )
+
+
+def _turns(folder: Path) -> list[Message]:
+    """Read the episodes of a trial in order; an episode without an answer ends them."""
+    messages: list[Message] = []
+    for number in range(MAX_EPISODES):
+        episode = folder / f"episode-{number}"
+        prompt = _text(episode / "prompt.txt")
+        if prompt is None:
+            break
+        messages.append(Message("user", prompt))
+        answer = _text(episode / "response.txt")
+        answer = _text(episode / "response.json") if answer is None else answer
+        if answer is None:
+            break
+        messages.append(Message("assistant", answer))
+    return messages
+
+
+def _text(path: Path) -> str | None:
+    """Read a file of the trial; None if it is not there. No symbolic links: the folder came with the trace."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            return None
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise BadRecord(f"{path.name}: more than {MAX_FILE_BYTES:,} bytes")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadRecord(f"{path.name}: cannot be read: {error}") from None
+
+
+def _components(result: Json) -> Json:
+    tests = result.get("parser_results")
+    components: Json = {"is_resolved": result["is_resolved"]} if score(result.get("is_resolved")) is not None else {}
+    for name, outcome in tests.items() if isinstance(tests, dict) else ():
+        components[name] = 1.0 if outcome == "passed" else 0.0
+    return components
+
+
+def _errors(result: Json, messages: list[Message]) -> list[ErrorSite]:
+    failure = result.get("failure_mode")
+    if not isinstance(failure, str) or failure in _NO_FAILURE:
+        return []
+    return [ErrorSite(index=len(messages) - 1, kind=failure_kind(failure, "exception"), text=failure)]
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="Terminal-Bench trials")

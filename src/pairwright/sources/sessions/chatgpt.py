@@ -1,0 +1,126 @@
+"""ChatGPT data exports: `conversations.json`, a list of `{title, mapping{id: {message, parent}}, conversation_id}`.
+
+    author.role user, system   a turn; empty and hidden system messages are left out
+    author.role assistant      an answer; with a `recipient` other than "all" a call of that tool with the text as input
+    author.role tool           the result of the call before it on its path: the export has no ids of calls
+    content_type thoughts      reasoning of the answer that follows
+
+The nodes form a tree: every path from a root to a leaf is an experience, so an answer that was asked for again is a run
+of its own. The system prompt and the tools of ChatGPT are not in the export: prompts are incomplete. No reward.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import identifier, items, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content
+from pairwright.sources.shapes.session_entries import Entry, Session, call_block, read_entries, text_block
+
+NAME = "chatgpt"
+
+
+def matches(value: Any) -> bool:
+    nodes = value.get("mapping") if isinstance(value, dict) else None
+    if not isinstance(nodes, dict):
+        return False
+    return any(isinstance(node, dict) and "message" in node and "parent" in node for node in nodes.values())
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of one conversation."""
+    record = mapping(value, "conversation")
+    session = Session(NAME, identifier(record.get("conversation_id")) or identifier(record.get("id")))
+    session.info = {"title": record["title"]} if isinstance(record.get("title"), str) else {}
+    session.model = optional_text(record.get("default_model_slug"), "default_model_slug")
+    nodes = {key: mapping(node, f"mapping.{key}") for key, node in mapping(record.get("mapping"), "mapping").items()}
+    thoughts: dict[str, list[Json]] = {}  # node: the reasoning that its children begin with
+    calls: dict[str, str] = {}  # node: the call that a result below it answers
+    entries: list[Entry] = []
+    for key in _in_order(nodes):
+        parent = nodes[key].get("parent")
+        parent = parent if isinstance(parent, str) and parent in nodes else ""
+        blocks = list(thoughts.get(parent, []))
+        message = nodes[key].get("message")
+        messages = [] if message is None else _messages(mapping(message, key), key, blocks, calls.get(parent), session)
+        if not messages and blocks:
+            thoughts[key] = blocks
+        call_ids = [call.id for turn in messages for call in turn.tool_calls if call.id]
+        if call_ids or parent in calls:
+            calls[key] = call_ids[0] if call_ids else calls[parent]
+        entries.append(Entry(messages, key, parent))
+    yield from read_entries(session, entries, origin)
+
+
+def _messages(message: Json, key: str, blocks: list[Json], call_id: str | None, session: Session) -> list[Message]:
+    """Convert a node; the reasoning of a node that has nothing else is added to `blocks`."""
+    author = mapping(message.get("author"), "author")
+    role, recipient = text(author.get("role"), "author.role"), message.get("recipient", "all")
+    content = mapping(message.get("content"), "content")
+    if content.get("content_type") == "thoughts":
+        for thought in items(content.get("thoughts", []), "thoughts"):
+            blocks.append(
+                {"type": "thinking", "thinking": text(mapping(thought, "thoughts").get("content"), "thoughts")}
+            )
+        return []
+    parts = _parts(content)
+    if not parts or (role == "system" and _is_hidden(message)):
+        return []
+    if role == "tool":
+        return [
+            Message("tool", plain_content(parts), tool_call_id=call_id, name=optional_text(author.get("name"), "name"))
+        ]
+    if role != "assistant":
+        return [Message(role, plain_content(parts))]
+    metadata = message.get("metadata")
+    model = metadata.get("model_slug") if isinstance(metadata, dict) else None
+    session.model = model if isinstance(model, str) else session.model
+    if isinstance(recipient, str) and recipient != "all":
+        source = "".join(str(part.get("text", "")) for part in parts)
+        # What is no JSON object (code) is the one argument of the call.
+        arguments = source if source.lstrip().startswith("{") else {"input": source}
+        return [assistant_from_blocks([*blocks, call_block(key, recipient, arguments)], "content")]
+    return [assistant_from_blocks([*blocks, *parts], "content")]
+
+
+def _parts(content: Json) -> list[Json]:
+    """Content as parts; texts that are empty are left out."""
+    if isinstance(content.get("text"), str):  # code, and what a tool printed
+        return [text_block(content["text"])] if content["text"] else []
+    parts: list[Json] = []
+    for part in items(content.get("parts", []), "content.parts"):
+        if isinstance(part, str):
+            parts += [text_block(part)] if part else []
+        elif isinstance(part, dict):
+            inner = part.get("text")
+            parts.append(
+                text_block(inner) if isinstance(inner, str) else {"type": str(part.get("content_type")), **part}
+            )
+    if len(parts) > 1 and all(part["type"] == "text" for part in parts):
+        return [text_block("\n".join(part["text"] for part in parts))]
+    return parts
+
+
+def _is_hidden(message: Json) -> bool:
+    metadata = message.get("metadata")
+    return isinstance(metadata, dict) and metadata.get("is_visually_hidden_from_conversation") is True
+
+
+def _in_order(nodes: dict[str, Json]) -> list[str]:
+    """Return the nodes with every parent before its children, else in the order of the file; rings are left out."""
+    children: dict[str, list[str]] = {}
+    for key, node in nodes.items():
+        parent = node.get("parent")
+        children.setdefault(parent if isinstance(parent, str) and parent in nodes else "", []).append(key)
+    order: list[str] = []
+    stack = list(reversed(children.get("", [])))
+    while stack:
+        key = stack.pop()
+        order.append(key)
+        stack += reversed(children.get(key, []) if key else [])
+    return order
+
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=guarded(read), summary="ChatGPT data exports")

@@ -1,0 +1,135 @@
+"""Cursor agent transcripts and streams: JSON Lines in one of two layouts.
+
+    transcript   {role, message{content}} (agent-transcripts/*.jsonl), with Anthropic's blocks; results are not logged
+    stream       {type: system | user | assistant | thinking | tool_call | result, session_id, ...} of
+                 `cursor-agent -p --output-format stream-json`; a call is started and completed under one call_id
+
+A result joins its call by call_id. With `--stream-partial-output` a text comes in pieces and then as a whole: the
+pieces are left out. A call is named after its key (`readToolCall` is read). Neither system prompt nor tools are
+logged: prompts are incomplete. There is no reward. Transcripts as plain text are not read.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.anthropic import turn_from_anthropic
+from pairwright.sources.shapes.session_entries import (
+    EventTurns,
+    Session,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    user_messages,
+)
+
+NAME = "cursor"
+_ROLES = frozenset({"user", "assistant", "system"})
+
+
+def matches(value: Any) -> bool:
+    lines = value if isinstance(value, list) else []
+    return any(map(_is_transcript_line, lines)) or any(map(_is_tool_call, lines))
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a transcript or stream."""
+    lines = items(value, "session")
+    session = Session(NAME, id=origin.path.stem)
+    turns = EventTurns()
+    has_whole_text = any(_is_text(line) and not _is_piece(line) for line in lines)
+    for number, line in enumerate(lines):
+        try:
+            if _is_transcript_line(line):
+                message = {"role": line["role"], "content": line["message"].get("content")}
+                turns.add_messages(turn_from_anthropic(message, "message"))
+            elif not (has_whole_text and _is_piece(line)):
+                _take(turns, session, mapping(line, "line"))
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number, error)
+    yield from read_entries(session, turns.end_turn(), origin)
+
+
+def _take(turns: EventTurns, session: Session, line: Json) -> None:
+    """Read one event of a stream."""
+    session.id = identifier(line.get("session_id")) or session.id
+    kind = line.get("type")
+    if kind == "system":
+        session.model = optional_text(line.get("model"), "model")
+        session.info = {"cwd": optional_text(line.get("cwd"), "cwd")}
+    elif kind == "user":
+        turns.add_messages(user_messages(mapping(line.get("message"), "message").get("content"), "message.content"))
+    elif kind == "assistant":
+        for block in items(mapping(line.get("message"), "message").get("content"), "message.content"):
+            turns.add(mapping(block, "message.content"))
+    elif kind == "thinking" and isinstance(line.get("text"), str):
+        turns.add({"type": "thinking", "thinking": line["text"]})
+    elif kind == "tool_call":
+        call_id = text(line.get("call_id"), "call_id")
+        name, body = _call(mapping(line.get("tool_call"), "tool_call"))
+        if line.get("subtype") == "started":
+            turns.add(call_block(call_id, name, _arguments(body)))
+        elif line.get("subtype") == "completed" and isinstance(body.get("result"), dict):
+            outcome, content = next(iter(body["result"].items()), ("success", None))
+            turns.add(result_block(call_id, _output(content), is_error=outcome not in ("success", "isBackground")))
+
+
+def _call(value: Json) -> tuple[str, Json]:
+    """Return the name of a call and its object: {readToolCall{}}, {mcpToolCall{args{toolName}}} or {function{}}."""
+    for key, body in value.items():
+        if key == "function" and isinstance(body, dict):
+            return text(body.get("name"), "tool_call.function.name"), {"args": body.get("arguments"), **body}
+        if key.endswith("ToolCall") and isinstance(body, dict):
+            arguments = body.get("args")
+            named = arguments.get("toolName") if key == "mcpToolCall" and isinstance(arguments, dict) else None
+            return named if isinstance(named, str) else key.removesuffix("ToolCall"), body
+    raise BadRecord("tool_call: no call in it")
+
+
+def _arguments(body: Json) -> Any:
+    arguments = body.get("args")
+    if isinstance(arguments, dict):
+        inner = arguments.get("args") if "toolName" in arguments else arguments
+        return {key: item for key, item in inner.items() if key != "toolCallId"} if isinstance(inner, dict) else inner
+    return arguments
+
+
+def _output(content: Any) -> Any:
+    """The text of a result that is nothing but text, else the whole of it."""
+    if isinstance(content, dict) and isinstance(content.get("content"), str):
+        return content["content"]
+    return content
+
+
+def _is_transcript_line(line: Any) -> bool:
+    if not isinstance(line, dict) or not isinstance(line.get("message"), dict) or "type" in line:
+        return False
+    return isinstance(line.get("role"), str) and line["role"] in _ROLES and "content" in line["message"]
+
+
+def _is_tool_call(line: Any) -> bool:
+    return (
+        isinstance(line, dict)
+        and line.get("type") == "tool_call"
+        and isinstance(line.get("call_id"), str)
+        and isinstance(line.get("tool_call"), dict)
+    )
+
+
+def _is_text(line: Any) -> bool:
+    return isinstance(line, dict) and line.get("type") == "assistant"
+
+
+def _is_piece(line: Any) -> bool:
+    """Whether the line is a piece of a text that comes whole, too."""
+    return _is_text(line) and "timestamp_ms" in line and "model_call_id" not in line
+
+
+FORMAT = Format(
+    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Cursor agent transcripts and streams"
+)

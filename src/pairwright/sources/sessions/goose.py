@@ -1,0 +1,148 @@
+"""goose sessions: `{id, working_dir, conversation[]}` as exported, or JSON Lines of the session and its messages.
+
+What `goose run` prints is read too: {messages[]}, or a stream of {type: message, message}.
+
+    text, image       content                   thinking, reasoning      reasoning
+    toolRequest       id, toolCall{status, value{name, arguments}} or toolCall{status: error, error}
+    toolResponse      id, toolResult{status, value: content[] or {content[], isError}} or {status: error, error}
+
+A result joins its call by id. A call that could not be read (status error) has no name and stays a part. A compaction
+hides the messages before it from the model (`metadata.agentVisible` false) and begins with a summary that the user does
+not see. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.anthropic import user_from_blocks
+from pairwright.sources.shapes.session_entries import (
+    Entry,
+    Session,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    turn_messages,
+)
+
+NAME = "goose"
+_SESSION_KEYS = ("working_dir", "extension_data", "accumulated_total_tokens", "message_count")
+_NOTES = ("toolConfirmationRequest", "actionRequired", "systemNotification", "conversationCompacted")
+
+
+def matches(value: Any) -> bool:
+    if isinstance(value, dict):
+        if isinstance(value.get("conversation"), list):
+            return "working_dir" in value
+        return isinstance(value.get("messages"), list) and any(map(_has_tool_block, value["messages"]))
+    lines = value if isinstance(value, list) else []
+    head = lines[0] if lines else None
+    if isinstance(head, dict) and "role" not in head and any(key in head for key in _SESSION_KEYS):
+        return any(isinstance(line, dict) and "role" in line and "created" in line for line in lines[1:])
+    return any(_has_tool_block(_unwrap(line)) for line in lines if isinstance(line, dict) and "role" not in line)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a session, and one more for each compaction in it."""
+    if isinstance(value, dict):
+        head, lines = value, items(value.get("conversation", value.get("messages")), "conversation")
+    else:
+        lines = items(value, "session")
+        has_head = bool(lines) and isinstance(lines[0], dict) and "role" not in lines[0] and "type" not in lines[0]
+        head, lines = (lines[0], lines[1:]) if has_head else ({}, lines)
+    session = Session(NAME, identifier(head.get("id")) or origin.path.stem)
+    config = head.get("model_config")
+    model = config.get("model_name") if isinstance(config, dict) else None
+    session.model = model if isinstance(model, str) else None
+    session.info = {key: head[key] for key in ("working_dir", "description", "name") if isinstance(head.get(key), str)}
+    entries: list[Entry] = []
+    was_hidden = False
+    for number, item in enumerate(lines):
+        try:
+            message = _unwrap(mapping(item, "message"))
+            if "role" not in message:  # the end of a stream, and its notices
+                continue
+            messages, is_visible = _messages(message), _is_set(message, "agentVisible")
+            # A summary that only the model sees, after what the model no longer sees.
+            restarts = was_hidden and is_visible and not _is_set(message, "userVisible")
+            entries.append(Entry([_as_summary(turn) for turn in messages] if restarts else messages, restarts=restarts))
+            was_hidden = not is_visible
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number + 1, error)
+    yield from read_entries(session, entries, origin)
+
+
+def _unwrap(line: Json) -> Json:
+    """The message of a line; a stream has it under `message`."""
+    inner = line.get("message")
+    return inner if line.get("type") == "message" and isinstance(inner, dict) else line
+
+
+def _has_tool_block(message: Any) -> bool:
+    content = message.get("content") if isinstance(message, dict) else None
+    blocks = content if isinstance(content, list) else []
+    return any(isinstance(block, dict) and block.get("type") in ("toolRequest", "toolResponse") for block in blocks)
+
+
+def _is_set(message: Json, key: str) -> bool:
+    metadata = message.get("metadata")
+    return not isinstance(metadata, dict) or metadata.get(key) is not False
+
+
+def _as_summary(message: Message) -> Message:
+    return Message(message.role, message.content, generated=False, extra={"is_compact_summary": True})
+
+
+def _messages(message: Json) -> list[Message]:
+    blocks: list[Json] = []
+    for number, item in enumerate(items(message.get("content"), "content")):
+        blocks += _block(mapping(item, f"content[{number}]"), f"content[{number}]")
+    if text(message.get("role"), "role") == "assistant":
+        return turn_messages(blocks, "content")
+    return user_from_blocks(blocks, "content") if blocks else []
+
+
+def _block(block: Json, where: str) -> list[Json]:
+    kind = block.get("type")
+    if kind in ("toolRequest", "frontendToolRequest"):
+        call = mapping(block.get("toolCall"), f"{where}.toolCall")
+        if call.get("status") == "error":
+            return [block]
+        value = mapping(call.get("value"), f"{where}.toolCall.value")
+        return [call_block(block.get("id"), value.get("name"), value.get("arguments"))]
+    if kind == "toolResponse":
+        result = mapping(block.get("toolResult"), f"{where}.toolResult")
+        if result.get("status") == "error":
+            return [result_block(block.get("id"), result.get("error"), is_error=True)]
+        output = result.get("value")
+        is_error = isinstance(output, dict) and output.get("isError") is True
+        content = output.get("content", output) if isinstance(output, dict) else output
+        return [result_block(block.get("id"), _for_model(content), is_error=is_error)]
+    if kind == "reasoning":
+        return [{"type": "thinking", "thinking": block.get("text")}]
+    return [] if kind in _NOTES else [_without_notes(block)]
+
+
+def _for_model(content: Any) -> Any:
+    """Drop the parts of a result that were shown to the user alone."""
+    if not isinstance(content, list):
+        return content
+    return [_without_notes(part) if isinstance(part, dict) else part for part in content if _is_for_model(part)]
+
+
+def _is_for_model(part: Any) -> bool:
+    notes = part.get("annotations") if isinstance(part, dict) else None
+    audience = notes.get("audience") if isinstance(notes, dict) else None
+    return not isinstance(audience, list) or "assistant" in audience
+
+
+def _without_notes(part: Json) -> Json:
+    return {key: item for key, item in part.items() if key not in ("annotations", "_meta") and item is not None}
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="goose sessions")

@@ -1,0 +1,180 @@
+"""Kiro CLI sessions, and those of Amazon Q Developer before it.
+
+    session   JSON Lines {version, kind: Prompt | AssistantMessage | ToolResults | ..., data{message_id, content[]}}
+              (older: content beside kind), with blocks {kind: text | toolUse | toolResult | thinking | json, data}
+    saved     {conversation_id, history[{user{content}, assistant}], tools}, as `/save` and Amazon Q's database have it
+
+A result joins its call by toolUseId. The line "Clear" begins a new conversation, "Compaction" replaces the context by
+its summary. The system prompt is not logged, and tools only in saved conversations: prompts are incomplete. There is no
+reward. The file of a session is named after it; a saved conversation has its id.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    items,
+    json_text,
+    mapping,
+    optional_items,
+    optional_mapping,
+    optional_text,
+    text,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.session_entries import (
+    Entry,
+    Session,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    text_block,
+    turn_messages,
+    user_messages,
+)
+
+NAME = "kiro-cli"
+_KINDS = frozenset({"Prompt", "AssistantMessage", "ToolResults"})
+
+
+def matches(value: Any) -> bool:
+    if isinstance(value, dict):
+        history = value.get("history")
+        return "conversation_id" in value and isinstance(history, list) and any(map(_is_exchange, history))
+    return isinstance(value, list) and any(isinstance(line, dict) and str(line.get("kind")) in _KINDS for line in value)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a session file or of a saved conversation."""
+    if isinstance(value, dict):
+        yield from _read_saved(value, origin)
+        return
+    session = Session(NAME, id=origin.path.stem)
+    entries: list[Entry] = []
+    others: Counter[str] = Counter()
+    for number, item in enumerate(items(value, "session")):
+        try:
+            line = mapping(item, "line")
+            kind = text(line.get("kind"), "kind")
+            entry = _entry(kind, line if "content" in line else optional_mapping(line.get("data"), "data"))
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number, error)
+            continue
+        if entry is None:
+            others[kind] += 1
+        else:
+            entries.append(entry)
+    session.info["other_lines"] = dict(others)
+    yield from read_entries(session, entries, origin)
+
+
+def _entry(kind: str, data: Json) -> Entry | None:
+    if kind == "AssistantMessage":
+        return Entry(turn_messages(_blocks(data.get("content"), "content"), "content"))
+    if kind in _KINDS:
+        return Entry(user_messages(_blocks(data.get("content"), "content"), "content"))
+    if kind == "Clear":
+        return Entry([], restarts=True)
+    if kind == "Compaction" and isinstance(data.get("summary"), str):
+        return Entry([Message("user", data["summary"], extra={"is_compact_summary": True})], restarts=True)
+    return None
+
+
+def _blocks(value: Any, where: str) -> list[Json]:
+    """Rename Kiro's blocks to Anthropic's."""
+    blocks: list[Json] = []
+    for number, item in enumerate(optional_items(value, where)):
+        at = f"{where}[{number}]"
+        block = mapping(item, at)
+        kind, data = block.get("kind"), block.get("data")
+        if kind == "text":
+            blocks.append(text_block(text(data, f"{at}.data")))
+        elif kind == "thinking":
+            thought = data.get("text") if isinstance(data, dict) else data
+            blocks.append({"type": "thinking", "thinking": text(thought, f"{at}.data")})
+        elif kind == "toolUse":
+            call = mapping(data, f"{at}.data")
+            blocks.append(call_block(call.get("toolUseId"), call.get("name"), call.get("input")))
+        elif kind == "toolResult":
+            blocks.append(_result(mapping(data, f"{at}.data"), "toolUseId"))
+        else:
+            blocks.append({"type": str(kind), "data": data})
+    return blocks
+
+
+def _result(result: Json, id_key: str) -> Json:
+    """A result of text and JSON parts; one text part is text."""
+    content = result.get("content")
+    if isinstance(content, list):
+        content = [text_block(_part_text(part)) for part in content]
+    return result_block(result.get(id_key) or None, content, is_error=str(result.get("status")).lower() == "error")
+
+
+def _part_text(part: Any) -> str:
+    """The text of a part: {kind, data} of a session, {Text} or {Json} of a saved conversation."""
+    if isinstance(part, dict):
+        part = part.get("data", part.get("Text", part.get("Json", part)))
+    return part if isinstance(part, str) else json_text(part)
+
+
+# Saved conversations.
+
+
+def _read_saved(value: Json, origin: Origin) -> Iterator[Experience | Rejected]:
+    session = Session(NAME, identifier(value.get("conversation_id")))
+    model = value.get("model_info")
+    name = model.get("model_id") if isinstance(model, dict) else value.get("model")
+    session.model = name if isinstance(name, str) else None
+    listed = [
+        tool for tools in optional_mapping(value.get("tools"), "tools").values() for tool in items(tools, "tools")
+    ]
+    session.tools = [_tool(mapping(tool, "tools")) for tool in listed]
+    entries: list[Entry] = []
+    for number, item in enumerate(items(value.get("history"), "history")):
+        exchange = mapping(item, f"history[{number}]")
+        user = mapping(exchange.get("user"), "user")
+        entries.append(Entry(_saved_user(mapping(user.get("content"), "user.content"))))
+        answer = mapping(exchange.get("assistant"), "assistant")
+        body = mapping(answer.get("ToolUse", answer.get("Response")), "assistant")
+        blocks = [text_block(optional_text(body.get("content"), "assistant.content") or "")]
+        for item in optional_items(body.get("tool_uses"), "tool_uses"):
+            call = mapping(item, "tool_uses")
+            blocks.append(call_block(call.get("id"), call.get("name"), call.get("args")))
+        entries.append(Entry(turn_messages(blocks, "assistant")))
+    yield from read_entries(session, entries, origin)
+
+
+def _saved_user(content: Json) -> list[Message]:
+    """The user's side of an exchange: a prompt, or the results of calls, cancelled ones with a prompt perhaps."""
+    blocks: list[Json] = []
+    for body in content.values():
+        body = mapping(body, "user.content")
+        results = optional_items(body.get("tool_use_results"), "tool_use_results")
+        blocks += [_result(mapping(result, "tool_use_results"), "tool_use_id") for result in results]
+        if isinstance(body.get("prompt"), str):
+            blocks.append(text_block(body["prompt"]))
+    return user_messages(blocks, "user.content")
+
+
+def _tool(tool: Json) -> Json:
+    spec = tool.get("ToolSpecification", tool)
+    if not isinstance(spec, dict):
+        return tool
+    schema = spec.get("input_schema")
+    parameters = schema.get("json", schema) if isinstance(schema, dict) else schema
+    function = {key: spec[key] for key in ("name", "description") if isinstance(spec.get(key), str)}
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def _is_exchange(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("user"), dict) and isinstance(value.get("assistant"), dict)
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Kiro CLI and Amazon Q sessions")

@@ -1,0 +1,133 @@
+"""Events of Anthropic's managed agents: `{type, id, ...}` in a list or a line each, or calls of the client as logged.
+
+    user.message, agent.message, agent.thinking            content blocks
+    agent.tool_use, agent.mcp_tool_use, agent.custom_tool_use      a call: its id is the event's
+    agent.tool_result, agent.mcp_tool_result               a result, by tool_use_id (mcp_tool_use_id)
+    user.custom_tool_result                                a result, by custom_tool_use_id
+    session, or the answer of sessions.create              the agent: its model, system prompt and tools
+
+A line may be `[method, payload]`, as recorders of the client write it. Events that were sent come back in the stream:
+only the stream counts where there is one. Calls between two results of the model form one turn. Tools that the server
+brings (`agent_toolset_...`) are logged by name alone. There is no reward.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.anthropic import system_from_anthropic, tools_from_anthropic
+from pairwright.sources.shapes.session_entries import (
+    EventTurns,
+    Session,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    text_block,
+    user_messages,
+)
+
+NAME = "managed-agents"
+_CALLS = frozenset({"agent.tool_use", "agent.mcp_tool_use", "agent.custom_tool_use"})
+# Result: the key that names its call.
+_RESULTS = {
+    "agent.tool_result": "tool_use_id",
+    "agent.mcp_tool_result": "mcp_tool_use_id",
+    "user.custom_tool_result": "custom_tool_use_id",
+    "user.tool_result": "tool_use_id",
+}
+_TEXTS = frozenset({"user.message", "agent.message"})
+
+
+def matches(value: Any) -> bool:
+    events = _events(value) if isinstance(value, list) else []
+    kinds = [event.get("type") for _, event in events if "data" not in event]
+    return any(isinstance(kind, str) and (kind in _CALLS or kind == "agent.message") for kind in kinds)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a session."""
+    session = Session(NAME)
+    turns = EventTurns()
+    others: Counter[str] = Counter()
+    events = _events(items(value, "events"))
+    has_stream = any("id" in event and str(event.get("type")) in _TEXTS for _, event in events)
+    for number, event in events:
+        try:
+            kind = text(event.get("type"), "type")
+            if kind == "session":
+                _describe(session, event)
+            # An event that was sent has no id yet.
+            elif not (has_stream and "id" not in event) and not _take(turns, kind, event):
+                others[kind] += 1
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number, error)
+    session.info["other_events"] = dict(others)
+    yield from read_entries(session, turns.end_turn(), origin)
+
+
+def _take(turns: EventTurns, kind: str, event: Json) -> bool:
+    """Read one event; return whether it is part of the conversation."""
+    if kind == "user.message":
+        turns.add_messages(user_messages(event.get("content"), "content"))
+    elif kind == "agent.message":
+        for block in _blocks(event.get("content")):
+            turns.add(block)
+    elif kind == "agent.thinking":
+        blocks = [block.get("thinking", block.get("text")) for block in _blocks(event.get("content"))]
+        for thought in blocks:
+            turns.add({"type": "thinking", "thinking": thought})
+    elif kind in _CALLS:
+        turns.add(call_block(event.get("id"), event.get("name"), event.get("input")))
+    elif kind in _RESULTS:
+        is_error = event.get("is_error") is True
+        turns.add(result_block(event.get(_RESULTS[kind]), event.get("content"), is_error=is_error))
+    else:
+        return False
+    return True
+
+
+def _blocks(content: Any) -> list[Json]:
+    blocks = [text_block(content)] if isinstance(content, str) else items(content or [], "content")
+    return [mapping(block, "content") for block in blocks]
+
+
+def _describe(session: Session, event: Json) -> None:
+    """Read the session object: its agent has the model, the system prompt and the tools."""
+    session.id = identifier(event.get("id"))
+    agent = event.get("agent")
+    agent = agent if isinstance(agent, dict) else {}
+    model = agent.get("model")
+    name = model.get("id") if isinstance(model, dict) else model
+    session.model = name if isinstance(name, str) else None
+    session.system = system_from_anthropic(agent.get("system"), "agent.system")
+    tools = tools_from_anthropic(agent.get("tools"), "agent.tools")
+    session.tools = [tool for tool in tools if "function" in tool]
+    toolsets = [tool for tool in tools if "function" not in tool]
+    session.has_other_tools = bool(toolsets)
+    session.info = {"agent": agent.get("name"), "toolsets": toolsets}
+
+
+def _events(lines: list[Any]) -> list[tuple[int, Json]]:
+    """Return (line, event) of each event; payloads of logged calls are unwrapped."""
+    events: list[tuple[int, Json]] = []
+    for number, line in enumerate(lines):
+        if isinstance(line, list) and len(line) == 2 and isinstance(line[0], str):
+            line = line[1]
+        if isinstance(line, list) and len(line) == 2 and isinstance(line[1], dict):
+            line = line[1]  # arguments of a call: the session's id, then the body
+        if isinstance(line, dict):
+            sent = line.get("events", line.get("data"))
+            inner = sent if isinstance(sent, list) else [line]
+            events += [(number, event) for event in inner if isinstance(event, dict)]
+    return events
+
+
+FORMAT = Format(
+    name=NAME, unit="file", matches=matches, read=guarded(read), summary="Events of Anthropic's managed agents"
+)

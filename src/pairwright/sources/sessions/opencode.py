@@ -1,0 +1,189 @@
+"""opencode sessions: an export, or the files of its storage folder.
+
+    export     {info{id, title, directory}, messages[{info{role, modelID}, parts[]}]}, as `opencode export` prints it
+    storage    session/<project>/<id>.json, message/<session>/<id>.json and part/<message>/<id>.json
+
+    text, file   content     reasoning   reasoning     tool   a call and its result (state{status, input, output})
+    compaction   the summary that follows (`info.summary`) replaces what stands before it
+    others       step-start, step-finish, snapshot, patch, agent, retry: not part of the conversation
+
+A storage folder is read from its session files; files of messages and parts give nothing of their own, and without
+their session file they are refused. A result stands in the part of its call. Parts with `ignored` are not sent to the
+model. `system` of a user message is the system prompt, where it is logged; tools are not: prompts are incomplete.
+There is no reward.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.records.experience import Experience
+from pairwright.records.json_text import decode
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.session_entries import (
+    Entry,
+    Session,
+    call_block,
+    read_entries,
+    result_block,
+    text_block,
+    turn_messages,
+    user_messages,
+)
+
+NAME = "opencode"
+MAX_FILES = 100_000  # of one folder
+MAX_FILE_BYTES = 64 * 2**20
+_NOT_SENT = ("step-start", "step-finish", "snapshot", "patch", "agent", "retry", "compaction")
+_ROLES = frozenset({"user", "assistant"})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("info"), dict) and isinstance(value.get("messages"), list):
+        return any(isinstance(item, dict) and "info" in item and "parts" in item for item in value["messages"])
+    return _is_session(value) or _is_message(value) or _is_part(value)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of an export or of a session file and the files that belong to it."""
+    record = mapping(value, "session")
+    if isinstance(record.get("messages"), list):
+        info, messages = mapping(record.get("info"), "info"), record["messages"]
+    elif _is_session(record):
+        info, messages = record, _stored_messages(origin.path, text(record.get("id"), "id"))
+    else:
+        _find_session(record, origin.path)
+        return
+    session = Session(NAME, identifier(info.get("id")))
+    keys = ("title", "directory", "parentID", "version")
+    session.info = {key: info[key] for key in keys if isinstance(info.get(key), str)}
+    entries = [
+        _entry(mapping(item, f"messages[{number}]"), f"messages[{number}]", session)
+        for number, item in enumerate(messages)
+    ]
+    yield from read_entries(session, entries, origin)
+
+
+def _entry(item: Json, where: str, session: Session) -> Entry:
+    info = mapping(item.get("info"), f"{where}.info")
+    parts = [mapping(part, f"{where}.parts") for part in items(item.get("parts"), f"{where}.parts")]
+    if text(info.get("role"), f"{where}.info.role") == "user":
+        system = info.get("system")
+        if isinstance(system, str) and system and not session.system:
+            session.system = [Message("system", system)]
+        blocks = [block for part in parts for block in _blocks(part)]
+        return Entry(user_messages(blocks, where) if blocks else [])
+    session.model = optional_text(info.get("modelID"), f"{where}.info.modelID") or session.model
+    error = info.get("error")
+    if isinstance(error, dict) and isinstance(error.get("data"), dict):
+        session.failure = str(error["data"].get("message", error.get("name")))
+    # A message of several requests: each begins with step-start.
+    turns: list[list[Json]] = [[]]
+    for part in parts:
+        if part.get("type") == "step-start" and turns[-1]:
+            turns.append([])
+        turns[-1] += _blocks(part)
+    is_summary = info.get("summary") is True
+    messages = [
+        message for blocks in turns for message in turn_messages(blocks, where, generated=False if is_summary else None)
+    ]
+    return Entry(messages, restarts=is_summary)
+
+
+def _blocks(part: Json) -> list[Json]:
+    """Convert a part to blocks: a tool part to a call and, once it has ended, its result."""
+    kind = part.get("type")
+    if kind in _NOT_SENT or part.get("ignored") is True:
+        return []
+    if kind == "text":
+        return [text_block(part.get("text"))] if part.get("text") else []
+    if kind == "reasoning":
+        return [{"type": "thinking", "thinking": part.get("text")}] if part.get("text") else []
+    if kind == "subtask":
+        return [text_block(text(part.get("prompt"), "parts.prompt"))]
+    if kind != "tool":
+        return [{key: item for key, item in part.items() if key not in ("id", "sessionID", "messageID")}]
+    state = mapping(part.get("state"), "parts.state")
+    blocks = [call_block(part.get("callID"), part.get("tool"), state.get("input"))]
+    if state.get("status") == "completed":
+        blocks.append(result_block(part.get("callID"), state.get("output")))
+    elif state.get("status") == "error":
+        blocks.append(result_block(part.get("callID"), state.get("error"), is_error=True))
+    return blocks
+
+
+# Storage: files of messages and parts, found by their folders' names.
+
+
+def _stored_messages(path: Path, session_id: str) -> list[Json]:
+    """Return the messages of a session with their parts, in the order of their ids, which ascend with time."""
+    storage = path.parent.parent.parent
+    messages = []
+    for info in _records(storage / "message" / _safe(session_id)):
+        parts = _records(storage / "part" / _safe(text(info.get("id"), "id")))
+        messages.append({"info": info, "parts": parts})
+    if not messages:
+        raise BadRecord("an opencode session without its messages: import its whole storage folder")
+    return sorted(messages, key=lambda message: (_created(message["info"]), str(message["info"]["id"])))
+
+
+def _records(folder: Path) -> list[Json]:
+    """Read the JSON objects of a folder, in the order of their names; no symbolic links."""
+    records = []
+    files = sorted(folder.glob("*.json")) if folder.is_dir() and not folder.is_symlink() else []
+    for path in files[:MAX_FILES]:
+        if path.is_symlink() or path.stat().st_size > MAX_FILE_BYTES:
+            raise BadRecord(f"{path.name}: a link, or a file of more than {MAX_FILE_BYTES:,} bytes")
+        try:
+            records.append(mapping(decode(path.read_bytes()), path.name))
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+            raise BadRecord(f"{path.name}: cannot be read: {error}") from None
+    return records
+
+
+def _find_session(record: Json, path: Path) -> None:
+    """Check that the session of a message or part file is in the same storage folder; BadRecord if it is not."""
+    storage = path.parent.parent.parent
+    session_id = record.get("sessionID")
+    if session_id is None:  # older parts name only their message
+        name = _safe(str(record.get("messageID")))
+        session_id = next((file.parent.name for file in storage.glob(f"message/*/{name}.json")), "none")
+    if not any(storage.glob(f"session/*/{_safe(str(session_id))}.json")):
+        raise BadRecord("a message or part without its opencode session: import its whole storage folder")
+
+
+def _safe(name: str) -> str:
+    """Return an id as a file name; BadRecord if it is none."""
+    if not name or not all(character.isalnum() or character in "_-" for character in name):
+        raise BadRecord(f"an id that is no file name: {name!r}")
+    return name
+
+
+def _created(info: Json) -> float:
+    time = info.get("time")
+    created = time.get("created") if isinstance(time, dict) else None
+    return float(created) if isinstance(created, int | float) else 0.0
+
+
+def _is_session(value: Json) -> bool:
+    return "projectID" in value and "directory" in value and isinstance(value.get("id"), str) and "role" not in value
+
+
+def _is_message(value: Json) -> bool:
+    role = value.get("role")
+    return (
+        isinstance(role, str) and role in _ROLES and "sessionID" in value and "content" not in value and "id" in value
+    )
+
+
+def _is_part(value: Json) -> bool:
+    return "messageID" in value and isinstance(value.get("type"), str) and "id" in value
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="opencode sessions")

@@ -1,0 +1,180 @@
+"""Pi and OpenClaw sessions: JSON Lines `{type, id, parentId, timestamp, ...}`, the first of type "session".
+
+    message          user, assistant (text, thinking, toolCall), toolResult, bashExecution, custom
+    custom_message   context that an extension put in        branch_summary   what another branch was about
+    compaction       `summary` replaces what stands before `firstKeptEntryId`
+    model_change     the model, where the answers do not name it; other lines are counted in info
+
+The ids form a tree: every path from its root to a leaf is an experience. An assistant turn without content was a
+failed request (`errorMessage`) and gives no message. OpenClaw's telemetry is read too: `agent.start` and `agent.end`
+lines have the messages that a session had then; where they do not continue those before, a new step begins, and what
+was there already is context. Neither system prompt nor tools are logged: prompts are incomplete. There is no reward.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.canonical import content_hash
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.session_entries import (
+    Entry,
+    Session,
+    as_past,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    turn_messages,
+    user_messages,
+)
+
+NAME = "pi"
+# A program's own turns reach the model as user turns.
+_AS_USER = {"user": {}, "custom": {"is_meta": True}, "hookMessage": {"is_meta": True}}
+_CALLS = {"toolCall": "arguments", "tool_use": "input", "toolUse": "input"}
+
+
+def matches(value: Any) -> bool:
+    lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
+    is_session = any(line.get("type") == "session" and "id" in line and "timestamp" in line for line in lines[:1])
+    return is_session or any(map(_has_history, lines))
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a session file, or those of each session in a telemetry file."""
+    lines = items(value, "session")
+    histories: dict[str, list[list[Any]]] = {}
+    for line in lines:
+        if _has_history(line):
+            histories.setdefault(line["sessionKey"], []).append(line["messages"])
+    if not histories:
+        yield from _read_session(lines, origin)
+    for key, lists in histories.items():
+        session = Session(NAME, key)
+        try:
+            yield from read_entries(session, _entries(lists, session), origin)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"{key}: {error}", NAME)
+
+
+def _entries(lists: list[list[Any]], session: Session) -> list[Entry]:
+    """Join the lists of messages that one session had at different times; messages that recur are context."""
+    entries: list[Entry] = []
+    known: set[str] = set()
+    current: list[str] = []  # hashes of the messages that the session has now
+    for messages in lists:
+        hashes = [_hash(message) for message in messages]
+        num_old = max((place + 1 for place, value in enumerate(hashes) if value in known), default=0)
+        turns = [_messages(message, f"messages[{place}]", session) for place, message in enumerate(messages)]
+        if num_old == len(hashes):
+            continue
+        if hashes[: len(current)] != current:
+            entries.append(Entry([as_past(turn) for listed in turns[:num_old] for turn in listed], restarts=True))
+        entries += [Entry(listed) for listed in turns[num_old:]]
+        known.update(hashes)
+        current = hashes
+    return entries
+
+
+def _hash(message: Any) -> str:
+    try:
+        return content_hash(message)
+    except (RecursionError, TypeError, ValueError) as error:
+        raise BadRecord(f"messages: a value that cannot be written as JSON: {error}") from None
+
+
+def _read_session(lines: list[Any], origin: Origin) -> Iterator[Experience | Rejected]:
+    session = Session(NAME)
+    entries: list[Entry] = []
+    others: Counter[str] = Counter()
+    for number, item in enumerate(lines):
+        try:
+            line = mapping(item, "line")
+            kind = text(line.get("type"), "type")
+            if kind == "session":
+                session.id = identifier(line.get("id"))
+                session.info = {key: line[key] for key in ("cwd", "parentSession") if isinstance(line.get(key), str)}
+                continue
+            if kind == "model_change" and session.model is None:  # each answer names its own model, mostly
+                session.model = optional_text(line.get("modelId"), "modelId")
+            entry = _entry(line, kind, session)
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number, error)
+            continue
+        if not entry.messages:
+            others[kind] += 1
+        entries.append(entry)
+    if others:
+        session.info["other_lines"] = dict(others)
+    yield from read_entries(session, entries, origin)
+
+
+def _entry(line: Json, kind: str, session: Session) -> Entry:
+    messages: list[Message] = []
+    if kind == "message":
+        messages = _messages(line.get("message"), "message", session)
+    elif kind == "custom_message":
+        messages = user_messages(line.get("content"), "content", extra={"is_meta": True})
+    elif kind in ("compaction", "branch_summary"):
+        summary = text(line.get("summary"), "summary")
+        messages = [Message("user", summary, generated=False, extra={"is_compact_summary": True})]
+    # A parent of null is the root of a tree; older versions have no parents at all.
+    parent = optional_text(line["parentId"], "parentId") or "" if "parentId" in line else None
+    kept_id = line.get("firstKeptEntryId")
+    return Entry(
+        messages,
+        id=optional_text(line.get("id"), "id"),
+        parent=parent,
+        restarts=kind == "compaction",
+        keeps_from=kept_id if isinstance(kept_id, str) else None,
+    )
+
+
+def _messages(value: Any, where: str, session: Session) -> list[Message]:
+    message = mapping(value, where)
+    role = text(message.get("role"), f"{where}.role")
+    content = message.get("content")
+    if role == "assistant":
+        session.model = optional_text(message.get("model"), f"{where}.model") or session.model
+        session.failure = optional_text(message.get("errorMessage"), f"{where}.errorMessage") or session.failure
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else items(content, f"{where}.content")
+        return turn_messages([_block(mapping(block, f"{where}.content")) for block in blocks], f"{where}.content")
+    if role == "toolResult":
+        block = result_block(message.get("toolCallId") or None, content, is_error=message.get("isError") is True)
+        return user_messages([block], where)
+    if role == "bashExecution":
+        if message.get("excludeFromContext") is True:
+            return []
+        output = (
+            f"$ {text(message.get('command'), f'{where}.command')}\n{text(message.get('output'), f'{where}.output')}"
+        )
+        return [Message("user", output, extra={"is_meta": True})]
+    if role in ("branchSummary", "compactionSummary"):
+        return [Message("user", text(message.get("summary"), f"{where}.summary"), extra={"is_compact_summary": True})]
+    if role not in _AS_USER:
+        raise BadRecord(f"{where}.role: expected user, assistant or toolResult, got {role!r}")
+    return user_messages(content, f"{where}.content", extra=_AS_USER[role])
+
+
+def _block(block: Json) -> Json:
+    """Rename a call to Anthropic's block."""
+    arguments = _CALLS.get(str(block.get("type")))
+    return block if arguments is None else call_block(block.get("id"), block.get("name"), block.get(arguments))
+
+
+def _has_history(line: Any) -> bool:
+    return (
+        isinstance(line, dict)
+        and line.get("type") in ("agent.start", "agent.end")
+        and isinstance(line.get("sessionKey"), str)
+        and isinstance(line.get("messages"), list)
+        and bool(line["messages"])
+    )
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Pi and OpenClaw sessions")

@@ -1,0 +1,115 @@
+"""Lines in the manner of Claude Code: `{type, message{role, content}, session_id or sessionId, uuid}`.
+
+Its stream (`claude -p --output-format stream-json`, the Agent SDK) writes them, and so do programs that collect
+sessions of several assistants, and old versions without ids. Lines of one `message.id` are one turn. A line of type
+"tool" has a call and its result in one (`tool_name`, `tool_input`, `tool_output`); the call joins the assistant turn
+before it, in the order of the lines. A line of type "system" is the system prompt, or the start of a stream, with the
+model and the names of the tools. Lines of subagents (`parent_tool_use_id`) and others are counted in info. A stream
+does not hold the first question unless it was asked for (`info["prompt_missing"]`). There is no reward.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.session_entries import (
+    EventTurns,
+    Session,
+    call_block,
+    read_entries,
+    rejected_line,
+    result_block,
+    text_block,
+    user_messages,
+)
+
+NAME = "session-lines"
+_TURNS = ("user", "assistant")
+_OWN_KEYS = frozenset({"sessionId", "parentUuid"})
+_INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
+
+
+def matches(value: Any) -> bool:
+    lines = [line for line in value if isinstance(line, dict)] if isinstance(value, list) else []
+    turns = [line for line in lines if _is_turn(line)]
+    if any(map(_is_tool_line, lines)):
+        return True
+    # Session files of Claude Code have a reader of their own, and so has Cursor's stream.
+    is_other = any(_OWN_KEYS & set(line) for line in turns) or any(line.get("type") == "tool_call" for line in lines)
+    return bool(turns) and not is_other
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experience of a session."""
+    session = Session(NAME)
+    turns = EventTurns()
+    others: Counter[str] = Counter()
+    for number, item in enumerate(items(value, "session")):
+        try:
+            line = mapping(item, "line")
+            session.id = session.id or identifier(line.get("sessionId", line.get("session_id")))
+            session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
+            if not _take(turns, line, session):
+                others[str(line.get("type"))] += 1
+        except (BadRecord, RecordError) as error:
+            yield rejected_line(session, origin, number, error)
+    session.info["other_lines"] = dict(others)
+    yield from read_entries(session, turns.end_turn(), origin)
+
+
+def _take(turns: EventTurns, line: Json, session: Session) -> bool:
+    """Read one line; return whether it is part of the conversation."""
+    kind = text(line.get("type"), "type")
+    if line.get("subtype") == "init":
+        session.model = optional_text(line.get("model"), "model")
+        session.info["tool_names"] = line.get("tools")
+    if kind not in (*_TURNS, "tool", "system") or "message" not in line or line.get("parent_tool_use_id") is not None:
+        return False
+    message = mapping(line["message"], "message")
+    if kind == "tool":
+        call_id = optional_text(line.get("uuid"), "uuid")
+        turns.add(call_block(call_id, message.get("tool_name"), json_value(message.get("tool_input"), "tool_input")))
+        is_error = message.get("status") in ("error", "failed")
+        turns.add(result_block(call_id, message.get("tool_output"), is_error=is_error))
+        return True
+    if kind == "system":
+        turns.add_messages([Message("system", text(message.get("content"), "message.content"))])
+        return True
+    content = message.get("content")
+    listed = [text_block(content)] if isinstance(content, str) else items(content, "message.content")
+    blocks = [mapping(block, "message.content") for block in listed]
+    if kind == "assistant":
+        session.model = optional_text(message.get("model"), "message.model") or session.model
+        turns.begin_turn(optional_text(message.get("id"), "message.id"))
+    results = [block for block in blocks if kind == "assistant" or block.get("type") == "tool_result"]
+    for block in results:
+        turns.add(block)
+    if len(results) < len(blocks) or not blocks:
+        rest = [block for block in blocks if block.get("type") != "tool_result"]
+        turns.add_messages(user_messages(rest, "message.content"))
+    return True
+
+
+def _is_tool_line(line: Json) -> bool:
+    message = line.get("message")
+    return line.get("type") == "tool" and isinstance(message, dict) and "tool_name" in message
+
+
+def _is_turn(line: Json) -> bool:
+    message = line.get("message")
+    is_turn = isinstance(line.get("type"), str) and line["type"] in _TURNS
+    return is_turn and isinstance(message, dict) and "content" in message
+
+
+FORMAT = Format(
+    name=NAME,
+    unit="file",
+    matches=matches,
+    read=guarded(read),
+    summary="Claude Code streams, and sessions that other tools export",
+)

@@ -1,0 +1,184 @@
+"""Anthropic messages: content blocks, a system prompt beside the messages, results inside user turns.
+
+    text, image, document, ...   content                  thinking            reasoning
+    tool_use                     tool_calls               redacted_thinking   a flag in `extra`
+    tool_result                  a tool message; `is_error` is kept in `extra`
+
+Results come before the rest of their user turn: they answer the calls of the turn before. Blocks that a server ran
+(server_tool_use, web_search_tool_result) stay parts of the assistant's content. `cache_control` is a hint to the
+server that moves from request to request; it is dropped.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, items, json_text, kind_of, mapping, optional_items, optional_text, text
+from pairwright.sources.shapes.chat_messages import content_from_chat
+
+# Blocks that no other shape has.
+BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking", "server_tool_use"})
+_ROLES = frozenset({"user", "assistant", "system"})
+
+
+def messages_from_anthropic(system: Any, messages: Any, where: str) -> list[Message]:
+    """Convert the messages of a request, after its system prompt.
+
+    Args:
+        system: The `system` of the request: text, a list of text blocks, or None.
+        messages: The `messages` of the request.
+        where: The path of the messages in the record, for error messages.
+    """
+    turns = system_from_anthropic(system, f"{where}.system")
+    for number, message in enumerate(items(messages, where)):
+        turns += turn_from_anthropic(message, f"{where}[{number}]")
+    return turns
+
+
+def system_from_anthropic(system: Any, where: str) -> list[Message]:
+    """Convert a system prompt, text or text blocks, to at most one message."""
+    if system is None or system == "" or system == []:
+        return []
+    if isinstance(system, dict):
+        system = [system]
+    content = system if isinstance(system, str) else plain_content(_blocks(system, where))
+    return [Message("system", content)]
+
+
+def turn_from_anthropic(message: Any, where: str) -> list[Message]:
+    """Convert one message, or the response of the API, whose `stop_reason` becomes `finish_reason` in `extra`."""
+    message = mapping(message, where)
+    role = text(message.get("role", "assistant"), f"{where}.role")
+    if role not in _ROLES:
+        raise BadRecord(f"{where}.role: expected user or assistant, got {role!r}")
+    blocks = _blocks(message.get("content"), f"{where}.content")
+    if role != "assistant":
+        return user_from_blocks(blocks, f"{where}.content", role=role)
+    reason = message.get("stop_reason")
+    extra = {"finish_reason": reason} if isinstance(reason, str) else {}
+    return [assistant_from_blocks(blocks, f"{where}.content", extra=extra)]
+
+
+def assistant_from_blocks(
+    blocks: Sequence[Json],
+    where: str,
+    *,
+    calls: Sequence[ToolCall] = (),
+    generated: bool | None = None,
+    extra: Json | None = None,
+) -> Message:
+    """Convert the blocks of an assistant turn; `calls` are those already known from elsewhere, not to be repeated."""
+    parts: list[Json] = []
+    thoughts: list[str] = []
+    tool_calls = list(calls)
+    known_ids = {call.id for call in calls if call.id is not None}
+    extra = dict(extra or {})
+    for number, block in enumerate(blocks):
+        at = f"{where}[{number}]"
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(text(block.get("thinking"), f"{at}.thinking"))
+        elif kind == "redacted_thinking":
+            extra["redacted_thinking"] = True
+        elif kind == "tool_use":
+            if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
+                tool_calls.append(
+                    ToolCall(
+                        name=text(block.get("name"), f"{at}.name"),
+                        arguments=json_text(block.get("input", {})),
+                        id=optional_text(block.get("id"), f"{at}.id"),
+                    )
+                )
+        else:
+            parts.append(block)
+    return Message(
+        "assistant",
+        content=plain_content(parts),
+        reasoning="\n\n".join(thoughts) if thoughts else None,
+        tool_calls=tuple(tool_calls),
+        generated=generated,
+        extra=extra,
+    )
+
+
+def user_from_blocks(
+    blocks: Sequence[Json], where: str, *, role: str = "user", generated: bool | None = None, extra: Json | None = None
+) -> list[Message]:
+    """Convert the blocks of a user turn: its tool results as tool messages, then what is left as a user message."""
+    messages: list[Message] = []
+    parts: list[Json] = []
+    for number, block in enumerate(blocks):
+        if block.get("type") == "tool_result":
+            messages.append(_result(block, f"{where}[{number}]"))
+        else:
+            parts.append(block)
+    if parts or not blocks:
+        messages.append(Message(role, plain_content(parts), generated=generated, extra=extra or {}))
+    return messages
+
+
+def _result(block: Json, where: str) -> Message:
+    content = content_from_chat(block.get("content"), f"{where}.content")
+    return Message(
+        "tool",
+        content=plain_content(content) if isinstance(content, list) else content,
+        tool_call_id=optional_text(block.get("tool_use_id"), f"{where}.tool_use_id"),
+        extra={"is_error": True} if block.get("is_error") is True else {},
+    )
+
+
+def plain_content(parts: list[Json]) -> str | list[Json] | None:
+    """Return None for no parts, text for a single text part, else the parts without hints to the server."""
+    if not parts:
+        return None
+    if len(parts) == 1 and parts[0].get("type") == "text" and isinstance(parts[0].get("text"), str):
+        return str(parts[0]["text"])
+    return [
+        {key: item for key, item in part.items() if key != "cache_control"} if "cache_control" in part else part
+        for part in parts
+    ]
+
+
+def _blocks(content: Any, where: str) -> list[Json]:
+    """Return content as a list of blocks; text is one text block."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        raise BadRecord(f"{where}: expected text or a list of blocks, got {kind_of(content)}")
+    return [
+        {"type": "text", "text": block} if isinstance(block, str) else mapping(block, f"{where}[{number}]")
+        for number, block in enumerate(content)
+    ]
+
+
+def tools_from_anthropic(tools: Any, where: str) -> list[Json]:
+    """Return tools as function schemas; a tool that the server runs ({type: web_search_...}) stays as it is."""
+    schemas: list[Json] = []
+    for number, tool in enumerate(optional_items(tools, where)):
+        tool = mapping(tool, f"{where}[{number}]")
+        if "input_schema" in tool and "function" not in tool:
+            function = {key: tool[key] for key in ("name", "description") if tool.get(key) is not None}
+            tool = {"type": "function", "function": {**function, "parameters": tool["input_schema"]}}
+        schemas.append(tool)
+    return schemas
+
+
+def has_blocks(content: Any) -> bool:
+    """Whether content is a list with at least one block that only Anthropic messages have."""
+    return isinstance(content, list) and any(
+        isinstance(block, dict) and isinstance(block.get("type"), str) and block["type"] in BLOCK_TYPES
+        for block in content
+    )
+
+
+def is_anthropic_response(value: Any) -> bool:
+    """Whether the value is a response of the Messages API: {type: message, role: assistant, content[], stop_reason}."""
+    return (
+        isinstance(value, dict)
+        and value.get("role") == "assistant"
+        and isinstance(value.get("content"), list)
+        and ("stop_reason" in value or value.get("type") == "message")
+        and all(isinstance(block, dict) and block.get("type") != "output_text" for block in value["content"])
+    )
