@@ -18,6 +18,8 @@ from pairwright.sources.fields import BadRecord
 from pairwright.sources.files import expand_paths
 from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.reading import Layout, detect, file_units
+from pairwright.store.importing import import_files
+from pairwright.store.table import Table
 
 FIXTURES = Path(__file__).parent / "fixtures"
 READERS_FLAT = [reader for variants in READERS.values() for reader in variants]
@@ -95,6 +97,67 @@ def test_no_exception_escapes_on_broken_real_records(traces):
                 feed(broken(value, draw))
                 num_fed += 1
     assert num_fed > 400
+
+
+def damaged_text(value: Any, draw: random.Random) -> bytes:
+    """A record as JSON text with one to three random damages of its structure, and sometimes of its bytes."""
+    try:
+        line = json.dumps(broken(value, draw)).encode()
+    except (ValueError, RecursionError):
+        line = b"{}"
+    damage = draw.randrange(8)
+    if damage == 0:
+        at = draw.randrange(len(line))
+        line = line[:at] + bytes([draw.randrange(256)]) + line[at + draw.randrange(3) :]
+    elif damage == 1:
+        line = line[: draw.randrange(len(line))]
+    elif damage == 2:
+        depth = draw.choice([190, 210, 500, 1200])
+        line = line.replace(b"null", b"[" * depth + b"]" * depth, 1)
+    return line.replace(b"\n", b" ")
+
+
+def import_mutants(folder: Path, num_records: int) -> int:
+    """Import mutants of every fixture, as files of their format, with every option on or off; returns how many."""
+    draw, count = random.Random(1), 0
+    paths = [path for path in expand_paths([str(FIXTURES)]) if units_of(path, 1)]
+    share = num_records // len(paths) + 1
+    for path in paths:
+        layout = detect(path)
+        assert isinstance(layout, Layout)
+        units, lines = units_of(path, 3), []
+        # A file that is one unit becomes many files; records become the lines of one.
+        files = []
+        for number in range(share):
+            text = damaged_text(draw.choice(units), draw)
+            if layout.reader.unit == "record":
+                lines.append(text)
+            elif number < share // 20 + 1:
+                try:
+                    session = json.loads(text)
+                    mutants = [json.dumps(item).encode() for item in session] if isinstance(session, list) else [text]
+                except (ValueError, RecursionError):
+                    mutants = [text]
+                files.append(b"\n".join(mutants))
+                count += len(mutants)
+        files += [b"\n".join(lines)] if lines else []
+        count += len(lines)
+        for number, data in enumerate(files):
+            (folder / f"{path.name}-{number}.jsonl").write_bytes(data)
+        for format_name, redact in (("auto", False), (layout.format, True)):
+            table = Table(folder / f"{path.name}-{redact}")
+            names = [str(folder / f"{path.name}-{number}.jsonl") for number in range(len(files))]
+            import_files(names, table, format_name=format_name, redact=redact, num_workers=1)
+    return count
+
+
+def test_thousands_of_mutants_are_imported_or_refused_without_an_exception(tmp_path):
+    assert import_mutants(tmp_path, 3_000) > 2_000
+
+
+@pytest.mark.slow
+def test_thirty_thousand_mutants_are_imported_or_refused_without_an_exception(tmp_path):
+    assert import_mutants(tmp_path, 45_000) > 30_000
 
 
 def test_values_of_every_type_go_to_every_reader():

@@ -103,7 +103,7 @@ def open_bytes(path: Place) -> Iterator[IO[bytes]]:
                 yield _as_utf8(reader, reader.peek(4))
         elif magic == b"\x28\xb5\x2f\xfd":
             with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as plain:
-                reader = io.BufferedReader(plain, _BUFFER)
+                reader = io.BufferedReader(cast(io.RawIOBase, plain), _BUFFER)
                 yield _as_utf8(reader, reader.peek(4))
         else:
             yield _as_utf8(file, magic)

@@ -322,8 +322,9 @@ def _names_error(value: Json) -> bool:
         return bool(value["detail"])
     # GraphQL
     errors = value.get("errors")
-    is_list = isinstance(errors, list) and bool(errors) and all(isinstance(item, dict) for item in errors)
-    return is_list and not value.get("data") and _is_envelope(value) and "message" in errors[0]
+    if not isinstance(errors, list) or not errors or value.get("data") or not _is_envelope(value):
+        return False
+    return all(isinstance(item, dict) and "message" in item for item in errors)
 
 
 def _has_failed_status(value: Json) -> bool:
