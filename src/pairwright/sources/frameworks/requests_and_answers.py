@@ -74,6 +74,8 @@ def experiences_of_call(
         tools = tools_from_anthropic(request.get("tools"), "tools")
         candidates = [(turn_from_anthropic(answer, "answer"), answer.get("stop_reason"))]
     elif isinstance(answer.get("candidates"), list):
+        _check_roles(request.get("contents"))
+        _check_roles([item.get("content") for item in answer["candidates"] if isinstance(item, dict)])
         prompt, tools = request_from_genai(request, "request"), tools_from_genai(request, "tools")
         turns = answers_from_genai(answer, "response")
         candidates = [(turn, turn[-1].extra.get("finish_reason") if turn else None) for turn in turns]
@@ -124,6 +126,14 @@ def _responses_request(request: Json) -> tuple[list[Message], list[Json]]:
     elif instructions:
         prompt.insert(0, Message("system", text(instructions, "instructions")))
     return prompt, tools_as_functions(request.get("tools"))
+
+
+def _check_roles(contents: Any) -> None:
+    """Refuse contents of generateContent whose roles are no text."""
+    for content in contents if isinstance(contents, list) else [contents]:
+        role = content.get("role") if isinstance(content, dict) else None
+        if role is not None:
+            text(role, "role")
 
 
 def _choice(value: Any, where: str, is_text: bool) -> tuple[list[Message], Any]:
