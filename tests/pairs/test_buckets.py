@@ -12,7 +12,7 @@ from made_tables import candidate, made, several
 from pairwright import Message, Table
 from pairwright.errors import PairwrightError, TableError
 from pairwright.pairs import PairOptions, build, build_pairs, texts
-from pairwright.pairs import build_plan as plan
+from pairwright.pairs import build as plan
 from pairwright.pairs import spill as buckets
 from pairwright.pairs.candidates import candidates as rows
 from pairwright.pairs.options import Threshold

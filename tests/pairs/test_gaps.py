@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairwright.pairs.candidates.gaps import decimal_gap, reward_gaps
+from pairwright.pairs.candidates.candidates import decimal_gap, reward_gaps
 
 decimals = st.integers(-10_000, 10_000).map(lambda number: number / 1000)
 floats = st.floats(-1e6, 1e6, allow_nan=False)

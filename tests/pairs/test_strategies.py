@@ -12,8 +12,7 @@ from made_tables import built, candidate, dropped, rewards_of, several
 from pairwright import Message
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.pairs import PairOptions
-from pairwright.pairs.candidates.candidates import Candidates
-from pairwright.pairs.candidates.gaps import decimal_gap
+from pairwright.pairs.candidates.candidates import Candidates, decimal_gap
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import Threshold
 from pairwright.pairs.strategies import pairing

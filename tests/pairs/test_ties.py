@@ -13,7 +13,7 @@ from test_strategies import group_of
 from pairwright import EID, Experience, Message
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions, build_pairs
-from pairwright.pairs.candidates.gaps import TIE_FLOOR, decimal_gap, is_tied, is_tied_expression
+from pairwright.pairs.candidates.candidates import TIE_FLOOR, decimal_gap, is_tied, is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import Threshold
 from pairwright.pairs.pair_stats import lint_pairs

@@ -10,8 +10,9 @@ from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import claude_code
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.format import Options, Origin, Rejected, session_run, task_hash
 
+ORIGIN = Origin("s.jsonl", 1)
 FIXTURE = Path(__file__).parent / "fixtures" / "claude_code.jsonl"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "claude_code"
 
@@ -21,7 +22,7 @@ def lines_of(path: Path) -> list[Any]:
 
 
 def read(lines: list[Any]) -> tuple[list[Experience], list[Rejected]]:
-    results = list(claude_code.read(lines, Origin("s.jsonl", 1), Options()))
+    results = list(claude_code.read(lines, ORIGIN, Options()))
     return (
         [item for item in results if isinstance(item, Experience)],
         [item for item in results if isinstance(item, Rejected)],
@@ -48,7 +49,9 @@ def test_the_first_branch_is_read_whole_with_split_lines_and_parallel_results_jo
     experiences, rejected = read(lines_of(FIXTURE))
     first = experiences[0]
     assert rejected == []
-    assert first.eid == EID(task="lamp-1", run=0, step=0, suffix=first.eid.suffix)
+    assert first.eid == EID(
+        task=task_hash(first.prompt, (), None), run=session_run("lamp-1", ORIGIN), step=0, suffix=first.eid.suffix
+    )
     assert first.kind is Kind.MULTI_TURN
     assert first.prompt == (Message("user", "How many lamps are lit?"),)
     image = {"type": "image", "source": {"type": "base64", "data": "AA=="}}
@@ -64,6 +67,7 @@ def test_the_first_branch_is_read_whole_with_split_lines_and_parallel_results_jo
     assert first.truncate_status == "response_truncated"
     assert first.metrics == {"input_tokens": 40, "output_tokens": 9}
     assert first.info == {
+        "session_id": "lamp-1",
         "cwd": "/srv/lamps",
         "gitBranch": "dev",
         "version": "2.1.0",
@@ -84,7 +88,7 @@ def test_a_failed_call_is_an_error_site_with_its_tool() -> None:
 
 def test_a_second_branch_repeats_the_shared_turns_as_context_that_is_not_trained() -> None:
     first, second = read(lines_of(FIXTURE))[0][:2]
-    assert (second.eid.run, second.eid.sid) == (1, first.eid.sid)
+    assert (second.eid.run, second.eid.sid) == (first.eid.run + 1, first.eid.sid)
     assert second.prompt == first.prompt
     assert [message.is_generated for message in second.completion] == [False] * 6 + [True]
     assert [message.text for message in second.completion[3:]] == [
@@ -104,6 +108,7 @@ def test_sidechains_and_compactions_are_conversations_of_their_own() -> None:
     sidechain, compacted = read(lines_of(FIXTURE))[0][2:]
     assert [message.text for message in sidechain.messages] == ["Look in the attic.", "Dark."]
     assert (sidechain.eid.step, sidechain.model_version) == (1, "claude-y")
+    assert sidechain.info.pop("session_id") == "lamp-1"
     assert sidechain.info == {"agentId": "g7", "is_sidechain": True, "begins_after": "a4", "leaf": "s2"}
     assert compacted.prompt == (
         Message("user", "Summary: four lamps are lit.", generated=False, extra={"is_compact_summary": True}),
@@ -175,7 +180,7 @@ def test_unusable_lines_are_rejected_one_by_one_and_still_link_the_conversation(
 def test_a_conversation_whose_beginning_is_missing_says_so() -> None:
     (experience,), _ = read([line("assistant", "2", "gone", "a"), line("user", "3", "2", "q")])
     assert experience.prompt == ()
-    assert experience.info == {"begins_after": "gone", "leaf": "3", "prompt_missing": True}
+    assert experience.info == {"session_id": "s", "begins_after": "gone", "leaf": "3", "prompt_missing": True}
 
 
 def test_a_circle_of_parents_is_cut_at_its_first_line() -> None:
@@ -229,3 +234,31 @@ def test_real_sessions_give_the_expected_counts(
     assert sum(len(message.tool_calls) for message in messages) == num_calls
     assert sum(len(e.errors) for e in experiences) == num_errors
     assert len(rejected) == num_rejected
+
+
+def test_sessions_that_begin_alike_are_runs_of_one_task_and_their_later_conversations_too() -> None:
+    def session(name: str, prompt: str, **more: Any) -> list[Experience]:
+        lines = [
+            line("user", "1", None, prompt, sessionId=name, **more),
+            line("assistant", "2", "1", name, sessionId=name, **more),
+            line("user", "3", None, "after /clear", sessionId=name, **more),
+            line("assistant", "4", "3", "b", sessionId=name, **more),
+        ]
+        return read(lines)[0]
+
+    first, later = session("s-1", "plant a tree")
+    second, _ = session("s-2", "plant a tree")
+    other, _ = session("s-3", "plant a bush")
+    assert first.eid.sid == second.eid.sid
+    assert first.eid.rid != second.eid.rid
+    assert later.eid.tid == first.eid.tid
+    assert (later.eid.step, later.eid.run) == (1, first.eid.run)
+    assert other.eid.task != first.eid.task
+    assert [e.info["session_id"] for e in (first, second)] == ["s-1", "s-2"]
+
+
+def test_sessions_of_different_agents_are_different_tasks() -> None:
+    talk = [line("user", "1", None, "q"), line("assistant", "2", "1", "a")]
+    settings = [{"type": "agent-setting", "agentSetting": name, "sessionId": "s"} for name in ("shop", "bank")]
+    tasks = {read([setting, *talk])[0][0].eid.task for setting in settings}
+    assert len(tasks) == 2

@@ -10,8 +10,9 @@ from pairwright.records.experience import EID, Experience
 from pairwright.records.messages import ErrorSite, Message, ToolCall
 from pairwright.sources import codex
 from pairwright.sources.fields import BadRecord
-from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.format import Options, Origin, Rejected, session_run, task_hash
 
+ORIGIN = Origin("s.jsonl", 1)
 FIXTURE = Path(__file__).parent / "fixtures" / "codex.jsonl"
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "traces" / "codex_cli"
 SYSTEM = Message("system", "Be brief.")
@@ -23,7 +24,7 @@ def lines_of(path: Path) -> list[Any]:
 
 
 def read(lines: list[Any]) -> tuple[list[Experience], list[Rejected]]:
-    results = list(codex.FORMAT.read(lines, Origin("s.jsonl", 1), Options()))
+    results = list(codex.FORMAT.read(lines, ORIGIN, Options()))
     return (
         [item for item in results if isinstance(item, Experience)],
         [item for item in results if isinstance(item, Rejected)],
@@ -39,7 +40,9 @@ def test_a_session_is_read_with_instructions_reasoning_calls_and_results() -> No
     first = experiences[0]
     assert rejected == []
     assert len(experiences) == 3
-    assert first.eid == EID(task="kite-1", run=0, step=0, suffix=first.eid.suffix)
+    assert first.eid == EID(
+        task=task_hash(first.prompt, (), None), run=session_run("kite-1", ORIGIN), step=0, suffix=first.eid.suffix
+    )
     assert first.prompt == (SYSTEM, ENVIRONMENT, Message("user", "Measure the string."))
     assert first.completion == (
         Message(
@@ -64,7 +67,7 @@ def test_a_session_is_read_with_instructions_reasoning_calls_and_results() -> No
     assert first.model_version == "gpt-z"
     assert first.reward is None
     assert first.info == {
-        "cwd": "/srv/kite", "cli_version": "0.9.0", "git": {"branch": "dev"}, "events": {"user_message": 1},
+        "session_id": "kite-1", "cwd": "/srv/kite", "cli_version": "0.9.0", "git": {"branch": "dev"}, "events": {"user_message": 1},
     }  # fmt: skip
     assert first.errors == (
         ErrorSite(index=4, kind="nonzero_exit", text=first.completion[1].text, tool="shell", call_id="k1"),
@@ -74,7 +77,7 @@ def test_a_session_is_read_with_instructions_reasoning_calls_and_results() -> No
 
 def test_after_a_roll_back_the_kept_turns_are_context_and_the_prompt_is_the_same() -> None:
     first, second, _ = read(lines_of(FIXTURE))[0]
-    assert (second.eid.run, second.eid.sid) == (1, first.eid.sid)
+    assert (second.eid.run, second.eid.sid) == (first.eid.run + 1, first.eid.sid)
     assert second.prompt == first.prompt
     assert [message.text for message in second.completion[3:]] == ["It is missing.", "Where was it?", "In the shed."]
     assert [message.is_generated for message in second.completion] == [False] * 5 + [True]
@@ -85,7 +88,7 @@ def test_a_compaction_begins_an_experience_with_the_summary_as_context() -> None
     summary = Message(
         "user", "The string was in the shed.", generated=False, extra={"is_compact_summary": True}
     )  # fmt: skip
-    assert (third.eid.step, third.eid.run) == (1, 0)
+    assert (third.eid.step, third.eid.run) == (1, session_run("kite-1", ORIGIN))
     assert third.prompt == (SYSTEM, summary, Message("user", "Go there."))
     assert third.completion[0].tool_calls == (
         ToolCall("local_shell", '{"type":"exec","command":["cd","shed"]}', "k3", "local_shell"),
@@ -117,7 +120,7 @@ def test_an_older_file_of_bare_items_is_read() -> None:
     assert codex.matches(lines)
     (experience,), rejected = read(lines)
     assert rejected == []
-    assert experience.eid.task == "old-1"
+    assert experience.info["session_id"] == "old-1"
     assert [m.role for m in experience.messages] == ["system", "user", "assistant", "tool"]
     assert [site.kind for site in experience.errors] == ["nonzero_exit"]
 
@@ -163,7 +166,7 @@ def test_a_session_rolled_back_too_often_is_not_read_to_its_end(monkeypatch: pyt
     turn = [item(role="user", content="q"), item(role="assistant", content="a")]
     back = {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 1}}
     experiences, rejected = read([*turn, back, *turn, back, *turn])
-    assert [e.eid.run for e in experiences] == [0, 1]
+    assert [e.info.get("branch", 0) for e in experiences] == [0, 1]
     assert [(r.line, r.reason) for r in rejected] == [(6, "more than 1 roll-backs: the rest is not read")]
 
 
@@ -188,7 +191,7 @@ def test_real_sessions_give_the_expected_counts(name: str, task: str, num_messag
     assert codex.matches(lines)
     (experience,), rejected = read(lines)
     assert rejected == []
-    assert experience.eid.task == task
+    assert experience.info["session_id"] == task
     assert len(experience.messages) == num_messages
     assert sum(len(message.tool_calls) for message in experience.messages) == num_calls
     assert experience.errors == ()

@@ -1,6 +1,9 @@
 """Files: any compression, any damage; what cannot be decoded is rejected with line and reason, the rest is read."""
 
 import gzip
+import json
+import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,16 @@ import zstandard
 
 from pairwright.errors import SourceError
 from pairwright.sources import files
-from pairwright.sources.files import document, expand_paths, first_items, is_json_lines, line_units, ranges
+from pairwright.sources.files import (
+    document,
+    expand_paths,
+    first_items,
+    is_json_lines,
+    line_units,
+    ranges,
+    relative_names,
+    value_units,
+)
 from pairwright.sources.format import Rejected
 
 
@@ -26,7 +38,7 @@ def read(path: Path):
 
 
 def test_lines_come_with_their_numbers_and_bad_ones_do_not_stop_the_rest(tmp_path):
-    path = written(tmp_path, b'{"a":1}\n\n{"a":\n{"a":"\xff"}\r\n   \n[1]\n{"a":3}')
+    path = written(tmp_path, b'{"a":1}\n\n{"a":\n{"a":"\xc3\xa9\xff"}\r\n   \n[1]\n{"a":3}')
     assert [line for line, _ in read(path)] == [1, 3, 4, 6, 7]
     found = dict(read(path))
     assert (found[1], found[6], found[7]) == ({"a": 1}, [1], {"a": 3})
@@ -141,3 +153,112 @@ def test_paths_folders_and_globs_each_file_once(tmp_path):
 )
 def test_the_first_items_of_a_list(text, found, tmp_path):
     assert first_items(written(tmp_path, text), 2) == found
+
+
+ROWS = [{"a": "é"}, {"a": "ü", "b": [1]}]
+LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
+def test_a_byte_order_mark_names_the_encoding(tmp_path, encoding, pack):
+    path = written(tmp_path, pack(LINES.encode(encoding)))
+    assert is_json_lines(path)
+    assert [value for _, value in read(path)] == ROWS
+    assert document(written(tmp_path, pack(json.dumps(ROWS).encode(encoding)), "a.json")) == ROWS
+
+
+def test_big_endian_utf_16_that_is_longer_than_a_chunk_is_read(tmp_path):
+    rows = [{"a": "ü" * 1000, "n": number} for number in range(200)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path = written(tmp_path, b"\xfe\xff" + text.encode("utf-16-be"))
+    assert [value for _, value in read(path)] == rows
+
+
+def test_latin_1_is_read_and_counted_but_damaged_utf_8_is_refused(tmp_path):
+    repairs = Counter()
+    path = written(tmp_path, '{"a":"caf\xe9"}\n'.encode("latin-1") + '{"a":"é'.encode() + b'\xff"}\n')
+    first, second = line_units(path, repairs=repairs)
+    assert first[1] == {"a": "café"}
+    assert second.reason.startswith("invalid UTF-8")
+    assert repairs == {"lines read as Latin-1 (Windows-1252)": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "num_lone"),
+    [
+        (r'{"a":"x\ud800y"}', "x\ufffdy", 1),
+        (r'{"a":"\ud83d\ude00 \udc00"}', "\U0001f600 \ufffd", 1),
+        (r'{"a":"\\ud800"}', r"\ud800", 0),
+        (r'{"a":"\\\ud800\ud800\udfff"}', "\\\ufffd\U000103ff", 1),
+        (r'{"a":"\u0041\udc00"}', "A\ufffd", 1),
+        (r'{"a":"\udc00\udc00"}', "\ufffd\ufffd", 2),
+    ],
+)
+def test_lone_surrogates_are_replaced_and_counted(tmp_path, text, value, num_lone):
+    repairs = Counter()
+    ((_, row),) = line_units(written(tmp_path, text.encode()), repairs=repairs)
+    assert row == {"a": value}
+    assert repairs == ({"lone surrogates replaced": num_lone} if num_lone else {})
+
+
+def test_nul_bytes_around_a_line_are_dropped_and_a_line_of_them_is_refused(tmp_path):
+    repairs = Counter()
+    path = written(tmp_path, b'\0\0{"a":1}\n{"a":2}\0\n\0\0\0\n')
+    first, second, third = line_units(path, repairs=repairs)
+    assert (first[1], second[1], third.reason) == ({"a": 1}, {"a": 2}, "nothing but NUL bytes")
+    assert repairs == {"NUL bytes dropped": 2}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_several_values_in_a_row_are_units_with_their_lines(tmp_path, indent):
+    text = ("" if indent is None else "\n").join(json.dumps(row, indent=indent) for row in ROWS)
+    path = written(tmp_path, text.encode(), "a.json")
+    assert isinstance(document(path), Rejected)
+    units = list(value_units(path))
+    assert [value for _, value in units] == ROWS
+    assert [(origin.ordinal, origin.line) for origin, _ in units] == [(0, 1), (1, 1 if indent is None else 4)]
+
+
+def test_a_broken_value_in_a_row_loses_only_itself(tmp_path):
+    path = written(tmp_path, b'{\n "a": 1\n}\n{\n "a": \n}\nnoise\n{\n "a": 3\n}\n7\n', "a.json")
+    units = list(value_units(path))
+    assert [unit[1] for unit in units if not isinstance(unit, Rejected)] == [{"a": 1}, {"a": 3}]
+    assert [(unit.line, unit.reason.partition(":")[0]) for unit in units if isinstance(unit, Rejected)] == [
+        (4, "not valid JSON"),
+        (11, "not valid JSON"),
+    ]
+
+
+def test_what_is_no_regular_file_is_left_out_and_named(tmp_path):
+    written(tmp_path, b'{"a":1}\n')
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    refused: list[Rejected] = []
+    assert list(relative_names([str(tmp_path)], refused).values()) == ["a.jsonl"]
+    assert {Path(one.file).name: one.reason for one in refused} == {
+        "link": "a link to nothing",
+        "pipe": "no regular file (a FIFO, socket or device)",
+    }
+    refused.clear()
+    assert relative_names([str(tmp_path / "pipe")], refused) == {}
+    assert len(refused) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    written(tmp_path, b'{"a":1}\n')
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    # Folders are open to root whatever their mode, so that the mode alone would not test this everywhere.
+    monkeypatch.setattr(os, "scandir", refuse)
+    refused: list[Rejected] = []
+    assert len(relative_names([str(tmp_path)], refused)) == 1
+    assert [(Path(one.file).name, one.reason) for one in refused] == [
+        ("closed", "a folder that cannot be listed: Permission denied")
+    ]

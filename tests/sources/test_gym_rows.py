@@ -19,7 +19,7 @@ from pairwright.sources import READERS
 from pairwright.sources.format import Options, Origin
 from pairwright.sources.reading import Layout
 from pairwright.sources.rollouts.nemo_gym import FORMAT, read_row
-from pairwright.store.import_task import ImportTask, run_task
+from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURE = Path(__file__).parent / "fixtures" / "nemo_gym.jsonl"
 LINES = Layout("nemo-gym", 0, "lines")
@@ -66,9 +66,9 @@ def written(folder: Path, lines: list[bytes]) -> dict[str, list[str]]:
     folder.mkdir(exist_ok=True)
     path = folder / "rollouts.jsonl"
     path.write_bytes(b"\n".join(lines))
-    result = run_task(ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl"))
+    result = run_tasks([ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl")])
     values = {"uids": result.uids, "digests": [result.digests], "reasons": sorted(result.reasons.items())}
-    values["counts"] = sorted((+result.counts).items())
+    values["counts"] = sorted((+result.counts["nemo-gym"]).items())
     if result.part is not None:
         table = pq.read_table(result.part)
         table.validate(full=True)
@@ -92,7 +92,7 @@ def outcome(folder: Path, lines: list[bytes]) -> dict[int, dict[str, str]]:
     folder.mkdir(exist_ok=True)
     path = folder / "rollouts.jsonl"
     path.write_bytes(b"\n".join(lines))
-    result = run_task(ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl"))
+    result = run_tasks([ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl")])
     rows: list[dict] = []
     if result.part is not None:
         table = pq.read_table(result.part)
@@ -108,7 +108,7 @@ def outcome(folder: Path, lines: list[bytes]) -> dict[int, dict[str, str]]:
             assert rejected["line"] not in written
             written[rejected["line"]] = rejected
         result.quarantine.unlink()
-    assert result.counts["experiences"] == len(rows)
+    assert result.counts["nemo-gym"]["experiences"] == len(rows)
     # what the position of a line decides is left out: its number, and the run of a line that names none
     return {
         number: {name: repr(value) for name, value in row.items() if name not in ("source_line", "line", "run", "uid")}

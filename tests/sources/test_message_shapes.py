@@ -1,8 +1,9 @@
-"""One conversation in the shapes of five tracing tools is the same conversation."""
+"""One conversation in the shapes of nine programs is the same conversation."""
 
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pairwright.records.messages import Message, ToolCall
 from pairwright.sources.fields import BadRecord
@@ -43,6 +44,35 @@ BLOCKS = [
     {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "found"},
                                  {"type": "text", "text": "Thanks"}]},
 ]  # fmt: skip
+CONTENTS = [
+    {"role": "user", "parts": [{"text": "Find it"}]},
+    {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"text": "Ok"},
+                                {"functionCall": {"id": "c1", "name": "find", "args": {"q": 1}}}]},
+    {"role": "user", "parts": [{"functionResponse": {"id": "c1", "response": "found"}}, {"text": "Thanks"}]},
+]  # fmt: skip
+VERCEL = [
+    {"role": "user", "content": [{"type": "text", "text": "Find it"}]},
+    {"role": "assistant", "content": [{"type": "reasoning", "text": "Hm."}, {"type": "text", "text": "Ok"},
+                                      {"type": "tool-call", "toolCallId": "c1", "toolName": "find", "input": {"q": 1}}]},
+    {"role": "tool", "content": [{"type": "tool-result", "toolCallId": "c1",
+                                  "output": {"type": "text", "value": "found"}}]},
+    {"role": "user", "content": "Thanks"},
+]  # fmt: skip
+UI = [
+    {"role": "user", "content": "Find it"},
+    {"role": "assistant", "parts": [{"type": "step-start"}, {"type": "reasoning", "text": "Hm."},
+                                    {"type": "text", "text": "Ok"},
+                                    {"type": "tool-find", "toolCallId": "c1", "state": "output-available",
+                                     "input": {"q": 1}, "output": "found"}]},
+    {"role": "user", "content": "Thanks"},
+]  # fmt: skip
+CONVERSE = [
+    {"role": "user", "content": [{"text": "Find it"}]},
+    {"role": "assistant", "content": [{"reasoningContent": {"reasoningText": {"text": "Hm."}}}, {"text": "Ok"},
+                                      {"toolUse": {"toolUseId": "c1", "name": "find", "input": {"q": 1}}}]},
+    {"role": "user", "content": [{"toolResult": {"toolUseId": "c1", "content": [{"text": "found"}]}},
+                                 {"text": "Thanks"}]},
+]  # fmt: skip
 ITEMS = [
     {"role": "user", "content": "Find it"},
     {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
@@ -54,11 +84,20 @@ ITEMS = [
 
 
 @pytest.mark.parametrize(
-    "shape", [CHAT, PARTS, LANGCHAIN, BLOCKS, ITEMS], ids=["chat", "parts", "langchain", "blocks", "items"]
+    "shape",
+    [CHAT, PARTS, LANGCHAIN, BLOCKS, ITEMS, CONTENTS, VERCEL, UI, CONVERSE],
+    ids=["chat", "parts", "langchain", "blocks", "items", "contents", "vercel", "ui", "converse"],
 )
 def test_every_shape_gives_the_same_messages(shape: list[Any]) -> None:
-    assert conversation(shape, "x", role="user") == EXPECTED
-    assert conversation({"messages": [shape]}, "x", role="user") == EXPECTED
+    assert [_bare(message) for message in conversation(shape, "x", role="user")] == EXPECTED
+    assert [_bare(message) for message in conversation({"messages": [shape]}, "x", role="user")] == EXPECTED
+
+
+def _bare(message: Message) -> Message:
+    """Without the name of a tool, which some shapes repeat in its result; a single text part is text."""
+    parts = message.content if isinstance(message.content, list) else []
+    content = parts[0]["text"] if len(parts) == 1 else message.content
+    return replace(message, name=None, content=content)
 
 
 def test_a_system_prompt_beside_the_messages_comes_first() -> None:
@@ -69,16 +108,27 @@ def test_a_system_prompt_beside_the_messages_comes_first() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [('{"role": "admin", "can": 1}', '{"role": "admin", "can": 1}'), ('[{"id": 1}]', '[{"id": 1}]'), ("[oh", "[oh"),
-     ({"a": None}, '{"a":null}'), ({"question": "why"}, "why"), (3, "3")],
+     ({"question": "why"}, "why"), ({"prompt": "why", "history": []}, "why"), (3, "3")],
 )  # fmt: skip
 def test_what_is_no_message_is_text_as_it_came(value: Any, text: str) -> None:
     assert conversation(value, "x", role="assistant") == [Message("assistant", text)]
 
 
+@pytest.mark.parametrize("value", [{"a": None}, {"id": 1, "usage": {"n": 2}}, [{"id": 1}], {}])
+def test_an_object_of_unknown_shape_is_never_turned_into_text(value: Any) -> None:
+    with pytest.raises(BadRecord, match="no known shape of messages"):
+        conversation(value, "x", role="assistant")
+
+
+def test_an_object_of_unknown_shape_is_named_by_its_keys() -> None:
+    with pytest.raises(BadRecord, match=r"output: an object with the keys k0, .*, k7 and 2 more"):
+        conversation({f"k{n}": n for n in range(10)}, "output", role="assistant")
+
+
 def test_a_failed_result_block_is_marked() -> None:
     block = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "no"}], "is_error": True}
     (message,) = conversation([{"role": "user", "content": [block]}], "x", role="user")
-    assert message == Message("tool", [{"type": "text", "text": "no"}], tool_call_id="c", extra={"is_error": True})
+    assert message == Message("tool", "no", tool_call_id="c", extra={"is_error": True})
 
 
 def test_choices_are_alternatives_and_not_one_conversation() -> None:

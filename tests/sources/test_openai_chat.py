@@ -102,7 +102,9 @@ def test_the_id_of_an_api_response_names_no_task():
         ({"score": {"score": 4, "style": 2}}, None, 4.0),
         ({"score": {"score": 4, "style": 2}}, "style", 2.0),
         ({"reward": 1, "helpful": 0.5}, "helpful", 0.5),
-        ({"score": "good"}, None, None),
+        ({"score": "good"}, None, 1.0),
+        ({"score": "so so"}, None, None),
+        ({"label": 3}, None, None),
         ({}, None, None),
     ],
 )
@@ -111,7 +113,7 @@ def test_rewards_of_every_shape(changes, name, expected):
 
 
 def test_a_score_that_is_no_number_stays_in_info():
-    assert read_all([row(score="good")])[0].info == {"score": "good"}
+    assert read_all([row(score="so so")])[0].info == {"score": "so so"}
 
 
 def test_a_conversation_without_an_answer_is_refused():

@@ -206,6 +206,7 @@ def test_span_events_and_log_records_carry_messages_too() -> None:
 
     call = {"traceId": "t", "spanId": "s", "name": "chat", "attributes": [key("gen_ai.operation.name", "chat")],
             "events": [{"name": "gen_ai.system.message", "attributes": [key("content", "Be kind.")]},
+                       {"name": "gen_ai.user.message", "attributes": [key("content", "Go")]},
                        {"name": "gen_ai.tool.message", "attributes": [key("content", "7"), key("id", "c")]}]}  # fmt: skip
     body = {
         "kvlistValue": {"values": [{"key": "message", "value": {"kvlistValue": {"values": [key("content", "Ok")]}}}]}
@@ -214,7 +215,7 @@ def test_span_events_and_log_records_carry_messages_too() -> None:
     spans = {"resourceSpans": [{"scopeSpans": [{"spans": [call]}]}]}
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [log]}]}]}
     (one,), _ = read([logs, spans])
-    assert one.prompt == (Message("system", "Be kind."), Message("tool", "7", tool_call_id="c"))
+    assert one.prompt == (Message("system", "Be kind."), Message("user", "Go"), Message("tool", "7", tool_call_id="c"))
     assert one.completion == (Message("assistant", "Ok"),)
 
 

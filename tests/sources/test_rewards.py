@@ -61,13 +61,13 @@ def test_scores_by_id_and_by_task_and_run(tmp_path):
     path = tmp_path / "s.csv"
     path.write_text("id,task,run,step,reward\nr-1,,,,0.9\n,t,2,,0.1\n,t,3,1,\n")
     scores = read_scores(path)
-    assert scores.of(exp(info={"response_id": "r-1"}))[:2] == (True, 0.9)
-    assert scores.of(exp(eid=EID("b", "t", 2, 5)))[:2] == (True, 0.1)
-    assert scores.of(exp(eid=EID("b", "t", 3, 1)))[:2] == (True, None)
-    assert scores.of(exp(eid=EID("b", "t", 3, 0)))[0] is False
+    assert scores.of(exp(info={"response_id": "r-1"}))[0].reward == 0.9
+    assert scores.of(exp(eid=EID("b", "t", 2, 5)))[0].reward == 0.1
+    assert scores.of(exp(eid=EID("b", "t", 3, 1)))[0].reward is None
+    assert scores.of(exp(eid=EID("b", "t", 3, 0))) is None
     (tmp_path / "s.jsonl").write_text('{"id": "x", "score": true}\n\n{"id": "y", "rating": "3"}\n')
     scores = read_scores(tmp_path / "s.jsonl")
-    assert (scores.num_rows, scores.of(exp(info={"id": "y"}))[1]) == (2, 3.0)
+    assert (scores.num_rows, scores.of(exp(info={"id": "y"}))[0].reward) == (2, 3.0)
 
 
 @pytest.mark.parametrize("text", ["id,value\n1,2\n", "reward\n1\n", '{"id": 1', '{"reward": 1}', "task,reward\nt,1\n"])

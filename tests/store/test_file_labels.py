@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from pairwright import Table
+from pairwright.store import importing
 from pairwright.store.file_labels import copy_labels, read_labels
 from pairwright.store.importing import import_files
 from pairwright.store.segments import read_marker, write_marker
@@ -109,6 +110,7 @@ def test_a_table_without_labels_keeps_the_ids_it_has_and_gets_what_it_lacked(fol
 
 def test_labels_are_written_before_any_row_so_that_a_killed_import_goes_on(folder, tmp_path, monkeypatch):
     table = Table(tmp_path / "t")
+    monkeypatch.setattr(importing, "RANGE_BYTES", 8192)  # a part for each file
     add = Table.add_hidden_part
     monkeypatch.setattr(Table, "add_hidden_part", lambda self, part: (add(self, part), 1 / 0))
     with pytest.raises(ZeroDivisionError):

@@ -191,20 +191,20 @@ def test_all_real_traces_import_and_the_numbers_add_up(tmp_path, traces):
 def test_an_import_that_dies_half_way_is_finished_by_the_same_command(tmp_path, monkeypatch):
     text = "\n".join(chat_row(number) for number in range(300))
     monkeypatch.setattr(importing, "RANGE_BYTES", 5_000)
-    run_task, done = importing.run_task, []
+    run_tasks, done = importing.run_tasks, []
 
     def dies(task):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(task)
-        return run_task(task)
+        return run_tasks(task)
 
-    monkeypatch.setattr(importing, "run_task", dies)
+    monkeypatch.setattr(importing, "run_tasks", dies)
     table = Table(tmp_path / "t")
     with pytest.raises(KeyboardInterrupt):
         imported(tmp_path, text, table=table)
     assert 0 < table.count() < 300
-    monkeypatch.setattr(importing, "run_task", run_task)
+    monkeypatch.setattr(importing, "run_tasks", run_tasks)
     imported(tmp_path, text, table=table)
     assert sorted(exp.eid.run for exp in table.records()) == list(range(300))
 

@@ -11,7 +11,7 @@ import xxhash
 
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import detect
-from pairwright.store.import_task import ImportTask, run_task
+from pairwright.store.import_task import ImportTask, run_tasks
 
 FIXTURES = Path(__file__).parents[1] / "sources" / "fixtures"
 DIGESTS = {
@@ -47,10 +47,12 @@ def digest_of(file: Path, folder: Path) -> str:
     """Number of rows and of rejections, and a hash of all of them without the path of the file."""
     layout = detect(file)
     assert not isinstance(layout, Rejected), layout.reason
-    result = run_task(ImportTask(file, layout, folder, Options(), label=f"some/{file.name}"))
+    result = run_tasks([ImportTask(file, layout, folder, Options(), label=f"some/{file.name}")])
     rows = [] if result.part is None else pq.read_table(result.part).drop_columns(["source"]).to_pylist()
     rejected = [] if result.quarantine is None else result.quarantine.read_text().splitlines()
-    text = repr((rows, sorted((+result.counts).items()), [line.replace(str(file), "FILE") for line in rejected]))
+    text = repr(
+        (rows, sorted((+result.counts[layout.format]).items()), [line.replace(str(file), "FILE") for line in rejected])
+    )
     return f"{len(rows)}+{len(rejected)} {xxhash.xxh3_64_hexdigest(text.encode())}"
 
 

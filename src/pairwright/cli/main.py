@@ -14,6 +14,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from pairwright import __version__
+from pairwright.cli.arguments import refuse_addresses
 from pairwright.cli.cli_errors import (
     Interrupted,
     describe_os_error,
@@ -34,7 +35,6 @@ from pairwright.cli.commands.teach import ask_teachers
 from pairwright.cli.commands.train import TRAIN_KEYS, train_model
 from pairwright.cli.help_format import GroupInOrder, name_types_plainly
 from pairwright.cli.overrides import ConfigCommand, with_options
-from pairwright.cli.path_arguments import refuse_addresses
 from pairwright.errors import PairwrightError
 
 # Missing packages: which extra installs one, by the metadata of pairwright itself.

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 import typer
 from typer.core import TyperCommand
 
-from pairwright.cli.path_arguments import PLACE
-from pairwright.cli.shell_completion import (
+from pairwright.cli.arguments import (
+    PLACE,
     complete_choices,
     complete_format,
     complete_loss,
@@ -184,6 +184,7 @@ class Spelling:
 
 _SPELLINGS = {
     "sources.format": Spelling(complete=complete_format),
+    "sources.map": Spelling(metavar="TARGET=FIELD,..."),
     "engine.name": Spelling("--engine"),
     "backend.name": Spelling("--backend"),
     "pairs.within_run": Spelling("--within-run/--no-within-run"),

@@ -74,6 +74,14 @@ class SourcesConfig(Section):
     """A format's name (docs/sources.md), or auto: detected by the content of each file."""
     reward: str | None = None
     """The reward: a name, a path such as metadata.reward, or an expression: '0.7*correct + 0.3*style'."""
+    map: str | dict[str, str] | None = None
+    """Which field is what, for data of your own: prompt=a.text,completion=b.text,reward=c.score (docs/sources.md)."""
+    task: str | None = None
+    """What names the task: prompt, a field's name or path, several with commas, file, folder, or row//4."""
+    run: str | None = None
+    """What names the run: a field's name or path, file, folder, or row%4."""
+    step: str | None = None
+    """What names the step: a field's name or path with an integer."""
     redact: bool = False
     """Replace API keys, tokens and private keys by placeholders."""
     on_bad_record: Literal["quarantine", "fail"] = "quarantine"

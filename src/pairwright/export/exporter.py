@@ -114,7 +114,7 @@ def jsonl_exporter(target: str, lines: Lines) -> Exporter:
 
 
 def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: ExportSummary) -> Iterator[bytes]:
-    """Yield the lines of all pairs, and count written, refused and noted pairs in `summary`."""
+    """Yield the lines of all pairs, a batch at a time, and count written, refused and noted pairs in `summary`."""
     # The notes of the current pair; they count only if it is written.
     notes: set[str] = set()
     context = Context(options.history, _has_tools(pairs, options.split), notes.add)
@@ -122,21 +122,23 @@ def _all_lines(pairs: Place, lines: Lines, options: ExportOptions, summary: Expo
         if not summary.pairs:
             context = context._replace(is_text=_is_text(batch))
         summary.pairs += batch.num_rows
+        num_refused, written = 0, []
         for row in _rows(batch, options.arguments):
             try:
-                pair_lines = lines(row, context)
+                written += lines(row, context)
             except Unfit as unfit:
                 summary.refuse(row.id, unfit.reason)
+                num_refused += 1
             else:
                 if row.weight != 1.0:
                     notes.add("weight_left_out")
                 for reason in notes:
                     summary.note(row.id, reason)
-                summary.written += 1
-                summary.rows += len(pair_lines)
-                yield b"".join(pair_lines)
             if notes:
                 notes.clear()
+        summary.written += batch.num_rows - num_refused
+        summary.rows += len(written)
+        yield b"".join(written)
 
 
 def split_batches(

@@ -61,6 +61,7 @@ def check_collection(config: Config, folder: Path) -> None:
 def import_stage(config: Config, folder: Path, base: Path | None, view: View) -> Json:
     """Import the files of `sources` into an experience table."""
     from pairwright.paths import is_address
+    from pairwright.sources.field_map import parse_map
     from pairwright.sources.format import Options
     from pairwright.store.importing import import_files, refuse_empty
     from pairwright.store.table import Table
@@ -76,7 +77,13 @@ def import_stage(config: Config, folder: Path, base: Path | None, view: View) ->
             paths,
             Table(folder / "experience"),
             format_name=sources.format,
-            options=Options(reward=sources.reward),
+            options=Options(
+                reward=sources.reward,
+                task=sources.task,
+                run=sources.run,
+                step=sources.step,
+                map=parse_map(sources.map),
+            ),
             redact=sources.redact,
             engine=engine,
             progress=view.counting,

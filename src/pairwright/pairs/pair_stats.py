@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.pairs.candidates.gaps import TIE_TOLERANCE, is_tied
+from pairwright.pairs.candidates.candidates import TIE_TOLERANCE, is_tied
 from pairwright.pairs.candidates.trajectories import messages_of
 from pairwright.pairs.funnel import FILE_NAME as FUNNEL_NAME
 from pairwright.pairs.funnel import read_funnel

@@ -11,8 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Flags, assign_groups, candidates_of, group_keys, with_reasons
-from pairwright.pairs.candidates.gaps import Floats, Scale, is_tied, is_tied_expression, reward_gaps, scales_of
+from pairwright.pairs.candidates.candidates import (
+    Flags,
+    Floats,
+    Scale,
+    assign_groups,
+    candidates_of,
+    group_keys,
+    is_tied,
+    is_tied_expression,
+    reward_gaps,
+    scales_of,
+    with_reasons,
+)
 from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.partition_state import Work

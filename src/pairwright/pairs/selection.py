@@ -20,8 +20,7 @@ import polars as pl
 import xxhash
 
 from pairwright.errors import PairwrightError, TableError
-from pairwright.pairs.candidates.candidates import Flags, Indices
-from pairwright.pairs.candidates.gaps import Floats
+from pairwright.pairs.candidates.candidates import Flags, Floats, Indices
 from pairwright.pairs.candidates.pair_ids import seeded_draws, splits, words_of
 from pairwright.pairs.candidates.trajectories import conversations
 from pairwright.pairs.funnel import FILE_NAME, Reason, read_funnel

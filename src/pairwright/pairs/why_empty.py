@@ -1,13 +1,19 @@
-"""Hint for a build without pairs: which filter dropped the last ones, and which value would let some through."""
+"""Hint for a build without pairs: which filter dropped the last ones, and which value would let some through.
 
+Where groups are all single, the hint names the field that would group them (`grouping_hint`).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
 
-from pairwright.pairs.candidates.candidates import Candidates
-from pairwright.pairs.candidates.gaps import is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, is_tied, reward_gaps
 from pairwright.pairs.funnel import Funnel, Reason
 from pairwright.pairs.options import PairOptions
+from pairwright.records.json_text import from_json
+from pairwright.store.table import Table
 
 _ADVICE = {
     Reason.FILTERED: "a wider --where lets some through",
@@ -91,6 +97,44 @@ def hint_for(funnel: Funnel, clues: Clues, options: PairOptions) -> str:
             text += f". Before, {drop.count:,} of {first.num_in:,} {first.unit} went by {reason.value!r}"
             text += f"; {advice}" if advice else ""
     return text
+
+
+_NUM_ROWS = 5_000  # that are looked at for a field that groups them
+
+
+def grouping_hint(tables: Iterable[Table]) -> str:
+    """Return which `--task` of an import would put experiences into groups that are alone in theirs; "" if none would.
+
+    Only experiences with equal prompts are compared, so a field that groups different prompts is named with the
+    strategy that needs no equal ones.
+    """
+    # Sizes of the groups of one prompt, and of the values of each field of `info`.
+    prompts: Counter[str] = Counter()
+    values: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    num_rows = 0
+    for table in tables:
+        for batch in table.scan(columns=["prompt_hash", "info"]):
+            room = max(0, _NUM_ROWS - num_rows)
+            prompts.update(batch.column("prompt_hash").slice(0, room).to_pylist())
+            for text in batch.column("info").slice(0, room).to_pylist():
+                for name, value in (from_json(text) if text else {}).items():
+                    if isinstance(value, str | int) and not isinstance(value, bool):
+                        values[name][str(value)] += 1
+            num_rows += min(room, batch.num_rows)
+    num_shared = sum(count for count in prompts.values() if count > 1)
+    if num_shared:
+        return f"{num_shared:,} of {num_rows:,} share their prompt with another one: import with --task prompt"
+    # A field that groups has several values and fewer than rows; the one with the most rows in groups is named.
+    grouped = {
+        name: sum(count for count in counts.values() if count > 1)
+        for name, counts in values.items()
+        if 1 < len(counts) < sum(counts.values())
+    }
+    if not any(grouped.values()):
+        return ""
+    name = max(grouped, key=lambda name: grouped[name])
+    text = f"{name!r} groups {grouped[name]:,} of them, at different prompts"
+    return f"{text}: import with --task {name}, then --strategy divergence"
 
 
 def _advice(reason: Reason, options: PairOptions) -> str | None:

@@ -21,8 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.engines import Engine
-from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, row_batches
-from pairwright.pairs.candidates.gaps import Floats
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Floats, Indices, row_batches
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import Filling
 from pairwright.pairs.partition import PartitionPlan, candidate_rewards, plan_partition

@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -157,15 +157,17 @@ def _split_query(rest: str) -> tuple[str, str]:
 _MAGIC = re.compile(r"[*?\[]")
 
 
-def list_files(text: str, *, skipped: Collection[str] = ()) -> list[tuple[Place, str]]:
+def list_files(
+    text: str, *, skipped: Collection[str] = (), on_error: Callable[[OSError], None] | None = None
+) -> list[tuple[Place, str]]:
     """List the files of a path, folder or glob, each with its path relative to the folder or to the root of the glob.
-    In folders, files with the skipped names are left out."""
+    In folders, files with the skipped names are left out. `on_error` is called for folders that cannot be listed."""
     there = place(text) if is_address(text) else None
     if isinstance(there, Remote):
         root = root_of(there).key
         return [(file, _below(file.key, root)) for file in remote_files(there, skipped=skipped)]
     path = text if there is None else str(there)
-    return [(file, _below(str(file), root)) for file, root in _local_files(path, skipped)]
+    return [(file, _below(str(file), root)) for file, root in _local_files(path, skipped, on_error)]
 
 
 def root_of(there: Remote) -> Remote:
@@ -189,17 +191,19 @@ def remote_files(there: Remote, *, skipped: Collection[str] = ()) -> list[Remote
     return files
 
 
-def _local_files(path: str, skipped: Collection[str]) -> Iterator[tuple[Path, str]]:
+def _local_files(
+    path: str, skipped: Collection[str], on_error: Callable[[OSError], None] | None
+) -> Iterator[tuple[Path, str]]:
     """List the files of a path or glob, each with the folder that its name is relative to."""
     if os.path.exists(path):
-        yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped))
+        yield from ((file, str(Path(path))) for file in _files_below(Path(path), skipped, on_error))
         return
     parts = Path(path).parts
     # `parts[:num_fixed]` is the root of the glob: the components before the first wildcard
     num_fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts))
     root = str(Path(*parts[:num_fixed])) if num_fixed else "."
     for match in sorted(glob.glob(path, recursive=True)):
-        yield from ((file, root) for file in _files_below(Path(match), skipped))
+        yield from ((file, root) for file in _files_below(Path(match), skipped, on_error))
 
 
 def _below(file: str, root: str) -> str:
@@ -209,11 +213,13 @@ def _below(file: str, root: str) -> str:
     return file.removeprefix(root).strip("/") or file.rpartition("/")[2]
 
 
-def _files_below(path: Path, skipped: Collection[str]) -> Iterator[Path]:
-    if path.is_file():
+def _files_below(
+    path: Path, skipped: Collection[str], on_error: Callable[[OSError], None] | None = None
+) -> Iterator[Path]:
+    if not path.is_dir():
         yield path
         return
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(path, onerror=on_error):
         # assigned in place: os.walk then visits these folders only, and in this order
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):

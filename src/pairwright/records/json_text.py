@@ -13,6 +13,7 @@ import msgspec
 from pairwright.errors import RecordError
 
 _TAG = "$float"
+_MAX_DEPTH = 200
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 encode = msgspec.json.encode
@@ -38,16 +39,28 @@ def from_json(text: str | bytes) -> Any:
 def check_json(value: Any, field: str, *, finite: bool = False) -> None:
     """Raise RecordError unless `from_json(to_json(value))` is `value` again; with `finite`, also for NaN and inf."""
     try:
-        if decode(encode(value)) == value:
+        data = encode(value)
+        if decode(data) == value and (data.count(b"[") + data.count(b"{") <= _MAX_DEPTH or not _is_deep(value)):
             return
     except (TypeError, ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
         pass  # the walk below locates the bad value and describes it
     _check(value, field, finite, 0)
 
 
+def _is_deep(value: Any) -> bool:
+    """Whether a value has more than `_MAX_DEPTH` levels; walks it level by level, without recursion."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MAX_DEPTH + 1):
+        inner = [item.values() if isinstance(item, dict) else item for item in level]
+        level = [item for items in inner for item in items if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def _check(value: Any, path: str, finite: bool, depth: int) -> None:
-    if depth > 200:
-        raise RecordError(path, value, "at most 200 levels of nesting")
+    if depth > _MAX_DEPTH:
+        raise RecordError(f"{path[:60]}...", "a value", f"at most {_MAX_DEPTH} levels of nesting")
     if isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):

@@ -18,18 +18,38 @@ from pairwright.sources.agents import (
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
 from pairwright.sources.binary import BINARY_READERS
-from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.datasets import (
+    alpaca_eval,
+    annotation_exports,
+    media_rows,
     nemo_rl_preference,
     openai_chat,
     openai_preference,
     pairwright_rows,
+    rows,
     sharegpt,
     trl_preference,
     ultrafeedback,
 )
+from pairwright.sources.datasets import customizer_rows as customizer
 from pairwright.sources.format import Format
-from pairwright.sources.rollouts import nemo_gym, trinity
+from pairwright.sources.frameworks import (
+    api_logs,
+    batch_files,
+    dspy_history,
+    langchain_dumps,
+    pydantic_ai_history,
+    smolagents_memory,
+)
+from pairwright.sources.rollouts import (
+    nemo_gym,
+    rendered_dumps,
+    s1_traces,
+    trinity,
+    trl_completions,
+    verifiers_results,
+    verifiers_traces,
+)
 from pairwright.sources.sessions import (
     chatgpt,
     claude_code,
@@ -46,12 +66,28 @@ from pairwright.sources.sessions import (
     pi,
     session_lines,
 )
-from pairwright.sources.tracing import langfuse, langsmith, nat, otel
+from pairwright.sources.tracing import (
+    agents_sdk_traces,
+    claude_stream,
+    langfuse,
+    langsmith,
+    litellm_logs,
+    mlflow_traces,
+    nat,
+    nat_atof,
+    otel,
+    weave_calls,
+)
 
 # The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
+    "verifiers": (verifiers_traces.FORMAT, verifiers_results.FORMAT),
+    "trl-completions": (trl_completions.FORMAT,),
+    "verl": (rendered_dumps.VERL_FORMAT,),
+    "skyrl": (rendered_dumps.SKYRL_FORMAT,),
+    "s1": (s1_traces.FORMAT,),
     "tau-bench": (tau_bench.FORMAT,),
     "tau2-bench": (tau2_bench.FORMAT,),
     "terminal-bench": (terminal_bench.FORMAT,),
@@ -59,8 +95,20 @@ READERS: dict[str, tuple[Format, ...]] = {
     "atif": (atif.FORMAT, atif.RESULT_FORMAT),
     "nat": (nat.FORMAT,),
     "inspect": (inspect_log.FORMAT,),
+    "batch": (batch_files.FORMAT,),
+    "api-log": (api_logs.FORMAT,),
+    "pydantic-ai": (pydantic_ai_history.FORMAT,),
+    "langchain": (langchain_dumps.FORMAT,),
+    "smolagents": (smolagents_memory.FORMAT,),
+    "dspy": (dspy_history.FORMAT,),
     "langfuse": (langfuse.FORMAT,),
     "langsmith": (langsmith.FORMAT,),
+    "mlflow": (mlflow_traces.FORMAT,),
+    "weave": (weave_calls.FORMAT,),
+    "openai-agents": (agents_sdk_traces.FORMAT,),
+    "litellm": (litellm_logs.FORMAT,),
+    "nat-atof": (nat_atof.FORMAT,),
+    "claude-stream": (claude_stream.FORMAT,),
     "otel": (otel.FORMAT,),
     "gemini-cli": (gemini_cli.FORMAT,),
     "session-lines": (session_lines.FORMAT,),
@@ -79,6 +127,10 @@ READERS: dict[str, tuple[Format, ...]] = {
     "swe-agent": (swe_agent.FORMAT,),
     "openhands": (openhands.FORMAT, openhands_rows.FORMAT, openhands_legacy.FORMAT),
     "trinity": (trinity.FORMAT,),
+    "argilla": (annotation_exports.FORMAT_ARGILLA,),
+    "label-studio": (annotation_exports.FORMAT_LABEL_STUDIO,),
+    "alpaca-eval": (alpaca_eval.FORMAT,),
+    "llamafactory-media": (media_rows.FORMAT,),
     "nemo-rl-preference": (nemo_rl_preference.FORMAT,),
     "openai-preference": (openai_preference.FORMAT,),
     "customizer": (customizer.FORMAT,),
@@ -87,6 +139,7 @@ READERS: dict[str, tuple[Format, ...]] = {
     "trl-preference": (trl_preference.FORMAT,),
     "openai-chat": (openai_chat.FORMAT,),
     "customizer-sft": (customizer.SFT_FORMAT,),
+    "rows": (rows.FORMAT,),
 }
 
 __all__ = ["BINARY_READERS", "READERS", "Format"]

@@ -9,12 +9,18 @@ from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Rejected
 from pairwright.sources.rollouts.trinity import read_payload
+from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
+from pairwright.sources.rollouts.trinity_buffer import read_buffer
 
 MAX_PAYLOAD_BYTES = 2 * 2**30
 
 
 def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
-    """Yield the experiences of a file that holds one Trinity payload; each unreadable record is yielded as Rejected."""
+    """Yield the experiences of a Trinity payload or of an SQLite buffer; each unreadable record is Rejected."""
+    with path.open("rb") as file:
+        if file.read(len(SQLITE)) == SQLITE:
+            yield from read_buffer(path)
+            return
     if path.stat().st_size > MAX_PAYLOAD_BYTES:
         raise BadRecord(f"a Trinity payload of more than {MAX_PAYLOAD_BYTES:,} bytes")
     for item in read_payload(path.read_bytes()):

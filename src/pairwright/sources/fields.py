@@ -95,6 +95,16 @@ def json_text(value: Any) -> str:
         raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
 
 
+def value_at(fields: Any, path: str) -> Any:
+    """Return the value at a key or dotted path of an object, or None. A key that has a dot in it goes before a path."""
+    if not isinstance(fields, dict):
+        return None
+    if path in fields or "." not in path:
+        return fields.get(path)
+    first, _, rest = path.partition(".")
+    return value_at(fields.get(first), rest)
+
+
 def kind_of(value: Any) -> str:
     if value is None:
         return "null"

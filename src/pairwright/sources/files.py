@@ -2,16 +2,21 @@
 
 Each unit carries its line number and ordinal. Input that cannot be decoded (a truncated last line, invalid UTF-8, an
 overlong line, excessive nesting) is yielded as Rejected with its line and the reason, and reading continues after it.
+A byte order mark names the encoding; `repairs` counts what sources/text_repairs.py changed.
 """
 
 import gzip
 import io
 import json
 import re
+import shutil
+import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, cast
 
 import msgspec
@@ -21,18 +26,23 @@ import zstandard
 from pairwright.errors import SourceError
 from pairwright.paths import Place, open_binary, place, size_of
 from pairwright.paths.paths import list_files
+from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
+from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
+from pairwright.sources.text_repairs import encoding_of, repair_and_decode, to_utf8
 
 MAX_LINE_BYTES = 128 * 2**20
 MAX_DOCUMENT_BYTES = 512 * 2**20
 _CHUNK = 4 * 2**20
 _BUFFER = 256 * 2**10
+_HEAD = 2**16  # enough of most files to tell lines from a document
 _SKIPPED_NAMES = {"quarantine.jsonl", "table.json"}
 _decode = msgspec.json.decode
 # `raw_decode` reads one value from a position and says where it ends: a list is read item by item.
 _scan = json.JSONDecoder().raw_decode
 _LIST_BEGINS, _NEXT_ITEM = re.compile(r"\s*\[\s*"), re.compile(r"\s*,\s*")
+_NOT_SPACE, _NEXT_VALUE = re.compile(r"\S"), re.compile(r"\n[{\[]")
 
 Unit = tuple[Origin, Any]
 
@@ -42,36 +52,69 @@ def expand_paths(paths: list[str]) -> list[Place]:
     return list(relative_names(paths))
 
 
-def relative_names(paths: list[str]) -> dict[Place, str]:
+def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> dict[Place, str]:
     """Map each file of `expand_paths` to its path relative to the folder or glob root that matched it.
 
-    A file given by its own path is named relative to its parent folder.
+    A file given by its own path is named relative to its parent folder. What is no regular file (opening a FIFO could
+    wait forever) and folders that cannot be listed are left out and added to `refused`.
     """
     names: dict[Place, tuple[Place, str]] = {}  # by the resolved path, so that a file is read once
+    refused = [] if refused is None else refused
+
+    def refuse_folder(error: OSError) -> None:
+        refused.append(Rejected(str(error.filename), None, f"a folder that cannot be listed: {error.strerror}"))
+
     for path in paths:
-        files = list_files(path, skipped=_SKIPPED_NAMES)
-        if not files:
+        num_refused = len(refused)
+        is_hub = path.startswith(PREFIX)
+        files = hub_files(path) if is_hub else list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
+        files = without_bookkeeping(files)
+        if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
-            names.setdefault(file.resolve(), (file, name))
+            if isinstance(file, Path) and not file.is_file():
+                kind = "no regular file (a FIFO, socket or device)" if file.exists() else "a link to nothing"
+                refused.append(Rejected(str(file), None, kind))
+            else:
+                names.setdefault(file.resolve(), (file, name))
     return dict(names.values())
 
 
 @contextmanager
+def stdin_file() -> Iterator[Path]:
+    """Copy the standard input to a temporary file named `stdin`, since detection and reading each need its start."""
+    with scratch() as folder:
+        with open(folder / "stdin", "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, _CHUNK)
+        yield folder / "stdin"
+
+
+@contextmanager
 def open_bytes(path: Place) -> Iterator[IO[bytes]]:
-    """Open a file for binary reading, decompressing gzip or zstd as detected from its magic bytes, not its name."""
+    """Open a file for binary reading as UTF-8: gzip and zstd, by their magic bytes, are decompressed, and text with the
+    byte order mark of another encoding is converted."""
     with open_binary(path, _BUFFER) as file:
         magic = file.read(4)
         file.seek(0)
         # First bytes of gzip (RFC 1952), and below of a zstd frame (RFC 8878).
         if magic[:2] == b"\x1f\x8b":
             with gzip.open(file) as unzipped:
-                yield cast(IO[bytes], unzipped)
+                reader = io.BufferedReader(cast(io.RawIOBase, unzipped), _BUFFER)
+                yield _as_utf8(reader, reader.peek(4))
         elif magic == b"\x28\xb5\x2f\xfd":
             with zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(file) as plain:
-                yield io.BufferedReader(plain, _BUFFER)
+                reader = io.BufferedReader(plain, _BUFFER)
+                yield _as_utf8(reader, reader.peek(4))
         else:
-            yield file
+            yield _as_utf8(file, magic)
+
+
+def _as_utf8(file: IO[bytes], begin: bytes) -> IO[bytes]:
+    encoding = encoding_of(begin)
+    if encoding == "utf-8-sig":
+        file.read(3)  # the mark itself; the rest is UTF-8
+        return file
+    return file if encoding is None else to_utf8(file, encoding)
 
 
 def read_lines(
@@ -110,7 +153,9 @@ def _long_line(file: IO[bytes], begin: bytes) -> tuple[bytes, int]:
     return b"".join(pieces), num_bytes
 
 
-def _decode_line(path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any]) -> Any:
+def _decode_line(
+    path: Place, number: int, text: bytes | int, decode: Callable[[bytes], Any], repairs: Counter[str] | None
+) -> Any:
     """Decode one line; return its value, or Rejected with the reason."""
     if isinstance(text, int):
         return Rejected(str(path), number, f"a line of {text:,} bytes; the limit is {MAX_LINE_BYTES:,}")
@@ -119,8 +164,8 @@ def _decode_line(path: Place, number: int, text: bytes | int, decode: Callable[[
     except (ValueError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError) and decode is not _decode:
             # valid JSON, but not what a format's own decoder wants: for its reader to refuse
-            return _decode_line(path, number, text, _decode)
-        return _second_look(path, number, text, error)
+            return _decode_line(path, number, text, _decode, repairs)
+        return _second_look(path, number, text, error, repairs)
 
 
 def line_units(
@@ -131,22 +176,27 @@ def line_units(
     line: int = 1,
     decode: Callable[[bytes], Any] = _decode,
     label: str = "",
+    repairs: Counter[str] | None = None,
 ) -> Iterator[Unit | Rejected]:
     """Yield each line of a JSON Lines file as a unit; its ordinal is its line number minus one."""
-    return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label)
+    return decode_units(path, read_lines(path, start=start, stop=stop, line=line), decode, label, repairs)
 
 
 def decode_units(
-    path: Place, lines: Iterable[tuple[int, bytes | int]], decode: Callable[[bytes], Any] = _decode, label: str = ""
+    path: Place,
+    lines: Iterable[tuple[int, bytes | int]],
+    decode: Callable[[bytes], Any] = _decode,
+    label: str = "",
+    repairs: Counter[str] | None = None,
 ) -> Iterator[Unit | Rejected]:
     """Decode numbered lines of a file and yield them as units."""
     file = str(path)
     for number, text in lines:
-        value = _decode_line(path, number, text, decode)
+        value = _decode_line(path, number, text, decode, repairs)
         yield value if isinstance(value, Rejected) else (Origin(file, number, number - 1, label), value)
 
 
-def document(path: Place) -> Any:
+def document(path: Place, repairs: Counter[str] | None = None) -> Any:
     """Decode a whole JSON file; return its value, or Rejected with the reason."""
     with open_bytes(path) as file:
         data = file.read(MAX_DOCUMENT_BYTES + 1)
@@ -155,7 +205,33 @@ def document(path: Place) -> Any:
     try:
         return _decode(data)
     except (ValueError, RecursionError) as error:
-        return _second_look(path, None, data, error)
+        return _second_look(path, None, data, error, repairs)
+
+
+def value_units(path: Place, label: str = "", repairs: Counter[str] | None = None) -> Iterator[Unit | Rejected]:
+    """Yield each of several JSON values that stand one after another, indented or on one line, as a unit.
+
+    After a value that cannot be read, reading continues at the next line that begins with a bracket.
+    """
+    with open_bytes(path) as file:
+        text = file.read(MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
+    file_name, position, line, ordinal = str(path), 0, 1, 0
+    while (begin := _NOT_SPACE.search(text, position)) is not None:
+        line += text.count("\n", position, begin.start())
+        position = begin.start()
+        try:
+            _, end = _scan(text, position)
+            value = _decode_line(path, line, text[position:end].encode("utf-8", "replace"), _decode, repairs)
+            if not isinstance(value, dict | list | Rejected):
+                raise ValueError(f"a bare value, {text[position:end][:40]!r}")
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deep" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
+            value = Rejected(file_name, line, reason, raw=text[position : position + 2000])
+            following = _NEXT_VALUE.search(text, position + 1)
+            end = len(text) if following is None else following.start() + 1
+        yield value if isinstance(value, Rejected) else (Origin(file_name, line, ordinal, label), value)
+        line += text.count("\n", position, end)
+        position, ordinal = end, ordinal + 1
 
 
 def first_items(path: Place, num_items: int) -> list[Any] | None:
@@ -184,22 +260,20 @@ def is_json_lines(path: Place) -> bool:
     is named .jsonl or .ndjson. An invalid first line passes if it and the second line look like objects.
     """
     with open_bytes(path) as file:
-        pieces = [file.read(_CHUNK).lstrip()]
-        num_bytes = len(pieces[0])
-        while pieces[-1] and pieces[-1].find(b"\n") < 0 and num_bytes <= MAX_LINE_BYTES:
-            pieces.append(file.read(_CHUNK))
-            num_bytes += len(pieces[-1])
-    head = b"".join(pieces)
-    first, newline, rest = head.partition(b"\n")
-    is_named_so = path.suffix in (".jsonl", ".ndjson")
-    if not rest.strip() and not is_named_so:
-        return False  # one value: whichever it is, it is the whole file
-    try:
-        value = _decode(first)
-    except (ValueError, RecursionError):
-        # a broken first line is still a line if the second one is whole
-        second = rest.partition(b"\n")[0]
-        return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
+        head = file.read(_HEAD).lstrip()
+        # Until there is more than one line: a large file of one line is read only up to the limit of a line.
+        while not head.partition(b"\n")[2].strip() and len(head) <= MAX_LINE_BYTES and (piece := file.read(_CHUNK)):
+            head += piece
+        first, newline, rest = head.partition(b"\n")
+        is_named_so = path.suffix in (".jsonl", ".ndjson")
+        if not rest.strip() and not is_named_so:
+            return False  # one value: whichever it is, it is the whole file
+        try:
+            value = _decode(first)
+        except (ValueError, RecursionError):
+            # a broken first line is still a line if the second one is whole
+            second = (rest if b"\n" in rest else rest + file.read(_CHUNK)).partition(b"\n")[0]
+            return bool(newline) and first[:1] == b"{" and second[:1] == b"{" and second.rstrip().endswith(b"}")
     return (isinstance(value, dict) and (bool(rest.strip()) or is_named_so)) or (
         isinstance(value, list) and bool(rest.strip())
     )
@@ -229,19 +303,19 @@ def _num_newlines(data: Array) -> int:
     return int(np.count_nonzero(data == 10))  # several times as fast as bytes.count
 
 
-def _second_look(path: Place, number: int | None, data: bytes, error: Exception) -> Any:
-    """Retry with Python's JSON decoder, which accepts NaN and infinities; return Rejected for any other error."""
+def _second_look(path: Place, number: int | None, data: bytes, error: Exception, repairs: Counter[str] | None) -> Any:
+    """Retry with what is accepted beyond strict JSON (sources/text_repairs.py); return Rejected for any other error."""
     raw = data[:2000].decode("utf-8", "replace")
     if isinstance(error, RecursionError):
         return Rejected(str(path), number, "nested too deep", raw=raw)
-    if isinstance(error, UnicodeDecodeError):
-        return Rejected(str(path), number, f"invalid UTF-8: {error.reason}", raw=raw)
-    if b"NaN" in data or b"Infinity" in data:
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):
-            pass
-    return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
+    try:
+        return repair_and_decode(data, repairs)
+    except UnicodeDecodeError as failure:
+        return Rejected(str(path), number, f"invalid UTF-8: {failure.reason}", raw=raw)
+    except (ValueError, RecursionError):
+        if not data.strip(b"\0 \t\r\n"):
+            return Rejected(str(path), number, "nothing but NUL bytes", raw=None)
+        return Rejected(str(path), number, f"not valid JSON: {error}", raw=raw)
 
 
 # Exceptions raised when reading a damaged compressed file.

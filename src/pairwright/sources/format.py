@@ -17,6 +17,7 @@ from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
 
 T = TypeVar("T")
@@ -53,11 +54,18 @@ class Options(msgspec.Struct, frozen=True):
 
     reward: str | None = None
     step_name: str | None = None
+    map: FieldMap = NO_MAP
+    # Expressions of sources/identity.py; None leaves what the format says.
+    task: str | None = None
+    run: str | None = None
+    step: str | None = None
 
 
 # Members looked up once: `build` runs for every record.
 _SINGLE_TURN, _MULTI_TURN, _PREFERENCE = Kind.SINGLE_TURN, Kind.MULTI_TURN, Kind.PREFERENCE
 
+_Prompt = tuple[Message, ...]
+_Tools = tuple[Json, ...]
 Read = Callable[[Any, Origin, Options], Iterator[Experience | Rejected]]
 
 
@@ -65,8 +73,8 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     """Cells of a table row, named after the table's columns (store/columns.py).
 
     A fast path for large files, where building and validating records would dominate import time. The reader guarantees
-    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the source;
-    all other columns are null.
+    that the cells equal those of the record that `read` returns. The importer adds `step` (always 0) and the name of
+    the format; all other columns are null.
     """
 
     uid: str
@@ -84,6 +92,7 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     num_completion_characters: int
     num_tool_calls: int
     num_errors: int
+    source: str
     source_line: int
     prompt: bytes | None
     tools: bytes | None
@@ -107,6 +116,8 @@ class Format:
     decode: Callable[[bytes], Any] = msgspec.json.decode  # of a line; for formats whose lines repeat much
     read_row: ReadRow | None = None  # a usual line straight to its row; None for a line that is not usual
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
+    # Of the first records of a file that it matches: why the file must not be read without a word of the user
+    refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None
 
 
 def build(
@@ -140,18 +151,18 @@ def build(
     `arrays` are the token fields, as returned by `tokens_of_turns`.
     """
     info = info or {}
-    prompt, tools = tuple(prompt), tuple(tools)
+    own_prompt, own_tools, given_hash = _share_given(tuple(prompt), tuple(tools))
     if task is None:
-        task = task_hash(prompt, tools, task_metadata)
+        task = task_hash(own_prompt, own_tools, task_metadata)
     # What makes two records of one prompt different, beside the completion.
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
     # 24 hexadecimal digits: 96 bits of the hash.
-    suffix = _hash(_given_hash(prompt, tools), _written(encode, completion), body)[:24]
+    suffix = _hash(given_hash, _written(encode, completion), body)[:24]
     return Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
         kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
-        prompt=prompt,
-        tools=tools,
+        prompt=own_prompt,
+        tools=own_tools,
         completion=tuple(completion),
         chosen=chosen,
         rejected=rejected,
@@ -185,16 +196,39 @@ def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: An
     return _hash(canonical_messages(prompt), tools, metadata)
 
 
-def _given_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...]) -> str:
-    """Hash prompt and tools, caching the last result: runs of one task often share the same objects."""
+def session_task(
+    session: int | str | None, prompt: Sequence[Message], tools: Sequence[Json] = (), metadata: Any = None
+) -> int | str | None:
+    """Return the task of a session: a hash of what the model was given at its start.
+
+    So sessions that begin alike are runs of one task. A session whose start is missing is a task of its own.
+    """
+    return task_hash(tuple(prompt), tuple(tools), metadata) if prompt else session
+
+
+def session_run(session: int | str | None, origin: Origin, branch: int = 0) -> int:
+    """Return the run number of a branch of a session: 48 bits of a hash of its id, or of its file's label."""
+    return int(content_hash(label_of(origin) if session is None else session)[:12], 16) + branch
+
+
+def _share_given(prompt: _Prompt, tools: _Tools) -> tuple[_Prompt, _Tools, str]:
+    """Return prompt, tools and their hash; those of the record before if they are equal, as for the runs of a task.
+
+    The table's columns are then computed once for all these records (`Column.shared`).
+    """
     global _last_given
-    # By identity: comparing the prompts themselves would cost what the cache saves.
-    if _last_given[0] is not prompt or _last_given[1] is not tools:
-        _last_given = (prompt, tools, _hash(prompt, tools))
-    return _last_given[2]
+    last = _last_given
+    if last[0] is prompt and last[1] is tools and last[2]:
+        return last[:3]
+    # Compared as JSON, since Python takes 1, 1.0 and True for equal.
+    text = (_written(encode, prompt), _written(encode, tools))
+    if text != last[3]:
+        _last_given = last = (prompt, tools, _hash(prompt, tools), text)
+    return last[:3]
 
 
-_last_given: tuple[object, object, str] = (None, None, "")
+# Prompt, tools, their hash, and both as JSON.
+_last_given: tuple[_Prompt, _Tools, str, tuple[bytes, bytes]] = ((), (), "", (b"", b""))
 
 
 def _side_body(side: Side | None) -> list[Any] | None:

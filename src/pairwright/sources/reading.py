@@ -4,6 +4,7 @@ The format is detected from the content: magic bytes first (zip, Trinity payload
 first units. Reading is streaming; unusable records are yielded as Rejected and never stop it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal
@@ -17,21 +18,41 @@ from pairwright.records.json_text import encode
 from pairwright.sources import BINARY_READERS, READERS
 from pairwright.sources.binary import OWN_PREFIXES
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
-from pairwright.sources.fields import BadRecord
-from pairwright.sources.files import BROKEN_STREAM, Unit, document, first_items, is_json_lines, line_units, open_bytes
+from pairwright.sources.datasets.rows import NAME as ROWS
+from pairwright.sources.field_map import missing_fields
+from pairwright.sources.fields import BadRecord, items
+from pairwright.sources.files import (
+    BROKEN_STREAM,
+    Unit,
+    document,
+    first_items,
+    is_json_lines,
+    line_units,
+    open_bytes,
+    value_units,
+)
 from pairwright.sources.format import Format, Options, Origin, Rejected
+from pairwright.sources.rollouts.trinity import NAME as TRINITY
+from pairwright.sources.rollouts.trinity_buffer import MAGIC as SQLITE
+from pairwright.sources.rollouts.trinity_buffer import is_trinity_buffer
+from pairwright.sources.tables import is_own_parquet, is_table, table_rows
 
 # Number of units sampled to detect a format, and characters of a rejected unit kept in quarantine.
 _SAMPLE = 64
 _RAW_CHARACTERS = 2000
+NO_OPTIONS = Options()
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Detected layout of a file: its format, the variant that reads it, and its shape (JSON Lines, JSON or binary)."""
+    """Detected layout of a file: its format, the variant that reads it, and its shape.
+
+    "lines" is JSON Lines, "document" a single JSON value, "values" several values that are no lines of their own,
+    "table" a file of rows (sources/tables.py).
+    """
 
     format: str
     variant: int = 0
-    shape: Literal["lines", "document", "binary"] = "document"
+    shape: Literal["lines", "document", "values", "binary", "table"] = "document"
 
     @property
     def reader(self) -> Format:
@@ -43,11 +64,15 @@ class Layout(msgspec.Struct, frozen=True):
         return self.shape == "lines" and self.reader.unit == "record"
 
 
-def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
+def detect(path: Place, format_name: str = "auto", options: Options = NO_OPTIONS) -> Layout | Rejected:
     """Detect the layout of a file; return Rejected with the reason if there is none.
 
-    If `format_name` is not "auto", only that format is considered.
+    If `format_name` is not "auto", only that format is considered; a field map is read by the format `rows` alone.
     """
+    if options.map:
+        if format_name not in ("auto", ROWS):
+            raise ConfigError(f"--map names the fields of rows: leave out --format {format_name}")
+        format_name = ROWS
     if format_name != "auto" and format_name not in READERS:
         raise ConfigError(f"--format {format_name!r}: expected auto or one of {', '.join(sorted(READERS))}")
     try:
@@ -55,19 +80,28 @@ def detect(path: Place, format_name: str = "auto") -> Layout | Rejected:
             magic = file.read(8)
         if not magic.strip():
             return Rejected(str(path), None, "an empty file")
-        if magic.startswith(OWN_PREFIXES):
+        if magic.startswith(OWN_PREFIXES) and is_own_parquet(path, magic):
             return Layout(PAIRWRIGHT, shape="binary")
+        if magic.startswith(SQLITE):
+            with local_copy(path) as local:
+                if is_trinity_buffer(local):
+                    return Layout(TRINITY, shape="binary")
         for name, (prefix, _) in BINARY_READERS.items():
             if magic.startswith(prefix):
                 return Layout(name, shape="binary")
-        return _detect_json(path, format_name)
+        if is_table(path, magic):
+            rows = [row for row in islice(table_rows(path, options.map), _SAMPLE) if isinstance(row, dict)]
+            return _checked(path, _layout(rows, rows, "table", format_name), rows, format_name, options)
+        return _detect_json(path, format_name, options)
+    except BadRecord as error:
+        return Rejected(str(path), None, str(error))
     except BROKEN_STREAM as error:
         return Rejected(str(path), None, f"cannot be read: {error}")
 
 
 def read_file(path: Place, layout: Layout, options: Options) -> Iterator[Experience | Rejected]:
     """Yield all experiences of a file, and Rejected for input that cannot be used."""
-    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout)
+    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
     yield from read_units(units, layout, options)
 
 
@@ -75,17 +109,21 @@ def read_units(
     units: Iterable[Unit | Experience | Rejected],
     layout: Layout,
     options: Options,
-    finish: Callable[[Experience, Any], Experience] | None = None,
+    finish: Callable[[Experience, Any, Origin | None], Experience] | None = None,
 ) -> Iterator[Experience | Rejected]:
     """Read experiences from units, converting BadRecord and RecordError to Rejected.
 
-    `finish` is called with each experience and the decoded unit it was read from (None for units that already are
-    experiences) and returns the experience to yield.
+    `finish` is called with each experience, the decoded unit it was read from and its origin (None for units that
+    already are experiences) and returns the experience to yield, or raises BadRecord.
     """
     read, name = layout.reader.read, layout.format
     for unit in units:
         if isinstance(unit, Experience | Rejected):
-            yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None)
+            try:
+                yield unit if finish is None or isinstance(unit, Rejected) else finish(unit, None, None)
+            except BadRecord as error:
+                file = unit.source.file if isinstance(unit, Experience) and unit.source else "a payload"
+                yield Rejected(file, None, str(error), name)
             continue
         origin, value = unit
         try:
@@ -94,37 +132,76 @@ def read_units(
                 yield from read(value, origin, options)
                 continue
             for record in read(value, origin, options):
-                yield finish(record, value) if isinstance(record, Experience) else record
+                yield finish(record, value, origin) if isinstance(record, Experience) else record
         except (BadRecord, RecordError) as error:
             yield Rejected(origin.file, origin.line, str(error), name, _raw(value))
+        except RecursionError:
+            yield Rejected(origin.file, origin.line, "nested too deep to read", name, _raw(value))
 
 
-def file_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit | Rejected]:
-    """Yield the units of a JSON or JSON Lines file; a damaged file ends with Rejected."""
+def file_units(
+    path: Place,
+    layout: Layout,
+    label: str = "",
+    repairs: Counter[str] | None = None,
+    *,
+    options: Options = NO_OPTIONS,
+) -> Iterator[Unit | Rejected]:
+    """Yield the units of a JSON file, a JSON Lines file or a table; a damaged file ends with Rejected.
+
+    `repairs` counts repairs of text.
+    """
     try:
-        yield from _file_units(path, layout, label)
+        if layout.shape == "table":
+            yield from _table_units(path, layout, label, options)
+        else:
+            yield from _file_units(path, layout, label, repairs, options)
+    except BadRecord as error:
+        yield Rejected(str(path), None, str(error), layout.format)
     except BROKEN_STREAM as error:
         yield Rejected(str(path), None, f"cannot be read: {error}", layout.format)
 
 
-def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Rejected]:
+def _table_units(path: Place, layout: Layout, label: str, options: Options) -> Iterator[Unit | Rejected]:
+    """Yield the rows of a table, or all of them as one unit, depending on the reader's `unit`."""
+    rows = []
+    for number, row in enumerate(table_rows(path, options.map)):
+        if isinstance(row, BadRecord):
+            yield Rejected(str(path), None, str(row), layout.format)
+        elif layout.reader.unit == "file":
+            rows.append(row)
+        else:
+            yield Origin(str(path), None, number, label), row
+    if layout.reader.unit == "file":
+        yield Origin(str(path), None, 0, label), rows
+
+
+def _file_units(
+    path: Place, layout: Layout, label: str, repairs: Counter[str] | None, options: Options
+) -> Iterator[Unit | Rejected]:
     """Yield records or the whole file, depending on the layout and the reader's `unit`."""
     file = str(path)
     if layout.splits:
-        yield from line_units(path, decode=layout.reader.decode, label=label)
-    elif layout.shape == "lines":
+        yield from line_units(path, decode=layout.reader.decode, label=label, repairs=repairs)
+    elif layout.shape == "values" and layout.reader.unit == "record":
+        yield from value_units(path, label, repairs)
+    elif layout.shape in ("lines", "values"):
         # The format reads the file as one unit: a session is all its lines.
         values = []
-        for unit in line_units(path):
+        units = line_units(path, repairs=repairs) if layout.shape == "lines" else value_units(path, "", repairs)
+        for unit in units:
             if isinstance(unit, Rejected):
                 yield unit
             else:
                 values.append(unit[1])
         yield Origin(file, 1, 0, label), values
     else:
-        value = document(path)
+        value = document(path, repairs)
         if isinstance(value, Rejected):
             yield value
+        elif "records" in options.map:
+            for number, item in enumerate(_records_in(value, options)):
+                yield Origin(file, None, number, label), item
         # Each item of a list is a record, unless the list itself is one (a bare list of messages).
         elif layout.reader.unit == "record" and isinstance(value, list) and not layout.reader.matches(value):
             for number, item in enumerate(value):
@@ -133,31 +210,60 @@ def _file_units(path: Place, layout: Layout, label: str) -> Iterator[Unit | Reje
             yield Origin(file, None, 0, label), value
 
 
-def _detect_json(path: Place, format_name: str) -> Layout | Rejected:
+def _detect_json(path: Place, format_name: str, options: Options) -> Layout | Rejected:
     """Detect the layout of a JSON or JSON Lines file from its first records."""
     layout: Layout | None = None
+    records: list[Any]
     if is_json_lines(path):
-        sample = [unit[1] for unit in islice(line_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
-        layout = _layout(sample, sample, "lines", format_name)
+        units = list(islice(line_units(path), _SAMPLE))
+        records = [unit[1] for unit in units if not isinstance(unit, Rejected)]
+        if not records and isinstance(units[0], Rejected):
+            return units[0]  # no line can be decoded: why not says more than that no format is known
+        layout = _layout(records, records, "lines", format_name)
     else:
-        first = first_items(path, _SAMPLE)  # mostly tells enough of a large list, which is decoded only once then
+        # mostly tells enough of a large list, which is decoded only once then
+        first = None if "records" in options.map else first_items(path, _SAMPLE)
         if first is not None:
             # The list itself may be the record, so it stands before its items.
-            layout = _layout(first, [first, *first], "document", format_name)
+            records = [first, *first]
+            layout = _layout(first, records, "document", format_name)
         if layout is None:
             whole = document(path)
             if isinstance(whole, Rejected):
-                return whole
-            records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
-            layout = _layout(whole, records, "document", format_name)
-    if layout is not None:
-        return layout
-    if format_name != "auto":
+                records = [unit[1] for unit in islice(value_units(path), _SAMPLE) if not isinstance(unit, Rejected)]
+                if len(records) < 2:
+                    return whole
+                layout = _layout(records, records, "values", format_name)
+            else:
+                if "records" in options.map:
+                    whole = _records_in(whole, options)
+                records = [whole, *whole[:_SAMPLE]] if isinstance(whole, list) else [whole]
+                layout = _layout(whole, records, "document", format_name)
+    return _checked(path, layout, records, format_name, options)
+
+
+def _checked(
+    path: Place, layout: Layout | None, records: list[Any], format_name: str, options: Options
+) -> Layout | Rejected:
+    """Return the layout, or why there is none, or why its reader or the user's map does not fit these records."""
+    if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
-    return Rejected(str(path), None, "no known format: say --format, or see docs/sources.md for what is read")
+    if layout is None:
+        reason = f"no known format: pairwright import --explain {path} shows what it has and a --map that may read it"
+        return Rejected(str(path), None, reason)
+    rows = [record for record in records if isinstance(record, dict)]
+    reason = missing_fields(rows, options.map) if options.map else layout.reader.refuse(rows, options)
+    return layout if reason is None else Rejected(str(path), None, reason, layout.format)
 
 
-def _layout(whole: Any, records: list[Any], shape: Literal["lines", "document"], format_name: str) -> Layout | None:
+def _records_in(value: Any, options: Options) -> list[Any]:
+    """Return the records inside a document, where the user's map says they are."""
+    return items(options.map.value(value, "records"), f"--map records={options.map.fields['records']}")
+
+
+def _layout(
+    whole: Any, records: list[Any], shape: Literal["lines", "document", "values", "table"], format_name: str
+) -> Layout | None:
     """Return the layout of the first format that matches the whole file or one of its records."""
     for name, variants in READERS.items():
         if format_name not in ("auto", name):
@@ -186,7 +292,8 @@ def binary_units(path: Place, layout: Layout, label: str = "") -> Iterator[Unit 
                     yield value if isinstance(value, Experience) else (Origin(str(path), None, number, label), value)
     # The error names the temporary copy; the user knows only the path that was asked for.
     except (BadRecord, CodecError, RecordError, SourceError, *BROKEN_STREAM) as error:
-        yield Rejected(str(path), None, str(error).replace(str(file), str(path)), layout.format)
+        reason = str(error).replace(str(file), str(path)).removeprefix(f"{path}: ")
+        yield Rejected(str(path), None, reason, layout.format)
 
 
 def _raw(value: Any) -> str | None:

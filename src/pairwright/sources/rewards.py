@@ -5,27 +5,20 @@
 parentheses; they are parsed, never executed as code.
 """
 
-import ast
 import csv
-import math
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from pairwright.errors import ConfigError, SourceError
+from pairwright.errors import SourceError
 from pairwright.records.experience import Experience
-from pairwright.sources.fields import identifier, index, score
+from pairwright.sources.fields import identifier, index, score, value_at
+from pairwright.sources.reward_expression import evaluate, parse_reward
+from pairwright.sources.shapes.row_fields import REWARD_KEYS, reward_in
 
-_OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
 _MAX_SCORE_BYTES = 256 * 2**20
 # Levels of nested objects that are searched for numbers.
 _MAX_DEPTH = 3
@@ -41,7 +34,9 @@ def chosen_reward(exp: Experience, expression: str, row: Any = None) -> float | 
     `row` is the decoded record, for formats with one record per experience.
     """
     named = reward_by_name(exp, expression, row)
-    return _value(parse_reward(expression), exp, row) if named is None else named
+    if named is not None:
+        return named
+    return evaluate(parse_reward(expression), lambda name: reward_by_name(exp, name, row))
 
 
 def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
@@ -49,7 +44,7 @@ def reward_by_name(exp: Experience, name: str, row: Any = None) -> float | None:
     # A component that is itself called "reward" goes before the record's own.
     components = {"reward": exp.reward} | exp.reward_components
     for fields in (components, row, exp.info, exp.metrics):
-        number = score(_at(fields, name))
+        number = score(value_at(fields, name))
         if number is not None:
             return number
     return None
@@ -64,18 +59,14 @@ def reward_names(exp: Experience, row: Any = None) -> list[str]:
     return sorted(names, key=lambda name: not any(word in name.lower() for word in _SCORE_WORDS))
 
 
+def score_names(exp: Experience) -> list[str]:
+    """List the scores of an unscored record, one of which the user may choose: components, and names like a score."""
+    names = [name for name, value in exp.reward_components.items() if score(value) is not None]
+    in_info = (name for name in islice(_number_paths(exp.info, 0), _MAX_NAMES))
+    return names + [name for name in in_info if any(word in name.lower() for word in _SCORE_WORDS)]
+
+
 _SCORE_WORDS = ("reward", "score", "rating", "grade", "correct", "pass", "success", "label", "resolved")
-
-
-def _at(fields: Any, path: str) -> Any:
-    """Return the value at a key or dotted path, or None."""
-    if not isinstance(fields, dict):
-        return None
-    # A key that has a dot in it goes before a path.
-    if path in fields or "." not in path:
-        return fields.get(path)
-    first, _, rest = path.partition(".")
-    return _at(fields.get(first), rest)
 
 
 def _number_paths(fields: Any, depth: int) -> Iterator[str]:
@@ -86,58 +77,17 @@ def _number_paths(fields: Any, depth: int) -> Iterator[str]:
             yield from (f"{key}.{path}" for path in _number_paths(value, depth + 1))
 
 
-def parse_reward(expression: str) -> ast.expr:
-    """Parse an expression of numbers, names and arithmetic; raise ConfigError for anything else."""
-    try:
-        tree = ast.parse(expression, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ConfigError(f"--reward {expression!r}: neither a component's name nor an expression") from None
-    # An allow-list of syntax nodes: no calls, subscripts, comparisons, comprehensions or texts.
-    for node in ast.walk(tree):
-        allowed = (
-            ast.BinOp
-            | ast.UnaryOp
-            | ast.Name
-            | ast.Attribute
-            | ast.Constant
-            | ast.operator
-            | ast.unaryop
-            | ast.expr_context
-        )
-        if not isinstance(node, allowed) or (isinstance(node, ast.Constant) and type(node.value) not in (int, float)):
-            raise ConfigError(f"--reward {expression!r}: only numbers, names, + - * / and parentheses are understood")
-        if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name | ast.Attribute):
-            raise ConfigError(f"--reward {expression!r}: a path is names with dots between them")
-        if isinstance(node, ast.operator) and type(node) not in _OPERATIONS:
-            raise ConfigError(f"--reward {expression!r}: only + - * / are understood")
-    return tree
+class Score(NamedTuple):
+    """A row of a score file: the reward, and the task where it names one beside the id."""
 
-
-def _value(node: ast.expr, exp: Experience, row: Any) -> float | None:
-    """Evaluate a parsed expression; None if a number is missing, NaN for a division by zero."""
-    if isinstance(node, ast.Constant):
-        return float(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.Name | ast.Attribute):
-        # An Attribute node is a dotted path: `unparse` gives its text back.
-        return reward_by_name(exp, ast.unparse(node), row)
-    if isinstance(node, ast.UnaryOp):
-        operand = _value(node.operand, exp, row)
-        return None if operand is None else -operand if isinstance(node.op, ast.USub) else operand
-    assert isinstance(node, ast.BinOp)
-    left, right = _value(node.left, exp, row), _value(node.right, exp, row)
-    if left is None or right is None:
-        return None
-    try:
-        return _OPERATIONS[type(node.op)](left, right)
-    except ZeroDivisionError:
-        # NaN is no score: the record counts as unscored, and the import goes on.
-        return math.nan
+    reward: float | None
+    task: int | str | None = None
 
 
 class Scores:
-    """Rewards read from a file, keyed by record id or by task and run (optionally step)."""
+    """Rewards read from a file, keyed by record or session id, or by task and run (optionally step)."""
 
-    def __init__(self, by_id: dict[str, float | None], by_run: dict[tuple[str, int, int | None], float | None]) -> None:
+    def __init__(self, by_id: dict[str, Score], by_run: dict[tuple[str, int, int | None], Score]) -> None:
         self._by_id, self._by_run = by_id, by_run
         self.num_rows = len(by_id) + len(by_run)
 
@@ -149,36 +99,46 @@ class Scores:
             return f"task {task!r}, run {run}" + ("" if step is None else f", step {step}")
         return next((f"id {name!r}" for name in self._by_id), "no row")
 
-    def of(self, exp: Experience) -> tuple[bool, float | None, Any]:
-        """Return whether the experience has a score, the score, and the matching key."""
-        for key in _ids_of(exp):
+    def of(self, exp: Experience) -> tuple[Score, Any] | None:
+        """Return the score of an experience with the matching key, or None."""
+        ids = _ids_of(exp)
+        for key in ids:
             if key in self._by_id:
-                return True, self._by_id[key], key
-        task, run, step = str(exp.eid.task), exp.eid.run, exp.eid.step
+                return self._by_id[key], key
+        # A session's id may stand for its task; its branches are then numbered from 0.
+        branch = index(exp.info.get("branch")) or 0
+        runs = [(str(exp.eid.task), exp.eid.run), *((name, branch) for name in ids)]
         # A score of the very step goes before one of the whole run.
-        for place in ((task, run, step), (task, run, None)):
-            if place in self._by_run:
-                return True, self._by_run[place], place
-        return False, None, None
+        for task, run in runs:
+            for place in ((task, run, exp.eid.step), (task, run, None)):
+                if place in self._by_run:
+                    return self._by_run[place], place
+        return None
+
+
+_ID_KEYS = ("id", "uid", "session_id", "session", "trace_id")
 
 
 def read_scores(path: Path) -> Scores:
     """Read scores from CSV or JSON Lines.
 
-    Each row has `reward` (or score, rating) and either `id`, or `task` and `run` with an optional `step`.
+    Each row has `reward` (or score, rating, or a label such as success) and either an id (`id`, `uid`, `session_id`,
+    `session`, `trace_id`), perhaps with the `task` that this record belongs to, or `task` and `run` with an optional
+    `step`.
     """
-    by_id: dict[str, float | None] = {}
-    by_run: dict[tuple[str, int, int | None], float | None] = {}
+    by_id: dict[str, Score] = {}
+    by_run: dict[tuple[str, int, int | None], Score] = {}
     for number, row in enumerate(_score_rows(path), start=1):
-        reward_key = next((key for key in ("reward", "score", "rating") if key in row), None)
-        if reward_key is None:
+        if not any(key in row for key in REWARD_KEYS):
             raise SourceError(f"{path}:{number}: no reward, score or rating in {sorted(map(str, row))}")
-        name = next((identifier(row[key]) for key in ("id", "uid") if row.get(key)), None)
+        used = reward_in(row)
+        reward = None if used is None else used[1]
+        name = next((identifier(row[key]) for key in _ID_KEYS if row.get(key)), None)
         task, run = identifier(row.get("task")), index(row.get("run"))
         if name is not None:
-            by_id[str(name)] = score(row[reward_key])
+            by_id[str(name)] = Score(reward, task)
         elif task is not None and run is not None:
-            by_run[str(task), run, index(row.get("step"))] = score(row[reward_key])
+            by_run[str(task), run, index(row.get("step"))] = Score(reward)
         else:
             raise SourceError(f"{path}:{number}: expected an id, or a task and a run, beside the reward")
     return Scores(by_id, by_run)

@@ -23,6 +23,7 @@ from pairwright.store.segments import read_marker, write_marker
 from pairwright.store.table import Table
 
 _FIELD = "files"  # of the marker
+_MAPS = "maps"  # of the marker: field maps by file
 
 
 class Labels(NamedTuple):
@@ -76,6 +77,19 @@ def copy_labels(source: Place, target: Place) -> None:
         _write(target, labels)
 
 
+def read_maps(folder: Place) -> dict[str, str]:
+    """Read the field maps that files of a table were imported with, by absolute path."""
+    try:
+        return msgspec.convert(read_marker(folder).get(_MAPS, {}), dict[str, str])
+    except msgspec.ValidationError as error:
+        raise TableError(f"{folder}: the maps of imported files cannot be read: {error}") from error
+
+
+def write_maps(folder: Place, maps: Mapping[str, str]) -> None:
+    """Add the field maps of files to those that a table has."""
+    write_marker(folder, {**read_marker(folder), _MAPS: {**read_maps(folder), **maps}})
+
+
 def _labels_of_rows(table: Table) -> dict[str, str]:
     """Return labels for the files of a table from a release without labels: their names."""
     if not table.segments():
@@ -84,7 +98,7 @@ def _labels_of_rows(table: Table) -> dict[str, str]:
     return {key_of(file): file.rpartition("/")[2] for file in sorted(sources - {None})}
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=2**16)
 def key_of(file: str) -> str:
     """Return the canonical key of a file, independent of how its path is spelled: resolved path, or address."""
     return file if is_address(file) else _text(str(Path(file).resolve()))

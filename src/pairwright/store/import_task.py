@@ -1,4 +1,4 @@
-"""One task of an import: read a file, or a range of its lines, into a hidden part and a hidden file of rejections.
+"""One task of an import: read files, or a range of lines, into a hidden part and a hidden file of rejections.
 
 Runs in a worker process or in the main process, with the same result; does not import store/table.py. Also reads back
 files that pairwright exported: payloads (store/codec.py), and Parquet with the columns of the table.
@@ -6,8 +6,8 @@ files that pairwright exported: payloads (store/codec.py), and Parquet with the 
 
 import gc
 import mmap
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,10 @@ from pairwright.sources.datasets.pairwright_rows import NAME
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.files import Unit, decode_units, line_units, read_lines
 from pairwright.sources.format import Options, Origin, ReadyRow, Rejected
+from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
-from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names
+from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
 from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
 from pairwright.store.columns import SCHEMA
@@ -122,6 +123,7 @@ class ImportTask(msgspec.Struct, frozen=True):
     layout: Layout
     folder: Place
     options: Options
+    size: int = 0  # in bytes
     reward: str | None = None  # a path or an expression; a plain name is in the options, for the reader
     redact: bool = False
     scores: Scores | None = None
@@ -133,45 +135,55 @@ class ImportTask(msgspec.Struct, frozen=True):
 
 
 class ImportResult(msgspec.Struct):
-    """Result of a task: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
+    """Result of some tasks: a hidden part, the ids of its rows, a hidden file of rejections, and counts."""
 
-    part: Place | None
-    quarantine: Place | None
-    digests: bytes  # of the ids of its rows, in their order: 16 bytes each
-    uids: list[str]  # only if the task asks for them
-    counts: Counter[str]
-    reasons: Counter[str]
-    secrets: list[tuple[str, int | None, str, str]]
-    scores_used: set[str]
+    part: Place | None = None
+    quarantine: Place | None = None
+    num_rows: list[int] = msgspec.field(default_factory=list)  # of each task, in their order in the part
+    digests: bytes = b""  # of the ids of the rows, in their order: 16 bytes each
+    uids: list[str] = msgspec.field(default_factory=list)  # only if the tasks ask for them
+    counts: dict[str, Counter[str]] = msgspec.field(default_factory=lambda: defaultdict(Counter))  # by format
+    reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    secrets: list[tuple[str, int | None, str, str]] = msgspec.field(default_factory=list)
+    scores_used: set[str] = msgspec.field(default_factory=set)
     has_reward: bool = False  # some record has the reward that was asked for
     reward_names: Counter[str] = msgspec.field(default_factory=Counter)  # what records have instead
+    unchosen: Counter[str] = msgspec.field(default_factory=Counter)  # names of scores of unscored records
+    num_unchosen: int = 0  # records that `unchosen` counts
     num_named: int = 0  # records that `reward_names` counts
     score_keys: str | None = None  # what a file of scores could say of the first record
+    examples: dict[str, str] = msgspec.field(default_factory=dict)  # by reason: the first rejection
+    repairs: Counter[str] = msgspec.field(default_factory=Counter)  # of text that is no JSON in UTF-8
+    not_read: Counter[str] = msgspec.field(default_factory=Counter)  # large fields that are not in info, by name
 
 
-def run_task(task: ImportTask) -> ImportResult:
-    """Read the records of a task into a hidden part in the folder of the table; the table itself is unchanged."""
-    with local_workspace(task.folder) as folder:
-        result = _run_in(folder, task)
-        result.part = None if result.part is None else deliver(result.part, task.folder)
-        result.quarantine = None if result.quarantine is None else deliver(result.quarantine, task.folder)
+def run_tasks(tasks: Sequence[ImportTask]) -> ImportResult:
+    """Read the records of tasks into one hidden part in the folder of their table; the table itself is unchanged.
+
+    Small files go together: a part of its own for each would cost more than reading it.
+    """
+    target = tasks[0].folder
+    with local_workspace(target) as folder:
+        result = _run_in(folder, tasks)
+        result.part = None if result.part is None else deliver(result.part, target)
+        result.quarantine = None if result.quarantine is None else deliver(result.quarantine, target)
         return result
 
 
-def _run_in(folder: Path, task: ImportTask) -> ImportResult:
-    """Run a task in a local folder; on failure its temporary files are removed."""
-    result = ImportResult(None, None, b"", [], Counter(), Counter(), [], set())
+def _run_in(folder: Path, tasks: Sequence[ImportTask]) -> ImportResult:
+    """Run tasks in a local folder; on failure their temporary files are removed."""
+    result = ImportResult()
     part, quarantine = hidden_part(folder), hidden_part(folder)
     collects = gc.isenabled()
     gc.disable()  # decoded JSON has no cycles, and looking for them takes half of the time
     try:
         with open(quarantine, "wb") as rejected:
-            num_rows = write_hidden_part(part, _batches(task, result, rejected.write))
+            num_rows = write_hidden_part(part, _batches(tasks, result, rejected.write))
         if num_rows:
             result.part = part
         else:
             part.unlink()
-        if result.counts["quarantined"]:
+        if any(counts["quarantined"] for counts in result.counts.values()):
             result.quarantine = quarantine
         else:
             quarantine.unlink()
@@ -185,18 +197,24 @@ def _run_in(folder: Path, task: ImportTask) -> ImportResult:
     return result
 
 
-def _batches(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task as record batches, bounded by bytes and rows."""
+def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: Write) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of tasks as record batches, each of one format and bounded by bytes and rows."""
     batch: list[Experience | ReadyRow] = []
     num_bytes = 0
-    for row in _rows(task, result, write_rejected):
-        batch.append(row)
-        num_bytes += len(row.completion) if type(row) is ReadyRow else _BYTES_OF_RECORD
-        if num_bytes >= BYTES_PER_BATCH or len(batch) == READY_ROWS_PER_BATCH:
-            yield _counted(_batch(batch, task, result), task, result)
+    for before, task in zip([tasks[0], *tasks], tasks, strict=False):
+        if batch and before.layout.format != task.layout.format:
+            yield _counted(_batch(batch, before, result), before, result)
             batch, num_bytes = [], 0
+        result.num_rows.append(0)
+        for row in _rows(task, result, write_rejected):
+            batch.append(row)
+            result.num_rows[-1] += 1
+            num_bytes += len(row.completion) if type(row) is ReadyRow else _BYTES_OF_RECORD
+            if num_bytes >= BYTES_PER_BATCH or len(batch) == READY_ROWS_PER_BATCH:
+                yield _counted(_batch(batch, task, result), task, result)
+                batch, num_bytes = [], 0
     if batch:
-        yield _counted(_batch(batch, task, result), task, result)
+        yield _counted(_batch(batch, tasks[-1], result), tasks[-1], result)
 
 
 def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iterator[Experience | ReadyRow]:
@@ -204,7 +222,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
     read_row = task.layout.reader.read_row if task.layout.splits else None
     changes_records = task.reward is not None or task.scores is not None or task.redact or task.options != Options()
     if read_row is None or changes_records:
-        yield from _kept(_units(task), task, result, write_rejected)
+        yield from _kept(_units(task, result.repairs), task, result, write_rejected)
         return
     file, decode = str(task.path), task.layout.reader.decode
     for number, line in read_lines(task.path, start=task.start, stop=task.stop, line=task.line):
@@ -213,7 +231,7 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
         if row is not None:
             yield row
         else:
-            units = decode_units(task.path, [(number, line)], decode, task.label)
+            units = decode_units(task.path, [(number, line)], decode, task.label, result.repairs)
             yield from _kept(units, task, result, write_rejected)
 
 
@@ -221,21 +239,25 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     """Convert rows to one record batch, in order."""
     ready = [row for row in rows if type(row) is ReadyRow]
     records = [row for row in rows if type(row) is Experience]
+    counts = result.counts[task.layout.format]
     if not ready:
-        return _record_batch(records, result)
-    batch = _ready_batch(ready, task)
-    result.counts["unscored"] += batch.column("reward").null_count
+        return _record_batch(records, counts, result)
+    batch = _ready_batch(ready, task.layout.format)
+    counts["unscored"] += batch.column("reward").null_count
+    for row in ready:
+        if row.info is not None and '"not_read":[' in row.info:
+            result.not_read.update(msgspec.json.decode(row.info)["not_read"])
     if not records:
         return batch
     is_ready = np.array([type(row) is ReadyRow for row in rows])
     positions = np.where(is_ready, np.cumsum(is_ready), len(ready) + np.cumsum(~is_ready)) - 1
-    both = pa.Table.from_batches([batch, _record_batch(records, result)])
+    both = pa.Table.from_batches([batch, _record_batch(records, counts, result)])
     return both.take(column_array(positions.tolist(), pa.int64())).combine_chunks().to_batches()[0]
 
 
-def _ready_batch(rows: list[ReadyRow], task: ImportTask) -> pa.RecordBatch:
+def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
     cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
-    same = {"step": 0, "source_format": task.layout.format, "source": str(task.path)}
+    same = {"step": 0, "source_format": format_name}
     arrays = [
         column_array(cells[name], kind) if name in cells else pa.repeat(pa.scalar(same.get(name), kind), len(rows))
         for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
@@ -243,14 +265,19 @@ def _ready_batch(rows: list[ReadyRow], task: ImportTask) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _record_batch(rows: list[Experience], result: ImportResult) -> pa.RecordBatch:
+def _record_batch(rows: list[Experience], counts: Counter[str], result: ImportResult) -> pa.RecordBatch:
     for exp in rows:  # counts that the columns do not have
         if exp.kind is _PREFERENCE:
-            result.counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
+            counts["messages"] += sum(len(side.messages) for side in (exp.chosen, exp.rejected) if side)
         elif not exp.is_scored:
-            result.counts["unscored"] += 1
+            counts["unscored"] += 1
+            if result.num_unchosen < _NUM_NAMED:
+                result.num_unchosen += 1
+                result.unchosen.update(score_names(exp))
         if "tokens_dropped" in exp.info:
-            result.counts["tokens_dropped"] += 1
+            counts["tokens_dropped"] += 1
+        if "not_read" in exp.info:
+            result.not_read.update(exp.info["not_read"])
     return to_batch(rows)
 
 
@@ -260,9 +287,10 @@ def _counted(batch: pa.RecordBatch, task: ImportTask, result: ImportResult) -> p
     result.digests += b"".join([xxh3_128_digest(uid.encode()) for uid in uids])
     if task.keep_uids:
         result.uids += uids
-    result.counts["experiences"] += batch.num_rows
+    counts = result.counts[task.layout.format]
+    counts["experiences"] += batch.num_rows
     for name, columns in _COUNTED.items():
-        result.counts[name] += sum(int(numbers_of(batch.column(column)).sum()) for column in columns)
+        counts[name] += sum(int(numbers_of(batch.column(column)).sum()) for column in columns)
     return batch
 
 
@@ -273,22 +301,38 @@ def _kept(
     redacted: set[tuple[str, int | None]] = set()
     if task.redact:
         units = _redacted(units, result, redacted)
-    finish = None if task.reward is None and task.options.reward is None else partial(_with_reward, task, result)
+    options = task.options
+    names_identity = not (options.task is options.run is options.step is None)
+    changes = task.reward is not None or options.reward is not None or names_identity
+    finish = partial(_finish, task, result, names_identity) if changes else None
     for found in read_units(units, task.layout, task.options, finish):
         if isinstance(found, Rejected):
-            result.counts["quarantined"] += 1
-            result.reasons[_general(found.reason)] += 1
+            result.counts[task.layout.format]["quarantined"] += 1
+            result.reasons[general_reason(found.reason)] += 1
+            result.examples.setdefault(general_reason(found.reason), example_of(found))
             write_rejected(encode(found) + b"\n")
             continue
         if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
             found = _without_ids(found)
         if task.scores is not None:
             result.score_keys = result.score_keys or matching_keys(found)
-            there, score, key = task.scores.of(found)
-            if there:
+            match = task.scores.of(found)
+            if match is not None:
+                score, key = match
                 result.scores_used.add(str(key))
-                found = replace(found, reward=score)
+                found = replace(found, reward=score.reward)
+                if score.task is not None:
+                    found = replace(found, eid=replace(found.eid, task=score.task))
         yield found
+
+
+def _finish(
+    task: ImportTask, result: ImportResult, names_identity: bool, exp: Experience, row: Any, origin: Origin | None
+) -> Experience:
+    """Apply the options that change records of any format: the reward, and the identity."""
+    if task.reward is not None or task.options.reward is not None:
+        exp = _with_reward(task, result, exp, row)
+    return identify(exp, task.options, row, origin) if names_identity else exp
 
 
 def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: Any) -> Experience:
@@ -309,14 +353,18 @@ def _with_reward(task: ImportTask, result: ImportResult, exp: Experience, row: A
     return exp if reward == exp.reward else replace(exp, reward=reward)
 
 
-def _units(task: ImportTask) -> Iterator[Unit | Experience | Rejected]:
+def _units(task: ImportTask, repairs: Counter[str]) -> Iterator[Unit | Experience | Rejected]:
     path, layout, label = task.path, task.layout, task.label
     if layout.splits:
         decode = layout.reader.decode
-        return line_units(path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label)
+        return line_units(
+            path, start=task.start, stop=task.stop, line=task.line, decode=decode, label=label, repairs=repairs
+        )
     if layout.shape == "binary" and layout.format == PAIRWRIGHT:
         return exported_units(path)
-    return binary_units(path, layout, label) if layout.shape == "binary" else file_units(path, layout, label)
+    if layout.shape == "binary":
+        return binary_units(path, layout, label)
+    return file_units(path, layout, label, repairs, options=task.options)
 
 
 def _redacted(
@@ -334,7 +382,12 @@ def _redacted(
             where = (unit.file, unit.line)
         else:
             origin, value = unit
-            clean, found = redact(value)
+            try:
+                clean, found = redact(value)
+            except RecursionError:
+                # Its text goes nowhere: a secret in it would be written to the quarantine.
+                yield Rejected(origin.file, origin.line, "nested too deep to redact")
+                continue
             unit, where = (origin, clean), (origin.file, origin.line)
         result.secrets += [(*where, finding.kind, finding.where) for finding in found]
         redacted |= {where} if found else set()
@@ -351,6 +404,12 @@ def _without_ids(exp: Experience) -> Experience:
     return replace(exp, **cleared, multi_modal_inputs={}, info=info)
 
 
-def _general(reason: str) -> str:
+def general_reason(reason: str) -> str:
     """Return the general part of a reason, without details of the record, for counting."""
     return reason.split(":")[0] if ":" in reason else reason[:80]
+
+
+def example_of(rejected: Rejected) -> str:
+    """Describe a rejection with its place and the details of its reason."""
+    line = "" if rejected.line is None else f":{rejected.line}"
+    return f"{rejected.file}{line}: {rejected.reason[:200]}"

@@ -1,15 +1,14 @@
 """Import files of any format into an experience table, in parallel, without duplicate records.
 
-A file is one task; a large JSON Lines file is split into several. Workers write hidden parts; the main process drops
-rows whose ids are already in the table, and publishes each part with one rename. Importing a file again adds nothing,
-so an interrupted import is resumed by running it again.
+A file is one task; a large JSON Lines file is split into several, and small files share a part. Workers write hidden
+parts; the main process drops rows whose ids are already in the table, and publishes each part with one rename.
+Importing a file again adds nothing, so an interrupted import is resumed by running it again.
 """
 
 import difflib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,17 +22,21 @@ from pairwright.errors import SourceError
 from pairwright.paths import Place, at_once, is_address, open_binary, size_of, write_atomic
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
-from pairwright.sources.files import ranges, relative_names
+from pairwright.sources.field_map import FieldMap, parse_map
+from pairwright.sources.files import ranges, relative_names, stdin_file
 from pairwright.sources.format import Options, Rejected
+from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
-from pairwright.sources.rewards import Scores, parse_reward, read_scores
-from pairwright.store.file_labels import key_of, label_files
-from pairwright.store.import_task import ImportResult, ImportTask, run_task
+from pairwright.sources.reward_expression import parse_reward
+from pairwright.sources.rewards import Scores, read_scores
+from pairwright.store.file_labels import key_of, label_files, read_maps, write_maps
+from pairwright.store.import_task import ImportResult, ImportTask, example_of, general_reason, run_tasks
 from pairwright.store.segments import put_hidden_part
 from pairwright.store.table import Table
 
 # Size of the pieces that a large JSON Lines file is cut into, one task each.
 RANGE_BYTES = 16 * 2**20
+_BYTES_OF_A_FILE = 8 * 2**10  # a small file counts as so many bytes
 POOL_BYTES = 32 * 2**20  # below this, starting workers costs more than they save
 QUARANTINE = "quarantine.jsonl"
 DEFAULT_OPTIONS = Options()
@@ -49,6 +52,11 @@ class ImportSummary(msgspec.Struct):
     num_scores: int = 0
     num_scores_used: int = 0
     num_replaced: int = 0
+    examples: dict[str, str] = {}  # by reason: the first rejection, with its place
+    scores_to_choose: list[str] = []  # of unscored records: names for `--reward`
+    repairs: dict[str, int] = {}  # of text that is no JSON in UTF-8, by name
+    not_read: dict[str, int] = {}  # fields too large for info, with the number of records that have them
+    maps: dict[str, str] = {}  # files that were read with the field map of an earlier import
     same_as: dict[str, str] = {}  # files with records that were there already, from another file of the same label
 
     def total(self, name: str) -> int:
@@ -73,7 +81,7 @@ def import_files(
     An import without any record is not an error here; see `refuse_empty`.
 
     Args:
-        paths: Files, folders, globs or addresses.
+        paths: Files, folders, globs or addresses; "-" is the standard input.
         table: The table to add to.
         format_name: Name of a format, or "auto" to detect it.
         options: Options of the readers, among them the reward.
@@ -87,31 +95,55 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
+    if "-" in paths:
+        with stdin_file() as file:
+            return import_files(
+                [str(file) if path == "-" else path for path in paths],
+                table,
+                format_name=format_name,
+                options=options,
+                redact=redact,
+                scores=scores,
+                update=update,
+                num_workers=num_workers,
+                engine=engine,
+                progress=progress,
+            )
     expression, reward = None, options.reward
+    check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
     if options.reward is not None and not options.reward.isidentifier():
         parse_reward(options.reward)
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
-    names = relative_names(paths)
+    refused: list[Rejected] = []
+    names = relative_names(paths, refused)
     files, labels = list(names), label_files(names, table)
-    tasks, unreadable = _plan(files, table.path, format_name, options)
+    sizes = {file: size_of(file) for file in files}
+    earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
+    maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
+    tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
     asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
     tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
     ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
-    for rejected in unreadable:
+    for rejected in [*refused, *unreadable]:
         ingest.reject(rejected)
     # Files that no reader takes have no task: their bytes count as done from the start.
-    total = done = sum(map(size_of, files))
-    done -= sum(_size(task) for task in tasks)
-    engine = engine or _pool(tasks, num_workers)
-    for task, result in zip(tasks, engine.map(run_task, tasks), strict=True):
-        ingest.add(task, result)
-        done += _size(task)
+    total = done = sum(sizes.values())
+    done -= sum(task.size for task in tasks)
+    groups = list(_group_tasks(tasks))
+    engine = engine or _pool(groups, num_workers)
+    for group, result in zip(groups, engine.map(run_tasks, groups), strict=True):
+        ingest.add(group, result)
+        done += sum(task.size for task in group)
         progress(done, total)
     ingest.finish(reward, known_scores)
-    ingest.write_quarantine({key_of(str(file)) for file in files})
+    ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
     summary = ingest.summary()
+    summary.maps = {str(task.path): task.options.map.text for task in tasks if task.options.map and not options.map}
+    # Remembered for the next import of these files, once they have been read with it.
+    if options.map and summary.total("experiences"):
+        write_maps(table.path, {key_of(str(task.path)): options.map.text for task in tasks})
     summary.same_as = {str(file): other for file, other in labels.same_as.items() if str(file) in ingest.again}
     if known_scores is not None:
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
@@ -124,6 +156,7 @@ def import_files(
         read = sorted(file for file in sources - {None} if key_of(file) in keys)
         stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
         summary.num_replaced = table.delete(stale)
+    table.compact()  # many small imports do not become many small parts
     return summary
 
 
@@ -140,32 +173,55 @@ def refuse_empty(summary: ImportSummary) -> None:
 
 
 def _plan(
-    files: list[Place], folder: Place, format_name: str, options: Options
+    sizes: dict[Place, int], maps: dict[Place, FieldMap], folder: Place, format_name: str, common: Options
 ) -> tuple[list[ImportTask], list[Rejected]]:
     """Return the tasks of all files, with large JSON Lines files split by byte ranges, and the unreadable files."""
     tasks, unreadable = [], []
-    for file, layout in zip(files, _layouts(files, format_name), strict=True):
+    for (file, size), layout in zip(sizes.items(), _layouts(maps, format_name, common), strict=True):
+        # Most files have no map of their own: they share one object of options.
+        options = common if maps[file] is common.map else msgspec.structs.replace(common, map=maps[file])
         if isinstance(layout, Rejected):
             unreadable.append(layout)
         # Below two ranges a cut would not pay; compressed files cannot be entered in the middle.
-        elif layout.splits and size_of(file) > 2 * RANGE_BYTES and _is_plain(file):
+        elif layout.splits and size > 2 * RANGE_BYTES and _is_plain(file):
             for start, stop, line in ranges(file, RANGE_BYTES):
-                tasks.append(ImportTask(file, layout, folder, options, start=start, stop=stop, line=line))
+                task = ImportTask(file, layout, folder, options, stop - start, start=start, stop=stop, line=line)
+                tasks.append(task)
         else:
-            tasks.append(ImportTask(file, layout, folder, options))
+            tasks.append(ImportTask(file, layout, folder, options, size))
     return tasks, unreadable
 
 
-def _layouts(files: list[Place], format_name: str) -> Iterator[Layout | Rejected]:
+def _layouts(maps: dict[Place, FieldMap], format_name: str, common: Options) -> Iterator[Layout | Rejected]:
     """Detect the layout of each file; concurrently if any is remote."""
-    detect_one = partial(detect, format_name=format_name)
-    return at_once(detect_one, files, waits=any(map(is_address, files)))
+
+    def detect_one(file: Place) -> Layout | Rejected:
+        return detect(file, format_name, msgspec.structs.replace(common, map=maps[file]))
+
+    return at_once(detect_one, list(maps), waits=any(map(is_address, maps)))
 
 
-def _pool(tasks: list[ImportTask], num_workers: int | None) -> Engine:
+def _group_tasks(tasks: list[ImportTask]) -> Iterator[list[ImportTask]]:
+    """Yield the tasks in groups of about `RANGE_BYTES`; each group becomes one part."""
+    group: list[ImportTask] = []
+    num_bytes = 0
+    for task in tasks:
+        # Opening a file and telling its format costs as much as reading a few kB.
+        size = max(task.size, _BYTES_OF_A_FILE)
+        if group and num_bytes + size > RANGE_BYTES:
+            yield group
+            group, num_bytes = [], 0
+        group.append(task)
+        num_bytes += size
+    if group:
+        yield group
+
+
+def _pool(groups: list[list[ImportTask]], num_workers: int | None) -> Engine:
     """Return a pool with one process per core, or a single process if the files are small."""
-    pays = num_workers is not None or sum(map(_size, tasks)) >= POOL_BYTES
-    return Pool(min(num_workers or os.cpu_count() or 1, len(tasks)) if pays else 1)
+    num_bytes = sum(max(task.size, _BYTES_OF_A_FILE) for group in groups for task in group)
+    pays = num_workers is not None or num_bytes >= POOL_BYTES
+    return Pool(min(num_workers or os.cpu_count() or 1, len(groups)) if pays else 1)
 
 
 class _Ingest:
@@ -174,12 +230,16 @@ class _Ingest:
     def __init__(self, table: Table, *, wants_reward: bool = False, wants_scores: bool = False) -> None:
         self.table = table
         self._waits = {"reward": wants_reward, "scores": wants_scores}  # until some record has what was asked for
-        self._pending: list[tuple[ImportTask, ImportResult]] = []
+        self._pending: list[tuple[list[ImportTask], ImportResult]] = []
         self.seen: set[str] = set()
         self.again: set[str] = set()  # files with records that were there already
         self.scores_used: set[str] = set()
         self._counts: dict[str, Counter[str]] = {}
         self._reasons: Counter[str] = Counter()
+        self._repairs: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
+        self._not_read: Counter[str] = Counter()
+        self._unchosen: Counter[str] = Counter()
         self._secrets: list[dict[str, str | int | None]] = []
         self._rejections: list[bytes | Place] = []
         # Ids as 16-byte digests in a sorted array: far less memory than a set of texts, and searched all at once.
@@ -187,11 +247,11 @@ class _Ingest:
         self._known = np.sort(np.frombuffer(b"".join(map(xxh3_128_digest, there)), "S16"))
         self._added: set[bytes] = set()
 
-    def add(self, task: ImportTask, result: ImportResult) -> None:
+    def add(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, or hold it until some record has the requested reward or score."""
         self._waits["reward"] &= not result.has_reward
         self._waits["scores"] &= not result.scores_used
-        self._pending.append((task, result))
+        self._pending.append((tasks, result))
         if not any(self._waits.values()):
             self._take_pending()
 
@@ -215,17 +275,22 @@ class _Ingest:
         self._take_pending()
 
     def _take_pending(self) -> None:
-        for task, result in self._pending:
-            self._take(task, result)
+        for tasks, result in self._pending:
+            self._take(tasks, result)
         self._pending.clear()
 
-    def _take(self, task: ImportTask, result: ImportResult) -> None:
+    def _take(self, tasks: list[ImportTask], result: ImportResult) -> None:
         """Publish the part of a result, without rows that are already in the table, and add its counts."""
-        counts = self._counts.setdefault(task.layout.format, Counter())
-        counts.update(result.counts)
-        # A file that was cut into ranges counts once, with its first range.
-        counts["files"] += task.start == 0
+        for name, counts in result.counts.items():
+            self._counts.setdefault(name, Counter()).update(counts)
+        for task in tasks:
+            # A file that was cut into ranges counts once, with its first range.
+            self._counts.setdefault(task.layout.format, Counter())["files"] += task.start == 0
         self._reasons.update(result.reasons)
+        self._repairs.update(result.repairs)
+        self._examples = result.examples | self._examples
+        self._not_read.update(result.not_read)
+        self._unchosen.update(result.unchosen)
         self.scores_used |= result.scores_used
         self._secrets += [
             {"file": file, "line": line, "kind": kind, "where": where} for file, line, kind, where in result.secrets
@@ -233,22 +298,29 @@ class _Ingest:
         if result.quarantine is not None:
             self._rejections.append(result.quarantine)
         self.seen.update(result.uids)
-        if result.part is not None:
-            num_old = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
-            counts["already_there"] += num_old
+        if result.part is None:
+            return
+        is_new = self._reveal(result.part, np.frombuffer(result.digests, "S16"))
+        start = 0
+        for task, num_rows in zip(tasks, result.num_rows, strict=True):
+            num_old = num_rows - int(is_new[start : start + num_rows].sum())
+            self._counts[task.layout.format]["already_there"] += num_old
             if num_old:
                 self.again.add(str(task.path))
+            start += num_rows
 
     def reject(self, rejected: Rejected) -> None:
         """Count a file that no reader accepts."""
         counts = self._counts.setdefault(rejected.format or "(unknown)", Counter())
         counts["files"] += 1
         counts["quarantined"] += 1
-        self._reasons[rejected.reason.split(":")[0]] += 1
+        reason = general_reason(rejected.reason)
+        self._reasons[reason] += 1
+        self._examples.setdefault(reason, example_of(rejected))
         self._rejections.append(msgspec.json.encode(rejected) + b"\n")
 
-    def _reveal(self, part: Place, digests: Array) -> int:
-        """Publish a hidden part without rows whose ids are known; returns the number of these rows."""
+    def _reveal(self, part: Place, digests: Array) -> Array:
+        """Publish a hidden part without rows whose ids are known; returns the mask of the new rows."""
         is_new = ~_contains(self._known, digests)
         rows = digests.tolist()
         unique = set(rows)
@@ -268,7 +340,7 @@ class _Ingest:
             self.table.add_hidden_part(part)
         else:
             part.unlink()
-        return num_old
+        return is_new
 
     def write_quarantine(self, files: set[str]) -> None:
         """Replace the rejections of these files in quarantine.jsonl by those of this import."""
@@ -294,7 +366,16 @@ class _Ingest:
 
     def summary(self) -> ImportSummary:
         formats = {name: dict(counts) for name, counts in sorted(self._counts.items())}
-        return ImportSummary(formats=formats, reasons=dict(self._reasons.most_common()), secrets=self._secrets)
+        reasons, not_read = dict(self._reasons.most_common()), dict(self._not_read.most_common())
+        return ImportSummary(
+            formats=formats,
+            reasons=reasons,
+            secrets=self._secrets,
+            examples=self._examples,
+            scores_to_choose=[name for name, _ in self._unchosen.most_common(_NUM_NAMES)],
+            repairs=dict(self._repairs),
+            not_read=not_read,
+        )
 
 
 def _no_reward(name: str, names: Counter[str]) -> str:
@@ -330,10 +411,6 @@ def _is_plain(file: Place) -> bool:
         return begin.read(1) in (b"{", b"[", b" ", b"\n", b"\r", b"\t")
 
 
-def _size(task: ImportTask) -> int:
-    return (size_of(task.path) if task.stop is None else task.stop) - task.start
-
-
 __all__ = ["ImportSummary", "Layout", "import_files", "refuse_empty"]
 
 
@@ -349,6 +426,10 @@ def import_traces(
     format: str = "auto",
     reward: str | None = None,
     scores: str | os.PathLike[str] | None = None,
+    map: str | Mapping[str, str] | None = None,
+    task: str | None = None,
+    run: str | None = None,
+    step: str | None = None,
     step_name: str | None = None,
     redact: bool = False,
     update: bool = False,
@@ -364,7 +445,11 @@ def import_traces(
         output: Folder of the table; it is made, or added to.
         format: Name of a format of docs/sources.md; "auto" tells by content.
         reward: Name of the reward, a path such as "metadata.reward", or an expression: "0.7*correct + 0.3*style".
-        scores: CSV or JSON Lines file of rewards, by id or by task and run.
+        scores: CSV or JSON Lines file of rewards, by id or by task and run; beside an id, a task may stand.
+        map: For data of your own, which field is what: "prompt=a.text,completion=b.text,reward=c.score".
+        task: What names the task: "prompt", a field's name or path, several with commas, "file", "row//4".
+        run: What names the run: a field's name or path, or "row%4"; text is turned into a number.
+        step: What names the step: a field's name or path with an integer.
         step_name: NAT only: name of the TTC step whose candidates to read.
         redact: Replace API keys, tokens and private keys.
         update: Replace what these files gave before.
@@ -388,7 +473,7 @@ def import_traces(
         [os.fspath(path) for path in listed],
         table,
         format_name=format,
-        options=Options(reward=reward, step_name=step_name),
+        options=Options(reward=reward, step_name=step_name, task=task, run=run, step=step, map=parse_map(map)),
         redact=redact,
         scores=None if scores is None else Path(scores),
         update=update,

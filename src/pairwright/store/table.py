@@ -3,6 +3,7 @@
     DIR/table.json               marker with the version of the table
     DIR/<id>.parquet             a part: rows with the columns of store/columns.py
     DIR/<id>.journal             appends that are not in a part yet (store/segments.py)
+    DIR/<id>.merged              while small parts are merged: the parts that <id>.parquet replaces (store/segments.py)
 
 An append is durable when it returns. A journal is compacted into the part with the same id with one rename, then
 deleted; if both exist, the part counts. So after a crash every acknowledged record is present exactly once, readers
@@ -12,6 +13,7 @@ never see partial writes, and any number of processes can append. Ids sort by ti
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -31,9 +33,12 @@ from pairwright.store.segments import (
     SUFFIX,
     JournalWriter,
     check_table,
+    lock_parts,
+    merge_small_parts,
     new_segment_id,
     put_hidden_part,
     read_journal,
+    replaced_parts,
     try_lock,
 )
 
@@ -260,22 +265,35 @@ class Table(RowAccess[Experience]):
         own = self._with_filter(None)
         where = where if own is None else own & where
         self.compact()
-        removed = 0
-        for part, footer in zip(parts := self.parts(), footers_of(parts), strict=True):
-            before = footer.num_rows
-            # A condition that is null does not hold: such rows stay.
-            remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
-            if remaining.num_rows < before:
-                self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
-                removed += before - remaining.num_rows
-        return removed
+        folder = local_path(self.path)
+        # Parts that are rewritten must not be merged meanwhile.
+        with nullcontext() if folder is None else lock_parts(folder, wait=True):
+            return sum(self._delete_from(part, where, footer.num_rows) for part, footer in self._parts_with_footers())
+
+    def _parts_with_footers(self) -> list[tuple[Place, Any]]:
+        parts = self.parts()
+        return list(zip(parts, footers_of(parts), strict=True))
+
+    def _delete_from(self, part: Place, where: "pl.Expr", num_rows: int) -> int:
+        # A condition that is null does not hold: such rows stay.
+        remaining = scan_parquet(part, SCHEMA).filter(where.not_() | where.is_null()).collect().to_arrow()
+        if remaining.num_rows < num_rows:
+            self._write_part(part.stem, remaining.cast(SCHEMA).to_batches(max_chunksize=ROWS_PER_GROUP))
+        return num_rows - int(remaining.num_rows)
 
     def compact(self) -> int:
-        """Turn journals whose writer is gone, and this table's own, into parts. Returns how many were."""
+        """Turn journals whose writer is gone, and this table's own, into parts, and merge parts if many are small.
+
+        Returns how many journals became parts.
+        """
         with self._lock:
             self._close_journal()
         folder = local_path(self.path)  # nobody appends at an address
-        return 0 if folder is None else sum(map(self._compact, sorted(folder.glob(f"*{SUFFIX}"))))
+        if folder is None:
+            return 0
+        num_journals = sum(map(self._compact, sorted(folder.glob(f"*{SUFFIX}"))))
+        merge_small_parts(folder)
+        return num_journals
 
     def close(self) -> None:
         """Finish: what was appended becomes parts. Without it nothing is lost, but scans of journals are slower."""
@@ -351,9 +369,11 @@ class Table(RowAccess[Experience]):
             names = again
         # Between the rename and the unlink both forms are there: the part counts.
         done = {name.removesuffix(".parquet") for name in names if name.endswith(".parquet")}
+        replaced = replaced_parts(self.path, names)
         return [
             self.path / name
             for name in names
+            if name not in replaced
             if name.endswith(".parquet") or (name.endswith(SUFFIX) and name.removesuffix(SUFFIX) not in done)
             if self._only is None or Path(name).stem == self._only
         ]
@@ -375,6 +395,8 @@ class Table(RowAccess[Experience]):
     def _part_batches(self, part: Place, columns: list[str]) -> Iterator[pa.RecordBatch]:
         try:
             yield from parquet_batches(part, columns, ROWS_PER_GROUP)
+        except FileNotFoundError:
+            raise TableError(f"{part}: gone since the table was listed, merged into another part: run again") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise TableError(f"{part}: damaged or no part of this table: {error}") from error
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import PLACE
 from pairwright.cli.output import print_json, print_json_line, print_table, say
-from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

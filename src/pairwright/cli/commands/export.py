@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pairwright.cli.arguments import PLACE, complete_target, complete_words
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.path_arguments import PLACE
-from pairwright.cli.shell_completion import complete_target, complete_words
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pairwright.cli.arguments import PLACE
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import Overrides, load_settings, set_flags
-from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError, PairwrightError
 
 if TYPE_CHECKING:
     from pairwright.paths import Place
+    from pairwright.sources.format import Options
     from pairwright.store.importing import ImportSummary
 
 _COLUMNS = (
@@ -29,6 +30,10 @@ _HEADINGS = {"experiences": "read", "errors": "failed tool calls", "already_ther
 IMPORT_KEYS = (
     "sources.format",
     "sources.reward",
+    "sources.map",
+    "sources.task",
+    "sources.run",
+    "sources.step",
     "sources.redact",
     "engine.name",
     "engine.address",
@@ -39,15 +44,22 @@ IMPORT_KEYS = (
 def import_files(
     ctx: typer.Context,
     paths: Annotated[
-        list[str] | None, typer.Argument(help="Files, folders or globs; also s3://...", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Files, folders or globs; also s3://..., and - for standard input", show_default=False),
     ] = None,
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", metavar=PLACE, help="Folder of the experience table.", show_default=False),
     ] = None,
-    scores: Annotated[Path | None, typer.Option(help="CSV or JSON lines of rewards, by id or by task and run.")] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="CSV or JSON lines of rewards, by id (a task may stand beside it) or by task and run."),
+    ] = None,
     step_name: Annotated[str | None, typer.Option(help="NAT: name of the TTC step whose candidates to read.")] = None,
     update: Annotated[bool, typer.Option("--update", help="Replace what these files gave before.")] = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Show what becomes of each field of three records; write nothing.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 if anything was quarantined.")] = False,
     config: Annotated[Path | None, typer.Option(help="A configuration whose `sources` section to use.")] = None,
     override: Overrides = None,
@@ -60,6 +72,7 @@ def import_files(
     with without_blas_threads():
         from pairwright.engines import open_engine
         from pairwright.paths import place
+        from pairwright.sources.field_map import parse_map
         from pairwright.sources.format import Options
         from pairwright.store.importing import import_files as run_import
         from pairwright.store.importing import refuse_empty
@@ -69,6 +82,17 @@ def import_files(
     settings = load_settings(config, override, flags)
     sources = settings.sources
     paths = paths or list(sources.paths)
+    options = Options(
+        reward=sources.reward,
+        step_name=step_name,
+        map=parse_map(sources.map),
+        task=sources.task,
+        run=sources.run,
+        step=sources.step,
+    )
+    if explain:
+        _explain(paths, sources.format, options, as_json=as_json)
+        return
     if output is None and config is not None:
         output = str(Path("runs") / settings.name / "experience")
     if not paths or output is None:
@@ -79,7 +103,7 @@ def import_files(
             paths,
             Table(folder),
             format_name=sources.format,
-            options=Options(reward=sources.reward, step_name=step_name),
+            options=options,
             redact=sources.redact,
             scores=scores,
             update=update,
@@ -102,16 +126,25 @@ def _report(summary: "ImportSummary", output: "Place", *, as_json: bool) -> None
         print_table("imported", ("format", *_COLUMNS), rows, short=_HEADINGS)
     # the most frequent reasons
     for reason, count in list(summary.reasons.items())[:10]:
-        say(f"quarantined: {count:,} × {reason}")
+        say(f"quarantined: {count:,} × {reason}; the first: {summary.examples[reason]}")
     if summary.secrets:
         kinds = {str(secret["kind"]) for secret in summary.secrets}
         say(f"redacted: {len(summary.secrets):,} secrets ({', '.join(sorted(kinds))}); --json lists where")
+    for repair, count in summary.repairs.items():
+        say(f"repaired: {count:,} × {repair}")
+    if summary.total("unscored") and summary.scores_to_choose:
+        say(f"unscored: {summary.total('unscored'):,}; --reward chooses among {', '.join(summary.scores_to_choose)}")
     if summary.num_scores:
         say(f"scores: {summary.num_scores_used:,} of {summary.num_scores:,} were used")
     if summary.total("tokens_dropped"):
         say(f"token ids dropped: {summary.total('tokens_dropped'):,} records (not contiguous, see info.tokens_dropped)")
     for file, other in list(summary.same_as.items())[:3]:
         say(f"{file}: records were there already, from {other}; if both are runs of their own, import them together")
+    if summary.not_read:
+        names = ", ".join(f"{name} ({count:,})" for name, count in list(summary.not_read.items())[:10])
+        say(f"not kept: fields of more than 2,000 bytes, by name and number of records: {names}; --map can use them")
+    for file, text in list(summary.maps.items())[:3]:
+        say(f"{file}: read with the map of an earlier import, --map {text}")
     if summary.num_replaced:
         say(f"replaced: {summary.num_replaced:,} records of an earlier import")
 
@@ -129,9 +162,29 @@ def _as_json(summary: "ImportSummary") -> dict[str, Any]:
     return {
         "formats": summary.formats,
         "reasons": summary.reasons,
+        "examples": summary.examples,
         "secrets": summary.secrets,
+        "repairs": summary.repairs,
+        "scores_to_choose": summary.scores_to_choose,
         "scores": {"rows": summary.num_scores, "used": summary.num_scores_used},
         "replaced": summary.num_replaced,
+        "not_read": summary.not_read,
+        "maps": summary.maps,
         "same_as": summary.same_as,
         "added": summary.total("experiences") - summary.total("already_there"),
     }
+
+
+def _explain(paths: list[str], format_name: str, options: "Options", *, as_json: bool) -> None:
+    """Print what becomes of each field of the first records of each file."""
+    from pairwright.sources.explain import explain_file
+    from pairwright.sources.files import expand_paths
+
+    if not paths:
+        raise ConfigError("--explain: expected files to look at, e.g. pairwright import --explain traces.jsonl")
+    explanations = [explain_file(file, format_name, options) for file in expand_paths(paths)]
+    if as_json:
+        print_json([explanation.as_json() for explanation in explanations])
+        return
+    for explanation in explanations:
+        typer.echo("\n".join(explanation.lines()))

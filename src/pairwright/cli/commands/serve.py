@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pairwright.cli.arguments import complete_choices
 from pairwright.cli.output import print_json, print_table, say
-from pairwright.cli.shell_completion import complete_choices
 from pairwright.errors import ConfigError
 
 if TYPE_CHECKING:

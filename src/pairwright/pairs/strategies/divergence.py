@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pairwright.pairs.candidates.candidates import Candidates, assign_groups
-from pairwright.pairs.candidates.gaps import TIE_FLOOR, is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import TIE_FLOOR, Candidates, assign_groups, is_tied, reward_gaps
 from pairwright.pairs.candidates.trajectories import Chain, read_chains
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from pairwright.pairs.candidates.gaps import decimal_gap, is_tied_expression
+from pairwright.pairs.candidates.candidates import decimal_gap, is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions
 from pairwright.pairs.pair_table import num_characters

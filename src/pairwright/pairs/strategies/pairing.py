@@ -18,8 +18,7 @@ import numpy.typing as npt
 import polars as pl
 
 from pairwright.errors import PairwrightError
-from pairwright.pairs.candidates.candidates import Candidates, Flags, Indices, distinct
-from pairwright.pairs.candidates.gaps import Floats, is_tied, reward_gaps
+from pairwright.pairs.candidates.candidates import Candidates, Flags, Floats, Indices, distinct, is_tied, reward_gaps
 from pairwright.pairs.candidates.pair_ids import Words, hex_digits, pair_keys, words_of
 from pairwright.pairs.funnel import Funnel, Reason, Stage
 from pairwright.pairs.options import PairOptions

@@ -10,8 +10,15 @@ import numpy.typing as npt
 import polars as pl
 
 from pairwright.errors import ConfigError
-from pairwright.pairs.candidates.candidates import Candidates, Indices, assign_groups, candidates_of
-from pairwright.pairs.candidates.gaps import Floats, is_tied_expression, reward_gaps
+from pairwright.pairs.candidates.candidates import (
+    Candidates,
+    Floats,
+    Indices,
+    assign_groups,
+    candidates_of,
+    is_tied_expression,
+    reward_gaps,
+)
 from pairwright.pairs.candidates.pair_ids import Words, seeded_draws, words_of
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.options import PairOptions, Threshold

@@ -15,8 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, read_rows, with_reasons
-from pairwright.pairs.candidates.gaps import is_tied_expression
+from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, is_tied_expression, read_rows, with_reasons
 from pairwright.pairs.candidates.trajectories import messages_of, prompt_messages
 from pairwright.pairs.funnel import NUM_EXAMPLES, Reason
 from pairwright.pairs.options import PairOptions

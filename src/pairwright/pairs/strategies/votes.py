@@ -16,7 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from pairwright.errors import SourceError
-from pairwright.pairs.candidates.gaps import is_tied_expression
+from pairwright.pairs.candidates.candidates import is_tied_expression
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.partition_state import Work
 from pairwright.pairs.strategies.pairing import add_keys, no_drafts

@@ -18,16 +18,15 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
-from pairwright.sources.fields import BadRecord, mapping, small_fields
+from pairwright.sources.datasets.row_names import SYSTEMS, is_score_name, system_of
+from pairwright.sources.fields import BadRecord, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import messages_from_chat
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME, SFT_NAME = "customizer", "customizer-sft"
-# Keys of scored answers; a row with one of them is not a demonstration.
-_SCORED = ("label", "reward", "score", "rating")
-_READ_SFT = frozenset({"prompt", "completion", "messages", "tools"})
-_READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES})
+_READ_SFT = frozenset({"prompt", "completion", "messages", "tools", *SYSTEMS})
+_READ = frozenset({"prompt", "chosen_response", "rejected_response", "tools", *SCORES, *SYSTEMS})
 
 
 def matches(value: Any) -> bool:
@@ -51,7 +50,8 @@ def matches_sft(value: Any) -> bool:
         isinstance(value, dict)
         and "prompt" in value
         and "completion" in value
-        and not any(key in value for key in _SCORED)
+        # An answer with a score is no demonstration: `rows` reads it.
+        and not any(is_score_name(key) and score(item) is not None for key, item in value.items())
     )
 
 
@@ -65,6 +65,7 @@ def read_sft_unit(value: Any, origin: Origin, options: Options) -> Iterator[Expe
     else:
         raise BadRecord(f"expected the keys prompt and completion, or messages, got {sorted(row)[:10]}")
     # A demonstration has something to learn from: both parts are there, and the answer is the assistant's.
+    prompt = [*system_of(row, prompt), *prompt]
     if not prompt or not answer or not answer[0].is_generated:
         raise BadRecord("expected a prompt and an answer of the assistant after it")
     if not any(message.text.strip() or message.tool_calls for message in answer):

@@ -23,13 +23,14 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "nemo-rl-preference"
-_READ = frozenset({"context", "completions", "prompt", "chosen", "rejected", "tools", *SCORES})
+_READ = frozenset({"context", "completions", "prompt", "chosen", "rejected", "tools", *SCORES, *SYSTEMS})
 
 
 def matches(value: Any) -> bool:
@@ -50,6 +51,7 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         yield _binary(row, origin)
         return
     prompt = prompt_from(row.get("context"), "context")
+    prompt = [*system_of(row, prompt), *prompt]
     # (rank, reward, answer) of each completion
     ranked: list[tuple[float, float | None, list[Message]]] = []
     for number, item in enumerate(items(row["completions"], "completions")):

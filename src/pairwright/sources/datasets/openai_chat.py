@@ -6,6 +6,7 @@
                                                                fields may also be next to the response
     [message, ...]                                             a conversation without a score
 
+A system prompt beside the messages (`system`, `system_prompt`, `instructions`) is the first message of the prompt.
 task = task_id, prompt_id, question_id or instance_id, else a hash of prompt and tools; an `id` identifies the row, not
 its task, and goes to info. run = run, trial, sample_index or attempt. A response with several choices yields one
 experience per choice, all of one task and step.
@@ -17,19 +18,21 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import BadRecord, items, json_value, mapping, score, small_fields
+from pairwright.sources.datasets.row_names import COMPLETIONS, SYSTEMS, plain_name, singular, system_of
+from pairwright.sources.fields import BadRecord, identifier, items, json_value, mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.any_messages import conversation
 from pairwright.sources.shapes.chat_messages import message_from_chat
-from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of, tools_of
+from pairwright.sources.shapes.row_fields import SCORE_KEYS, TASK_KEYS, reward_in, reward_of, run_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "openai-chat"
 _MAX_CHOICES = 128
-_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *TASK_KEYS})
+_READ = frozenset({"messages", "tools", "functions", "request", "response", "reward_components", *SYSTEMS})
 # Keys of other formats that use `messages`; a row with one of these is not matched.
 _FOREIGN = (
     "chosen", "rejected", "chosen_messages", "rejected_messages", "traj", "trajectory", "conversations", "eid",
-    "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output",
+    "trajectory_format", "resolved", "test_result", "samples", "completions", "preferred_output", "generations",
 )  # fmt: skip
 
 
@@ -40,7 +43,7 @@ def matches(value: Any) -> bool:
         return False
     if isinstance(value.get("request"), dict) and _has_choices(value):
         return _is_conversation(value["request"].get("messages"))
-    return _is_conversation(value.get("messages"))
+    return _is_conversation(value.get("messages")) and not _is_answered_beside(value)
 
 
 def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -50,8 +53,8 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     if "messages" not in row or _has_choices(row):
         yield from _read_log(row, origin, options)
         return
-    messages = _messages(row.get("messages"), "messages")
-    prompt, completion = split_at_first_answer(messages)
+    messages = read_messages(row.get("messages"), "messages")
+    prompt, completion = split_at_first_answer([*system_of(row, messages), *messages])
     if not completion:
         raise BadRecord("messages: no assistant message that the model wrote, so there is no completion")
     yield _experience(row, row, origin, options, prompt=prompt, completion=completion)
@@ -61,7 +64,8 @@ def _read_log(row: Json, origin: Origin, options: Options) -> Iterator[Experienc
     """Yield one experience per choice of a logged request; the prompt is the request's messages."""
     request = row if "messages" in row else mapping(row.get("request"), "request")
     response = mapping(row.get("response"), "response")
-    prompt = _messages(request.get("messages"), "request.messages")
+    prompt = read_messages(request.get("messages"), "request.messages")
+    prompt = [*system_of(request, prompt), *prompt]
     choices = items(response.get("choices"), "response.choices")
     if not choices:
         raise BadRecord("response.choices: none, so there is no completion")
@@ -117,10 +121,14 @@ def _experience(
     )
 
 
-def _messages(value: Any, where: str) -> list[Message]:
+def read_messages(value: Any, where: str) -> list[Message]:
     """Convert messages; an assistant turn with weight 0 is marked as not generated."""
     messages = []
-    for number, item in enumerate(items(json_value(value, where), where)):
+    listed = items(json_value(value, where), where)
+    # Blocks of another API (tool_use, tool_result) are calls and results, not content.
+    if any(_has_blocks(item) for item in listed):
+        return conversation(listed, where, role="user")
+    for number, item in enumerate(listed):
         # OpenAI's fine-tuning data mark turns that are not trained with weight 0.
         weight = item.get("weight") if isinstance(item, dict) else None
         generated = False if weight == 0 and item.get("role") == "assistant" else None
@@ -128,10 +136,29 @@ def _messages(value: Any, where: str) -> list[Message]:
     return messages
 
 
+def _has_blocks(item: Any) -> bool:
+    content = item.get("content") if isinstance(item, dict) else None
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") in ("tool_use", "tool_result", "thinking", "redacted_thinking")
+        for part in content
+    )
+
+
+def _is_answered_beside(row: Json) -> bool:
+    """Whether the messages are a prompt alone and the answer stands in another field, as `rows` reads it."""
+    return row["messages"][-1]["role"] in ("user", "system", "developer") and any(
+        isinstance(value, str | list) and (plain_name(key) in COMPLETIONS or singular(plain_name(key)) in COMPLETIONS)
+        for key, value in row.items()
+    )
+
+
 def _info(row: Json, request: Json) -> Json:
     info = small_fields(row, _READ)
-    for key in REWARD_KEYS:  # a score that is no number, such as "good", stays
-        if isinstance(info.get(key), dict) or score(info.get(key)) is not None:
+    task_key = next((key for key in TASK_KEYS if identifier(row.get(key)) is not None), None)
+    info.pop(str(task_key), None)  # other names of tasks stay
+    used = reward_in(row)  # scores and labels beside the one that is the reward stay
+    for key in SCORE_KEYS:
+        if isinstance(info.get(key), dict) or (used is not None and used[0] == key):
             del info[key]
     parallel = request.get("parallel_tool_calls")
     if parallel is not None:

@@ -10,13 +10,14 @@ from typing import Any
 
 from pairwright.records.experience import Experience
 from pairwright.sources.datasets.preference_rows import answer_from, preference_from, prompt_from
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import mapping, small_fields
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
 
 NAME = "openai-preference"
 _READ = frozenset({"input", "preferred_output", "non_preferred_output"})
-_READ_OF_INPUT = frozenset({"messages", "tools", "functions"})
+_READ_OF_INPUT = frozenset({"messages", "tools", "functions", *SYSTEMS})
 
 
 def matches(value: Any) -> bool:
@@ -29,11 +30,12 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
     input_value = row.get("input")
     # `input` may also be the messages themselves, or the text of the user.
     request = {"messages": input_value} if isinstance(input_value, str | list) else mapping(input_value, "input")
+    prompt = prompt_from(request.get("messages"), "input.messages")
     yield preference_from(
         NAME,
         origin,
         task=task_of(row),
-        prompt=prompt_from(request.get("messages"), "input.messages"),
+        prompt=[*system_of(request, prompt), *prompt],
         chosen=answer_from(row.get("preferred_output"), "preferred_output"),
         rejected=answer_from(row.get("non_preferred_output"), "non_preferred_output"),
         tools=tools_of(request),

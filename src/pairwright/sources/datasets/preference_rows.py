@@ -8,6 +8,7 @@ from typing import Any
 
 from pairwright.records.experience import Experience, Side
 from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.datasets.row_names import system_of
 from pairwright.sources.fields import BadRecord, kind_of, score
 from pairwright.sources.format import Origin, build
 from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
@@ -118,6 +119,7 @@ def preference_of_row(
 ) -> Experience:
     """Build a preference with task, tools and scores from the row; `sides` are the prompt and both answers."""
     prompt, chosen, rejected = sides
+    prompt = [*system_of(row, prompt), *prompt]
     return preference_from(
         name,
         origin,

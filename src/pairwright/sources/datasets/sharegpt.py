@@ -17,7 +17,8 @@ import msgspec
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row, split_sides
-from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_text, score, small_fields, text
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.row_fields import reward_of, task_of, tools_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
@@ -150,7 +151,7 @@ def _parts(value: Any, where: str) -> tuple[str | list[Json] | None, str | None,
 
 NAME = "sharegpt"
 _READ = frozenset(
-    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", "system", "tools",
+    {"conversations", "messages", "chosen", "rejected", "chosen_messages", "rejected_messages", *SYSTEMS, "tools",
      "kto_tag", "label", "reward", "score", "rating", *SCORES}
 )  # fmt: skip
 
@@ -179,9 +180,6 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         raise BadRecord("conversations: no turn that the model wrote, so there is no completion")
     tools = tools_of(row)
     reward, components = reward_of(row, options)
-    # KTO data: a boolean for good or bad, 1.0 or 0.0 as a reward.
-    for key in ("kto_tag", "label"):
-        reward = score(row.get(key)) if reward is None and options.reward is None else reward
     yield build(
         NAME,
         origin,
@@ -213,8 +211,7 @@ def _conversation(row: Json) -> list[Message]:
         messages = turns_of_values(row["conversations"], "conversations")
     else:
         messages = turns_of_parts(row.get("messages"), "messages")
-    system = optional_text(row.get("system"), "system")
-    return [Message("system", system), *messages] if system else messages
+    return [*system_of(row, messages), *messages]
 
 
 def _side(value: Any, where: str, prompt: list[Message]) -> list[Message]:

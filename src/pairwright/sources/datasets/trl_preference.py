@@ -26,6 +26,7 @@ from pairwright.sources.datasets.preference_rows import (
     preference_of_row,
     prompt_from,
 )
+from pairwright.sources.datasets.row_names import SYSTEMS, system_of
 from pairwright.sources.fields import BadRecord, items, mapping, score, small_fields, text
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
 from pairwright.sources.shapes.row_fields import task_of, tools_of
@@ -33,7 +34,7 @@ from pairwright.sources.shapes.row_fields import task_of, tools_of
 NAME = "trl-preference"
 _PROMPTS = ("prompt", "question", "instruction")
 _READ = frozenset(
-    {*_PROMPTS, "input", "system", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
+    {*_PROMPTS, *SYSTEMS, "input", "chosen", "rejected", "completion", "completions", "label", "labels", "tools",
      "messages", *SCORES}
 )  # fmt: skip
 _FOREIGN = ("conversations", "context", "eid", "chosen_response", "preferred_output", "trajectory")
@@ -138,19 +139,25 @@ def _prompt(row: Json) -> list[Message]:
     """Return the prompt under any of its names, or []."""
     key = next((key for key in _PROMPTS if row.get(key) is not None), None)
     if key is None:
-        return []
+        return prompt_from(row["messages"], "messages") if _is_prompt(row.get("messages")) else []
     value = row[key]
     # Alpaca rows: the instruction, and the input that it is about.
     if key == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
         value = f"{value}\n{row['input']}"
     prompt = prompt_from(value, key)
-    system = row.get("system")
-    return [Message("system", system), *prompt] if isinstance(system, str) and system else prompt
+    return [*system_of(row, prompt), *prompt]
+
+
+def _is_prompt(value: Any) -> bool:
+    """Whether messages beside the answers are their prompt; mostly they are the chosen conversation once more."""
+    return _is_side(value) and isinstance(value, list) and value[-1]["role"] != "assistant"
 
 
 def _is_raw_text(row: Json, *answers: Any) -> bool:
     """Whether a row is a TRL standard row: only text, and no field specific to chats."""
-    if any(row.get(key) is not None for key in _PROMPTS[1:]) or row.get("system") or tools_of(row):
+    if any(row.get(key) is not None for key in _PROMPTS[1:]) or any(row.get(key) for key in SYSTEMS):
+        return False
+    if tools_of(row) or _is_prompt(row.get("messages")):
         return False
     prompt = row.get("prompt")
     return (prompt is None or isinstance(prompt, str)) and all(isinstance(answer, str) for answer in answers)

@@ -2,6 +2,7 @@
 
     {instruction, completions: [{model, response, overall_score, annotations}]}   the original
     {instruction | prompt, generations | responses, ratings}                      parallel lists
+    {problem, generations, correctness_math_verify | correctness_llama}           OpenR1 and Trinity tasks
     {raw_text, completions: [text], models, aspect, text}                         requests to a judge
 
 Each answer is an experience of one task. The reward is `overall_score`, else `fine-grained_score`, else `score` or
@@ -22,9 +23,9 @@ from pairwright.sources.shapes.row_fields import task_of
 
 NAME = "ultrafeedback"
 # Common names of each field; the first one present is used.
-_PROMPTS = ("instruction", "raw_text", "prompt", "question")
+_PROMPTS = ("instruction", "raw_text", "prompt", "question", "problem")
 _ANSWERS = ("completions", "generations", "responses")
-_RATINGS = ("ratings", "rating", "scores")
+_RATINGS = ("ratings", "rating", "scores", "correctness_math_verify", "correctness_llama", "correctness")
 _MODELS = ("models", "generation_models", "model_names")
 _SCORES = ("overall_score", "fine-grained_score", "score", "rating")
 _READ = frozenset({*_PROMPTS, *_ANSWERS, *_RATINGS, *_MODELS})

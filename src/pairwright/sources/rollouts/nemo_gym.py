@@ -1,6 +1,7 @@
 """NeMo Gym rollouts: JSON Lines with items of the Responses API.
 
-    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions come first
+    responses_create_params   {input: text or items, tools, instructions, metadata}: the prompt; instructions first.
+                              Without an input, the text of the metadata that states the problem (STATEMENTS)
     response.output           items, see sources/shapes/responses.py (older files: top-level `output`): the completion
     agent_ref, _ng_task_index the task, as the JSON text of [agent name, index]; without an index a hash of the prompt
     _ng_rollout_index         the run; the batch is the name of the file
@@ -54,6 +55,8 @@ _READ = frozenset(
     {PARAMS, "response", "output", "reward", "reward_components", "agent_ref", "_ng_task_index", "_ng_rollout_index"}
 )
 _ROLLOUT_KEYS = ("response", "output", "reward", "_ng_rollout_index", "_ng_failure_class")
+# Texts of the metadata that stand for an empty input, the first that is there.
+STATEMENTS = ("problem_statement", "prompt", "question", "problem", "instruction", "query", "task_description")
 _PROMPT_ROLES = ("system", "developer", "user")
 # Caches of data shared by the rollouts of a task. `_PARAMS_SEEN`: JSON text of the parameters -> decoded object.
 # `_PROMPTS`: id of that object -> (object, prompt, tools); the entry references the object, so its id is not reused.
@@ -189,11 +192,20 @@ def prompt_of(params: Json, response: Json) -> list[Message]:
         prompt = []
     else:
         raise BadRecord(f"input: expected text or a list of items, got {kind_of(messages_in)}")
+    if not prompt:
+        prompt = _stated_problem(params.get("metadata"))
     instructions = params.get("instructions") or response.get("instructions")
     if instructions:
         leading = messages_from_items(instructions, "instructions") if isinstance(instructions, list) else None
         prompt[:0] = [Message("system", json_text(instructions))] if leading is None else leading
     return prompt
+
+
+def _stated_problem(metadata: Any) -> list[Message]:
+    """Return the problem that the metadata state as a user turn; agents that fetch their task have an empty input."""
+    texts = [metadata.get(key) for key in STATEMENTS] if isinstance(metadata, dict) else []
+    statement = next((text for text in texts if isinstance(text, str) and text.strip()), None)
+    return [] if statement is None else [Message("user", statement)]
 
 
 def _agent_name(row: Json) -> str | None:
@@ -344,6 +356,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_completion_characters=completion.num_characters,
         num_tool_calls=completion.num_calls,
         num_errors=len(task.errors),
+        source=origin.file,
         source_line=origin.ordinal + 1,
         prompt=task.prompt,
         tools=task.tools.text,

@@ -1,8 +1,9 @@
 """Claude Code sessions: JSON Lines `{type, uuid, parentUuid, sessionId, isSidechain, message{role, content[]}}`.
 
-A file is a tree (sources/sessions/claude_session.py); every path from a root to a leaf is an experience. task =
-sessionId, step = number of the root in its session (a compaction, a `/clear` and a sidechain each start a new one),
-run = number of the branch. Branches of one root therefore share task, step and prompt and can be compared from the
+A file is a tree (sources/sessions/claude_session.py); every path from a root to a leaf is an experience. task = hash of
+the session's first prompt and its agent, so that sessions that begin alike are runs of one task; step = number of the
+root in its session (a compaction, a `/clear` and a sidechain each start a new one), run = a number made from sessionId,
+plus the number of the branch. Branches of one root therefore share task, step and prompt and can be compared from the
 point where they diverge. Assistant turns shared with an earlier branch are `generated=False`, so that nothing is
 trained twice. Also not generated: lines copied from another session (`forkedFrom`), program notices in the assistant's
 name (model `<synthetic>`), and compaction summaries. A result with `is_error` is an error site. A conversation whose
@@ -18,7 +19,7 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, optional_text, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, session_run, session_task
 from pairwright.sources.sessions.claude_session import (
     Line,
     Turn,
@@ -81,10 +82,12 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     if summaries:
         file_info["summaries"] = summaries
     steps: Counter[Any] = Counter()
+    tasks: dict[Any, int | str | None] = {}  # by session
+    agent = next((item["agentSetting"] for item in value if _names_agent(item)), None)
     for root in roots_of(lines):
         is_session = True
         session = identifier(root.first.value.get("sessionId"))
-        yield from _experiences(root, origin, session, steps[session], file_info)
+        yield from _experiences(root, origin, session, steps[session], file_info, tasks, agent)
         steps[session] += 1
         file_info = {}  # what is said of the file stands once, on its first conversation
     if not is_session:
@@ -92,7 +95,13 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 
 def _experiences(
-    root: Turn, origin: Origin, session: int | str | None, step: int, file_info: Json
+    root: Turn,
+    origin: Origin,
+    session: int | str | None,
+    step: int,
+    file_info: Json,
+    tasks: dict[Any, int | str | None],
+    agent: str | None,
 ) -> Iterator[Experience | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
     context_of_turn: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
@@ -115,17 +124,20 @@ def _experiences(
             prompt, completion = split_at_answer(messages)  # equal prompts in all branches of a root
             if not any(message.is_generated for message in messages):
                 raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
+            if session not in tasks:
+                tasks[session] = session_task(session, prompt, metadata=agent)
             yield build(
                 NAME,
                 Origin(origin.file, own[0].first.number, origin.ordinal, origin.label),
-                task=session,
-                run=run,
+                task=tasks[session],
+                run=session_run(session, origin, run),
                 step=step,
                 prompt=prompt,
                 completion=completion,
                 errors=_errors(messages),
                 info={
-                    **_info(root, branch),
+                    **_info(root, branch, session, agent),
+                    **({"branch": run} if run else {}),
                     **({} if prompt else {"prompt_missing": True}),
                     **(file_info if run == 0 else {}),
                 },
@@ -179,9 +191,15 @@ def _error_kind(position: int, message: Message) -> str | None:
     return next((kind for kind, start in _ERROR_STARTS if start.match(message.text)), "tool_error")
 
 
-def _info(root: Turn, branch: list[Turn]) -> Json:
+def _names_agent(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "agent-setting" and isinstance(item.get("agentSetting"), str)
+
+
+def _info(root: Turn, branch: list[Turn], session: int | str | None, agent: str | None) -> Json:
     first = root.first.value
-    info: Json = {key: first[key] for key in _INFO_KEYS if isinstance(first.get(key), str)}
+    named = {"session_id": session, "agent": agent}
+    info: Json = {key: name for key, name in named.items() if name is not None}
+    info |= {key: first[key] for key in _INFO_KEYS if isinstance(first.get(key), str)}
     if first.get("isSidechain") is True:
         info["is_sidechain"] = True
     if root.first.parent is not None and not root.first.clears:

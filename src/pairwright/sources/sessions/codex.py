@@ -1,15 +1,16 @@
 """Codex CLI sessions: JSON Lines `{timestamp, type, payload}`, or older files with bare items.
 
-    session_meta    id (the task), instructions (a system message), cwd, versions    turn_context   the model
+    session_meta    id, instructions (a system message), cwd, versions    turn_context   the model
     response_item   an item of the Responses API (sources/shapes/responses.py): the conversation
     compacted       the context was replaced by `replacement_history`, else by the summary in `message`
     event_msg       UI events. They repeat the items; only additional data is read: the outcome of calls (`*_end` with
                     exit_code or success), calls that are not items, and `thread_rolled_back`
 
-task = session id. step = number of preceding compactions: each starts an experience whose prompt is the new context,
-not generated. run = number of rollbacks in that step: the part that was rolled back is an experience, and the next one
-repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code, a failure
-or a timeout is an error site.
+task = hash of the session's first prompt, so that sessions that begin alike are runs of one task. step = number of
+preceding compactions: each starts an experience whose prompt is the new context, not generated. run = a number made
+from the session id, plus the number of rollbacks in that step: the part that was rolled back is an experience, and the
+next one repeats the remaining turns as context. There is no reward. A call whose result indicates a nonzero exit code,
+a failure or a timeout is an error site.
 """
 
 import re
@@ -23,7 +24,7 @@ from pairwright.records.canonical import canonical_arguments
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, index, items, json_text, mapping, text
-from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, session_run, session_task
 from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
 from pairwright.sources.shapes.responses import messages_from_items
 from pairwright.sources.shapes.tool_errors import error_sites
@@ -58,6 +59,7 @@ class Session:
     step: int = 0
     run: int = 0
     num_attempts: int = 0
+    task: int | str | None = None  # set by the first attempt
 
 
 def matches(value: Any) -> bool:
@@ -134,11 +136,13 @@ def _end_attempt(session: Session, origin: Origin) -> Iterator[Experience | Reje
         if not any(message.is_generated for message in messages):
             raise BadRecord("no answer of the model, so there is no completion")
         prompt, completion = split_at_answer(messages)
+        name = identifier(session.meta.get("id"))
+        session.task = session.task or session_task(name, prompt)
         yield build(
             NAME,
             Origin(origin.file, number, origin.ordinal, origin.label),
-            task=identifier(session.meta.get("id")),
-            run=session.run,
+            task=session.task,
+            run=session_run(name, origin, session.run),
             step=session.step,
             prompt=prompt,
             completion=completion,
@@ -259,6 +263,10 @@ def _info(session: Session) -> Json:
     for key in ("git", "dynamic_tools"):
         if session.meta.get(key):
             info[key] = session.meta[key]
+    if (name := identifier(session.meta.get("id"))) is not None:
+        info["session_id"] = name
+    if session.run:
+        info["branch"] = session.run
     if session.others:
         info["events"] = dict(session.others)
     return info

@@ -5,53 +5,116 @@
     LangChain   {type: human | ai | system | tool, content, tool_calls[{name, args, id}]}, or {lc, id[], kwargs{}}
     items       function_call, function_call_output, reasoning, message (Responses API)
     blocks      {role, content[text, thinking, tool_use, tool_result]} (Anthropic)
+    contents    {role, parts[{text | function_call | function_response}]}, {contents}, {candidates} (Google GenAI)
+    Vercel      {role, content[text, tool-call, tool-result]}, [{toolCallId, toolName, args}]
+    Bedrock     {role, content[{text}, {toolUse}, {toolResult}]}, {output{message}, stopReason}
+    Koog        {role, content: JSON text of a list of calls}
 
-Envelopes are unwrapped: {messages}, {choices[{message}]}, {generations[[{message}]]}, {output}, {input}, and JSON text
-of any of these. Anything else becomes a text message: text unchanged, other values as JSON text, never a repr.
+Envelopes are unwrapped: {messages}, {choices[{message}]}, {generations[[{message}]]}, {output}, {input}, {prompt}, and
+JSON text of any of these. Text stays text, and so does the only text of an object, as in {"question": "..."}. An
+object or list of any other shape raises BadRecord with the keys it has: it is never turned into text.
 """
 
+import re
 from typing import Any
 
 import msgspec
 
 from pairwright.records.json_text import decode
 from pairwright.records.messages import Json, Message, ToolCall
-from pairwright.sources.fields import BadRecord, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.fields import BadRecord, json_text, mapping, optional_text, text
+from pairwright.sources.shapes.anthropic import (
+    BLOCK_TYPES,
+    has_blocks,
+    is_anthropic_response,
+    system_from_anthropic,
+    tools_from_anthropic,
+    turn_from_anthropic,
+)
+from pairwright.sources.shapes.bedrock import (
+    answer_from_bedrock,
+    is_bedrock_message,
+    is_bedrock_response,
+    turn_from_bedrock,
+)
 from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.google_genai import (
+    answers_from_genai,
+    field,
+    is_genai_content,
+    is_genai_request,
+    is_genai_response,
+    messages_from_genai,
+    request_from_genai,
+    tools_from_genai,
+)
+from pairwright.sources.shapes.langchain_messages import (
+    ROLES,
+    TYPES,
+    chat_from_langchain,
+    name_tool_turns,
+    turn_from_blocks,
+    unwrap,
+)
 from pairwright.sources.shapes.responses import messages_from_items
+from pairwright.sources.shapes.vercel import (
+    are_vercel_calls,
+    calls_from_vercel,
+    is_vercel_message,
+    tools_from_vercel,
+    turn_from_vercel,
+)
 
-_ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "AIMessageChunk": "assistant"}
-_LANGCHAIN_TYPES = frozenset({"human", "ai", "system", "tool", "function", "developer", "AIMessageChunk"})
-# Types that identify a shape: items of the Responses API, then Anthropic content blocks.
+# Types that identify items of the Responses API.
 _ITEM_TYPES = frozenset(
     {"function_call", "function_call_output", "reasoning", "message", "custom_tool_call", "custom_tool_call_output"}
 )
-_BLOCK_TYPES = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
-_CONTENT_TYPES = _BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
-# Keys whose text replaces a single-key object, as in {"question": "..."}.
-_TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "content", "text", "response", "result")
-# LangChain bookkeeping fields, which are not part of the conversation.
-_LANGCHAIN_NOISE = frozenset(
-    {"type", "id", "example", "additional_kwargs", "response_metadata", "invalid_tool_calls", "tool_call_chunks"}
-)
+_CONTENT_TYPES = BLOCK_TYPES | {"text", "image", "image_url", "input_text", "output_text"}
+# Keys whose text replaces an object that has no other value, as in {"question": "..."}.
+_TEXT_KEYS = ("input", "question", "query", "prompt", "output", "answer", "text", "response", "result")
 # A dict is a message if it has one of these roles and one of these keys; either alone is too common.
 _KNOWN_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "human", "ai", "model"})
 _BODY = frozenset({"content", "parts", "tool_calls", "function_call", "reasoning_content", "additional_kwargs"})
-# Maximum depth of nested envelopes.
+_TOOL_RESULT = frozenset({"content", "isError", "is_error", "structuredContent", "_meta"})
+# Fields of requests and responses: an object with one of these was not written by a model.
+_API_KEYS = frozenset(
+    {"role", "content", "contents", "parts", "messages", "message", "choices", "candidates", "generations", "usage"}
+    | {"model", "tool_calls", "toolCalls", "toolCallId", "finish_reason", "finishReason", "stop_reason", "stopReason"}
+    | {"usage_metadata", "usageMetadata", "response_metadata", "additional_kwargs", "llm_output", "lc", "kwargs"}
+)
+# Envelopes, best first.
+_ENVELOPES = ("messages", "message", "new_message", "input", "output", "prompt")
+# The start of a turn where an exporter has rendered messages as text.
+_RENDERED = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
+# Maximum depth of nested envelopes, and number of keys named in an error message.
 _MAX_DEPTH = 8
+_MAX_KEYS = 8
 
 
-def conversation(value: Any, where: str, *, role: str) -> list[Message]:
-    """Convert a value of any shape to messages; plain text becomes one message with `role`, None no message."""
+def conversation(value: Any, where: str, *, role: str, objects_as_text: bool = False) -> list[Message]:
+    """Convert a value of any shape to messages; plain text becomes one message with `role`, None no message.
+
+    Raises BadRecord for an object or list of unknown shape, with the keys that it has. `objects_as_text` is for sources
+    whose turns are values of a program, such as the candidates of NAT: an object is then its JSON text.
+    """
     messages = _read_known_shape(value, where, role, 0)
     if messages is not None:
         return messages
-    return [] if value is None else [Message(role, plain_text(value))]
+    if value is None:
+        return []
+    text = only_text(value)
+    if text is None:
+        if not objects_as_text:
+            raise BadRecord(f"{where}: {describe(value)}: no known shape of messages")
+        text = json_text(value)
+    return [Message(role, text)]
 
 
-def answers(value: Any, where: str) -> list[list[Message]]:
+def answers(value: Any, where: str, *, objects_as_text: bool = False) -> list[list[Message]]:
     """Return the alternative answers in an output: one per choice or generation of a response, else at most one."""
     inside = decode_json_text(value)
+    if isinstance(inside, list) and len(inside) == 1 and is_genai_response(inside[0]):
+        inside = inside[0]
     if isinstance(inside, dict) and isinstance(inside.get("choices"), list) and inside["choices"]:
         return [_choice(choice, f"{where}.choices[{n}]") for n, choice in enumerate(inside["choices"])]
     if isinstance(inside, dict) and isinstance(inside.get("generations"), list):
@@ -60,8 +123,28 @@ def answers(value: Any, where: str) -> list[list[Message]]:
             batch = batch[0]
         if batch and all(isinstance(item, dict) for item in batch):
             return [_choice(item, f"{where}.generations[{n}]") for n, item in enumerate(batch)]
-    messages = conversation(value, where, role="assistant")
+    if is_genai_response(inside):
+        return answers_from_genai(inside, where)
+    messages = _join_calls(conversation(value, where, role="assistant", objects_as_text=objects_as_text))
     return [messages] if messages else []
+
+
+def _join_calls(messages: list[Message]) -> list[Message]:
+    """Join assistant messages that hold nothing but calls to the one before: calls of one answer, logged one by one."""
+    joined: list[Message] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.role == message.role == "assistant"
+            and last.tool_calls
+            and message.tool_calls
+            and not (message.content or message.reasoning)
+        ):
+            joined[-1] = msgspec.structs.replace(last, tool_calls=last.tool_calls + message.tool_calls)
+        else:
+            joined.append(message)
+    return joined
 
 
 def decode_json_text(value: Any) -> Any:
@@ -74,18 +157,66 @@ def decode_json_text(value: Any) -> Any:
     return value
 
 
+def decode_input(value: Any, mime_type: Any = None) -> Any:
+    """Decode the JSON text of a call's input: an object is what a program was called with, not what it was told."""
+    return value if mime_type == "text/plain" else decode_json_text(value)
+
+
+def decode_output(value: Any, mime_type: Any = None) -> Any:
+    """Decode the JSON text of a call's output, unless it may be the text that the model wrote.
+
+    A model that was asked for JSON answers with an object of the user's; an object with one of the fields that APIs
+    have, or one that is declared as JSON, is a response.
+    """
+    inside = decode_input(value, mime_type)
+    if inside is value or mime_type == "application/json":
+        return inside
+    items = inside if isinstance(inside, list) else [inside]
+    return inside if any(isinstance(item, dict) and not _API_KEYS.isdisjoint(item) for item in items) else value
+
+
 def is_torn(value: Any) -> bool:
     """Whether the value is a truncated JSON list of messages, as written by exporters with a length limit."""
     return isinstance(value, str) and value.lstrip().startswith('[{"') and decode_json_text(value) is value
 
 
-def plain_text(value: Any) -> str:
-    """Return text unchanged, the text of a single-key object such as {"question": "..."}, or the value as JSON text."""
-    if isinstance(value, dict) and len(value) == 1:
-        key, inner = next(iter(value.items()))
-        if key in _TEXT_KEYS and isinstance(inner, str):
-            return inner
+def only_text(value: Any) -> str | None:
+    """Return text unchanged, a number or list of numbers and texts as JSON, the only text of an object, else None."""
+    if isinstance(value, dict):
+        filled = [(key, item) for key, item in value.items() if item not in (None, [], {}, "")]
+        if len(filled) == 1 and filled[0][0] in _TEXT_KEYS and isinstance(filled[0][1], str):
+            return str(filled[0][1])
+        return None
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return None
     return json_text(value)
+
+
+def describe(value: Any) -> str:
+    """Name a value of unknown shape by its keys, for error messages."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}, the first {describe(value[0])}" if value else "an empty list"
+    if isinstance(value, dict):
+        keys = [str(key)[:40] for key in value]
+        more = f" and {len(keys) - _MAX_KEYS} more" if len(keys) > _MAX_KEYS else ""
+        return f"an object with the keys {', '.join(keys[:_MAX_KEYS])}{more}" if keys else "an empty object"
+    return type(value).__name__
+
+
+def split_rendering(messages: list[Message]) -> list[Message]:
+    """Split a prompt that an exporter rendered as "system: ...\nuser: ...".
+
+    Only the opening is split: a rendering of later turns has lost the calls, and is refused.
+    """
+    text = messages[0].content if len(messages) == 1 else None
+    marks = list(_RENDERED.finditer(text)) if isinstance(text, str) else []
+    if len(marks) < 2 or marks[0].start() or marks[0][1] not in ("system", "developer"):
+        return messages
+    roles = [mark[1] for mark in marks]
+    if roles[1:] != ["user"]:
+        raise BadRecord(f"a rendering of the messages as text ({', '.join(roles[:4])}), which has lost their calls")
+    assert isinstance(text, str)
+    return [Message(roles[0], text[marks[0].end() : marks[1].start() - 1]), Message("user", text[marks[1].end() :])]
 
 
 def instructions_in(value: Any) -> list[Message]:
@@ -96,14 +227,24 @@ def instructions_in(value: Any) -> list[Message]:
 
 
 def tools_in(value: Any) -> list[Json]:
-    """Return the tool schemas of a request or response; other values are skipped."""
+    """Return the tool schemas of a request, response or list as function schemas; other values are skipped."""
     inside = decode_json_text(value)
     if isinstance(inside, dict):
-        inside = inside.get("tools") or inside.get("functions")
+        config = inside.get("config")
+        config = config if isinstance(config, dict) else {}
+        inside = inside.get("tools") or inside.get("functions") or config.get("tools")
     inside = decode_json_text(inside)
-    return (
-        [tool for tool in map(decode_json_text, inside) if isinstance(tool, dict)] if isinstance(inside, list) else []
-    )
+    schemas: list[Json] = []
+    for tool in map(decode_json_text, inside if isinstance(inside, list) else []):
+        if not isinstance(tool, dict):
+            continue
+        if field(tool, "function_declarations") is not None:
+            schemas += tools_from_genai({"tools": [tool]}, "tools")
+        elif "input_schema" in tool:
+            schemas += tools_from_anthropic([tool], "tools")
+        else:
+            schemas += tools_from_vercel([tool], "tools") if "inputSchema" in tool else [tool]
+    return schemas
 
 
 def error_of_mark(position: int, message: Message) -> str | None:
@@ -117,8 +258,10 @@ def tool_content(value: Any) -> str | list[Json] | None:
     """Convert a tool output to message content: text or typed parts unchanged, anything else as JSON text."""
     if value is None or isinstance(value, str):
         return value
+    if isinstance(value, dict) and isinstance(value.get("content"), list) and value.keys() <= _TOOL_RESULT:
+        value = value["content"]  # a result of MCP
     if isinstance(value, list) and value and all(_type(part) in _CONTENT_TYPES for part in value):
-        return value
+        return value[0]["text"] if len(value) == 1 and _is_text(value[0]) else value
     return json_text(value)
 
 
@@ -132,19 +275,30 @@ def _read_known_shape(value: Any, where: str, role: str, depth: int) -> list[Mes
     if not isinstance(value, dict):
         return None
     if _is_message(value):
-        return messages_from_items([value], where) if _type(value) in _ITEM_TYPES else _messages(value, where)
-    if "choices" in value or "generations" in value:
-        choices = answers(value, where) if value.get("choices") or value.get("generations") else []
+        return messages_from_items([value], where) if _is_item(value) else _messages(value, where)
+    if is_genai_request(value):
+        return request_from_genai(value, where)
+    if is_bedrock_response(value):
+        return answer_from_bedrock(value, where)
+    is_response = is_genai_response(value)
+    if "choices" in value or "generations" in value or is_response:
+        choices = answers(value, where) if is_response or value.get("choices") or value.get("generations") else []
         if len(choices) > 1:
             raise BadRecord(f"{where}: {len(choices)} alternative answers where one conversation was expected")
         return choices[0] if choices else None
     # Envelopes: the first key that holds messages. Text under it is no envelope, but an answer or a question.
-    for key in ("messages", "message", "input", "output"):
-        if key in value and not isinstance(decode_json_text(value[key]), str):
-            messages = _read_known_shape(value[key], f"{where}.{key}", role, depth + 1)
-            if messages is not None:
-                system = value.get("system")
-                return [Message("system", system), *messages] if isinstance(system, str) and system else messages
+    for key in _ENVELOPES:
+        if key not in value:
+            continue
+        inside = decode_json_text(value[key])
+        if not isinstance(inside, str):
+            messages = _read_known_shape(inside, f"{where}.{key}", role, depth + 1)
+        elif key in ("prompt", "input") and isinstance(value.get("system"), str):
+            messages = [Message(role, inside)]
+        else:
+            continue
+        if messages is not None:
+            return system_from_anthropic(value.get("system"), f"{where}.system") + messages
     return None
 
 
@@ -154,16 +308,27 @@ def _from_list(value: list[Any], where: str, role: str, depth: int) -> list[Mess
         return []
     if len(value) == 1 and isinstance(value[0], list):  # a batch of one, as LangChain logs it
         return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
+    if are_vercel_calls(value):
+        return [Message(role, tool_calls=calls_from_vercel(value, where))]
+    value = name_tool_turns(value)
     shaped = [isinstance(item, dict) and _is_message(item) for item in value]
     if not any(shaped):
         if all(_type(item) in _CONTENT_TYPES for item in value):
             return _messages({"role": role, "content": value}, where)
-        return None
+        # One response in a list, or contents without a role.
+        if len(value) == 1 and isinstance(value[0], dict):
+            return _read_known_shape(value[0], f"{where}[0]", role, depth + 1)
+        return messages_from_genai(value, None, where) if all(map(is_genai_content, value)) else None
     if not all(shaped):
         raise BadRecord(f"{where}[{shaped.index(False)}]: not a message, among messages")
-    if any(_type(item) in _ITEM_TYPES for item in value):
+    if any(map(_is_item, value)):
         return messages_from_items(value, where)
     return [message for n, item in enumerate(value) for message in _messages(item, f"{where}[{n}]")]
+
+
+def _is_item(value: Json) -> bool:
+    """Whether a message is an item of the Responses API; a response of Anthropic's has the type "message", too."""
+    return _type(value) in _ITEM_TYPES and not is_anthropic_response(value)
 
 
 def _is_message(value: Json) -> bool:
@@ -173,7 +338,7 @@ def _is_message(value: Json) -> bool:
     if value.get("lc") is not None or value.get("type") == "constructor":
         return isinstance(value.get("kwargs"), dict)
     kind = _type(value)
-    return (kind in _LANGCHAIN_TYPES and "content" in value) or kind in _ITEM_TYPES
+    return (kind in TYPES and "content" in value) or kind in _ITEM_TYPES
 
 
 def _choice(value: Any, where: str) -> list[Message]:
@@ -183,8 +348,10 @@ def _choice(value: Any, where: str) -> list[Message]:
         message = choice["message"]
         message = message if _is_message(message) else {"role": "assistant", **message}
         messages = _read_known_shape(message, f"{where}.message", "assistant", 0) or []
+    elif isinstance(choice.get("text"), str):
+        messages = [Message("assistant", choice["text"])]
     else:
-        messages = [Message("assistant", plain_text(choice.get("text", choice)))]
+        raise BadRecord(f"{where}: {describe(choice)}: neither a message nor text")
     info = choice.get("generation_info")
     reason = choice.get("finish_reason") or (info.get("finish_reason") if isinstance(info, dict) else None)
     if messages and isinstance(reason, str):
@@ -194,83 +361,35 @@ def _choice(value: Any, where: str) -> list[Message]:
 
 def _messages(item: Json, where: str) -> list[Message]:
     """Convert one item to messages; tool results inside a user turn become separate messages."""
-    if isinstance(item.get("kwargs"), dict) and "role" not in item:
-        # A serialized LangChain object: its class is the last name of `id`, e.g. [..., "AIMessageChunk"] -> "ai".
-        path = item.get("id")
-        name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
-        kind = name.removesuffix("Chunk").removesuffix("Message").lower()
-        item = {"type": kind, **item["kwargs"]}
+    item = unwrap(item)
+    if is_vercel_message(item):
+        return turn_from_vercel(item, where)
     if isinstance(item.get("parts"), list):
-        return _from_parts(item, where)
-    chat = _as_chat(item, where)
+        return messages_from_genai([item], None, where) if is_genai_content(item) else _from_parts(item, where)
+    if is_bedrock_message(item):
+        return turn_from_bedrock(item, where)
+    if is_anthropic_response(item) and not item.get("tool_calls"):
+        return turn_from_anthropic(item, where)
+    chat = chat_from_langchain(item, where)
     content = chat.get("content")
-    if isinstance(content, list) and any(_type(part) in _BLOCK_TYPES for part in content):
-        return _from_blocks(chat, where)
-    if chat["role"] == "tool":
+    if has_blocks(content):
+        return turn_from_blocks(chat, where)
+    if chat["role"] in ("assistant", "tool") and chat.get("tool_call_id") is None and _are_calls(content):
+        chat = {**chat, "role": "assistant", "content": None, "tool_calls": decode_json_text(content)}
+    elif chat["role"] == "tool":
         chat["content"] = tool_content(content)
     return [message_from_chat(chat, where)]
 
 
-def _as_chat(item: Json, where: str) -> Json:
-    """Normalize a chat or LangChain message to the chat shape."""
-    role = item.get("role", item.get("type"))
-    chat = {key: value for key, value in item.items() if key not in _LANGCHAIN_NOISE}
-    chat["role"] = _ROLES.get(text(role, f"{where}.role"), role)
-    kwargs = item.get("additional_kwargs")
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
-    # Older LangChain versions keep what the provider sent in `additional_kwargs`.
-    calls = optional_items(item.get("tool_calls"), f"{where}.tool_calls") or kwargs.get("tool_calls")
-    chat["tool_calls"] = [_as_chat_call(call) for call in optional_items(calls, f"{where}.tool_calls")]
-    for key in ("reasoning_content", "function_call"):
-        if kwargs.get(key) is not None:
-            chat.setdefault(key, kwargs[key])
-    metadata = item.get("response_metadata")
-    if isinstance(metadata, dict) and isinstance(metadata.get("finish_reason"), str):
-        chat.setdefault("finish_reason", metadata["finish_reason"])
-    if not isinstance(chat.get("name"), str):  # null or an odd value; message_from_chat would refuse the latter
-        chat.pop("name", None)
-    # Only a failure is worth keeping.
-    if chat.get("status") == "success":
-        del chat["status"]
-    return chat
-
-
-def _as_chat_call(call: Any) -> Any:
-    if isinstance(call, dict) and "args" in call and "function" not in call:
-        return {"id": call.get("id"), "name": call.get("name"), "arguments": call["args"]}
-    return call
-
-
-def _from_blocks(chat: Json, where: str) -> list[Message]:
-    """Convert Anthropic content blocks: thinking to reasoning, tool_use to tool calls, tool_result to tool messages."""
-    results: list[Message] = []
-    rest: list[Any] = []
-    thoughts: list[str] = []
-    calls = list(chat["tool_calls"])
-    known_ids = [call.get("id") for call in calls if isinstance(call, dict)]
-    for number, block in enumerate(chat["content"]):
-        kind = block.get("type") if isinstance(block, dict) else None
-        at = f"{where}.content[{number}]"
-        if kind == "tool_result":
-            extra = {"is_error": True} if block.get("is_error") is True else {}
-            call_id = optional_text(block.get("tool_use_id"), f"{at}.tool_use_id")
-            results.append(Message("tool", tool_content(block.get("content")), tool_call_id=call_id, extra=extra))
-        elif kind == "tool_use":
-            if block.get("id") not in known_ids or block.get("id") is None:  # LangChain logs each call twice
-                calls.append({"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")})
-        elif kind == "thinking" and isinstance(block.get("thinking"), str):
-            thoughts.append(block["thinking"])
-        else:
-            rest.append(block)
-    # A user's turn of nothing but results: no message of the user is left.
-    if not rest and not calls and not thoughts:
-        return results
-    content = rest[0]["text"] if len(rest) == 1 and _is_text(rest[0]) else rest or None
-    message = {**chat, "content": content, "tool_calls": calls}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
-    # Results come first: they answer the calls of the turn before.
-    return [*results, message_from_chat(message, where)]
+def _are_calls(content: Any) -> bool:
+    """Whether the content is JSON text of a list of calls, which Koog logs in the place of text."""
+    if not isinstance(content, str) or not content.startswith('[{"'):
+        return False
+    calls = decode_json_text(content)
+    return isinstance(calls, list) and all(
+        isinstance(call, dict) and {"function", "id", "type"} == set(call) and call["type"] == "function"
+        for call in calls
+    )
 
 
 def _from_parts(item: Json, where: str) -> list[Message]:
@@ -285,12 +404,12 @@ def _from_parts(item: Json, where: str) -> list[Message]:
         kind = part.get("type")
         if kind == "tool_call_response":
             result = part.get("response", part.get("result", part.get("content")))
-            call_id, name = optional_text(part.get("id"), f"{at}.id"), optional_text(part.get("name"), f"{at}.name")
-            messages.append(Message("tool", tool_content(result), tool_call_id=call_id, name=name))
+            name = optional_text(part.get("name"), f"{at}.name")
+            messages.append(Message("tool", tool_content(result), tool_call_id=_call_id(part), name=name))
         elif kind == "tool_call":
             arguments = part.get("arguments")
             name = text(part.get("name"), f"{at}.name")
-            calls.append(ToolCall(name, "" if arguments is None else json_text(arguments), _call_id(part, at)))
+            calls.append(ToolCall(name, "" if arguments is None else json_text(arguments), _call_id(part)))
         elif kind in ("reasoning", "thinking") and isinstance(part.get("content"), str):
             thoughts.append(part["content"])
         elif kind in ("text", None) and isinstance(part.get("content", part.get("text")), str):
@@ -301,7 +420,7 @@ def _from_parts(item: Json, where: str) -> list[Message]:
         role = text(item.get("role"), f"{where}.role")
         reason = item.get("finish_reason")
         message = Message(
-            role=_ROLES.get(role, role),
+            role=ROLES.get(role, role),
             content=content[0]["text"] if len(content) == 1 and _is_text(content[0]) else content or None,
             reasoning="\n".join(thoughts) if thoughts else None,
             tool_calls=tuple(calls),
@@ -312,8 +431,9 @@ def _from_parts(item: Json, where: str) -> list[Message]:
     return messages
 
 
-def _call_id(part: Json, where: str) -> str | None:
-    return optional_text(part.get("id"), f"{where}.id")
+def _call_id(part: Json) -> str | None:
+    """Return the id of a call; one that is a list of ids (Microsoft's agents) becomes JSON text."""
+    return None if part.get("id") is None else json_text(part["id"])
 
 
 def _is_text(part: Any) -> bool:

@@ -6,6 +6,8 @@ of its common names, and all other fields in `extra`. Also marks turns shared be
 
 from typing import Any
 
+import msgspec
+
 from pairwright.records.messages import Json, Message, ToolCall
 from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
 
@@ -13,11 +15,9 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )
-# Keys of a plain message, a call and its function: messages with no other keys take the fast path below.
+# Keys of a plain message: messages with no other keys take the fast path below.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
-_USUAL_CALL = {"id", "type", "function"}
-_USUAL_FUNCTION = {"name", "arguments"}
-_TEXT_OR_NONE = (str, type(None))
+_convert = msgspec.convert
 
 
 def message_from_chat(value: Any, where: str = "message", *, generated: bool | None = None) -> Message:
@@ -60,29 +60,37 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     )
 
 
+class _Function(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    id: str
+    type: str
+    function: _Function
+
+
+class _Turn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A message with only the common fields and types."""
+
+    role: str
+    content: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
 def _usual_message(value: Json, generated: bool | None) -> Message | None:
-    """Fast path for a message with only the common fields and types; None for any other message."""
-    get = value.get
-    role, content, call_id, name = get("role"), get("content"), get("tool_call_id"), get("name")
-    if type(role) is not str or not (type(content) in _TEXT_OR_NONE and type(call_id) in _TEXT_OR_NONE):
+    """Fast path for a message with only the common fields and types, checked in C; None for any other message."""
+    try:
+        turn = _convert(value, _Turn)
+    except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
         return None
-    if name is not None and type(name) is not str:
-        return None
-    listed, calls = get("tool_calls"), []
-    if listed is not None:
-        if type(listed) is not list:
-            return None
-        for item in listed:
-            if type(item) is not dict or item.keys() != _USUAL_CALL:
-                return None
-            function = item["function"]
-            if type(function) is not dict or function.keys() != _USUAL_FUNCTION:
-                return None
-            parts = (function["name"], function["arguments"], item["id"], item["type"])
-            if set(map(type, parts)) != {str}:
-                return None
-            calls.append(ToolCall(*parts))
-    return Message(role, content, None, tuple(calls), call_id, name, generated)
+    calls: tuple[ToolCall, ...] = ()
+    if turn.tool_calls:
+        calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
+    return Message(turn.role, turn.content, None, calls, turn.tool_call_id, turn.name, generated)
 
 
 def messages_from_chat(value: Any, where: str) -> list[Message]:

@@ -9,18 +9,141 @@ OpenInference has flat keys such as `llm.input_messages.0.message.role`:
 
 Older GenAI attributes number messages in the same way: gen_ai.prompt.N.{role, content, tool_calls.M.*}. The oldest
 instrumentations write one event per message: gen_ai.user.message, gen_ai.choice, gen_ai.content.prompt, ...
+A message whose number is missing was lost by its exporter: the rest is no conversation, and is refused.
+
+The Vercel AI SDK has JSON text: ai.prompt.messages or ai.prompt, ai.prompt.tools, ai.response.{text, toolCalls, object,
+reasoning, finishReason}; before version 4, ai.result.*.
 """
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from pairwright.records.messages import Json, Message
-from pairwright.sources.fields import json_text
+from pairwright.sources.fields import BadRecord, json_text
 from pairwright.sources.shapes.any_messages import conversation, decode_json_text, tool_content, tools_in
 from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.vercel import calls_from_vercel
+
+# Values of gen_ai.operation.name for model calls and for agents.
+_CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion", "generate"})
+_AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
+# ai.operationId of the Vercel AI SDK: the calls, inside the operations of the user's program.
+_VERCEL_CALLS = ("doGenerate", "doStream")
+_VERCEL_OPERATIONS = frozenset({"ai.generateText", "ai.streamText", "ai.generateObject", "ai.streamObject"})
+
+
+def role_of_span(attributes: Json) -> str:
+    """Return what a span is, by its attributes: "call", "tool", "agent", "other", or "" if they do not say."""
+    kind = attributes.get("openinference.span.kind", attributes.get("traceloop.span.kind"))
+    kind = kind.upper() if isinstance(kind, str) else ""
+    operation = attributes.get("gen_ai.operation.name", attributes.get("llm.request.type"))
+    operation = operation if isinstance(operation, str) else ""
+    vercel = attributes.get("ai.operationId")
+    vercel = vercel if isinstance(vercel, str) else ""
+    if kind == "LLM" or operation in _CALL_OPERATIONS or vercel.endswith(_VERCEL_CALLS):
+        return "call"
+    if kind == "TOOL" or operation == "execute_tool" or vercel == "ai.toolCall" or "gen_ai.tool.call.id" in attributes:
+        return "tool"
+    if kind == "AGENT" or operation in _AGENT_OPERATIONS or vercel in _VERCEL_OPERATIONS:
+        return "agent"
+    return "other" if kind or operation or vercel else ""
+
+
+def input_in_attributes(attributes: Json) -> list[Message]:
+    """Return the input of a model call from the attributes that hold messages; empty if there are none of them."""
+    messages = system_in_attributes(attributes)
+    if "gen_ai.input.messages" in attributes:
+        return messages + conversation(attributes["gen_ai.input.messages"], "gen_ai.input.messages", role="user")
+    for reader, prefix in ((read_numbered_messages, "gen_ai.prompt"), (openinference_messages, "llm.input_messages")):
+        if prompt := reader(attributes, prefix):
+            return messages + prompt
+    for key in ("ai.prompt.messages", "ai.prompt"):
+        if attributes.get(key) is not None:
+            return messages + conversation(decode_json_text(attributes[key]), key, role="user")
+    prompts = decode_json_text(attributes.get("llm.prompts"))  # of completion models
+    if isinstance(prompts, list) and len(prompts) == 1 and isinstance(prompts[0], str):
+        return [*messages, Message("user", prompts[0])]
+    return []
+
+
+def system_in_attributes(attributes: Json) -> list[Message]:
+    """Return the system prompt that stands beside the messages."""
+    system = decode_json_text(attributes.get("gen_ai.system_instructions"))
+    # Parts without a role are the content of one system message.
+    if isinstance(system, list) and system and all(isinstance(part, dict) and "role" not in part for part in system):
+        system = [{"role": "system", "parts": system}]
+    return conversation(system, "gen_ai.system_instructions", role="system")
+
+
+def answers_in_attributes(attributes: Json) -> list[list[Message]]:
+    """Return the alternative answers of a model call from the attributes that hold messages, if any do."""
+    if "gen_ai.output.messages" in attributes:
+        messages = conversation(attributes["gen_ai.output.messages"], "gen_ai.output.messages", role="assistant")
+        return alternatives_of(messages)
+    if messages := read_numbered_messages(attributes, "gen_ai.completion"):
+        return alternatives_of(messages)
+    if messages := openinference_messages(attributes, "llm.output_messages"):
+        return [messages]
+    if (message := _vercel_answer(attributes)) is not None:
+        return [[message]]
+    return []
+
+
+def alternatives_of(messages: list[Message]) -> list[list[Message]]:
+    """Return answers of the assistant as alternatives; with other roles among them they are one conversation."""
+    if all(message.role == "assistant" for message in messages):
+        return [[message] for message in messages]
+    return [messages]
+
+
+def _vercel_answer(attributes: Json) -> Message | None:
+    """Return the answer of a call of the Vercel AI SDK, or None."""
+    head = next((head for head in ("ai.response", "ai.result") if _holds_answer(attributes, head)), None)
+    if head is None:
+        return None
+    content, thought = attributes.get(f"{head}.text"), attributes.get(f"{head}.reasoning")
+    if not content and attributes.get(f"{head}.object") is not None:  # structured output: its JSON is what was written
+        content = json_text(attributes[f"{head}.object"])
+    return Message(
+        "assistant",
+        content=content if isinstance(content, str) else None,
+        reasoning=thought if isinstance(thought, str) and thought else None,
+        tool_calls=calls_from_vercel(decode_json_text(attributes.get(f"{head}.toolCalls")), f"{head}.toolCalls"),
+    )
+
+
+def _holds_answer(attributes: Json, head: str) -> bool:
+    return any(attributes.get(f"{head}.{key}") is not None for key in ("text", "toolCalls", "object"))
+
+
+def add_finish_reason(messages: list[Message], attributes: Json) -> list[Message]:
+    """Add the reason why the model stopped to the last message, unless it has one."""
+    reasons = decode_json_text(attributes.get("gen_ai.response.finish_reasons"))
+    reason = reasons[0] if isinstance(reasons, list) and len(reasons) == 1 else None
+    for key in ("ai.response.finishReason", "ai.finishReason", "llm.finish_reason"):
+        reason = attributes.get(key) if reason is None else reason
+    if not isinstance(reason, str) or not messages or "finish_reason" in messages[-1].extra:
+        return messages
+    return [*messages[:-1], replace(messages[-1], extra={**messages[-1].extra, "finish_reason": reason})]
 
 
 def number_groups(attributes: Json, prefix: str) -> list[Json]:
     """Group the attributes `prefix.0.*`, `prefix.1.*`, ... and return the groups in numeric order, prefix removed."""
+    groups = _numbered(attributes, prefix)
+    return [groups[number] for number in sorted(groups)]
+
+
+def _message_groups(attributes: Json, prefix: str) -> list[Json]:
+    """Return the groups of numbered messages; raise BadRecord if a number is missing."""
+    groups = _numbered(attributes, prefix)
+    for number in range(len(groups)):
+        if number not in groups:
+            raise BadRecord(f"{prefix}.{number}: not among the {len(groups)} messages: lost by the exporter")
+    return [groups[number] for number in range(len(groups))]
+
+
+def _numbered(attributes: Json, prefix: str) -> dict[int, Json]:
     groups: dict[int, Json] = {}
     start = f"{prefix}."
     for key, value in attributes.items():
@@ -29,13 +152,13 @@ def number_groups(attributes: Json, prefix: str) -> list[Json]:
             # At most nine digits: the number comes from a key, which anybody may write.
             if number.isascii() and number.isdigit() and len(number) < 10:
                 groups.setdefault(int(number), {})[rest] = value
-    return [groups[number] for number in sorted(groups)]
+    return groups
 
 
 def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
     """Read the messages under `llm.input_messages` or `llm.output_messages`."""
     messages = []
-    for number, group in enumerate(number_groups(attributes, prefix)):
+    for number, group in enumerate(_message_groups(attributes, prefix)):
         # Keys of one message, e.g. "message.role" -> "role"; calls and parts are numbered groups in it.
         bare = {key.removeprefix("message."): value for key, value in group.items()}
         if prefix == "llm.output_messages":
@@ -51,7 +174,7 @@ def openinference_messages(attributes: Json, prefix: str) -> list[Message]:
 def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
     """Read the messages under `gen_ai.prompt` or `gen_ai.completion`."""
     messages = []
-    for number, group in enumerate(number_groups(attributes, prefix)):
+    for number, group in enumerate(_message_groups(attributes, prefix)):
         calls = [_call(call, "") for call in number_groups(group, "tool_calls")]
         content = group.get("content")
         inside = decode_json_text(content)
@@ -64,8 +187,9 @@ def read_numbered_messages(attributes: Json, prefix: str) -> list[Message]:
 
 def tools_of_attributes(attributes: Json) -> tuple[list[Json], int]:
     """Return the tool schemas, and the number of schemas that could not be decoded (usually truncated)."""
-    if tools := tools_in(attributes.get("gen_ai.tool.definitions")):
-        return tools, 0
+    for key in ("gen_ai.tool.definitions", "ai.prompt.tools"):
+        if tools := tools_in(attributes.get(key)):
+            return tools, 0
     schemas = [group.get("tool.json_schema") for group in number_groups(attributes, "llm.tools")]
     if schemas:
         tools = [schema for schema in map(decode_json_text, schemas) if isinstance(schema, dict)]

@@ -25,7 +25,7 @@ def turn_tokens(prompt: Any, generated: Any, logprobs: Any) -> TurnTokens | None
 
     Returns None unless both id lists are valid and not empty; invalid log-probabilities are dropped.
     """
-    if not _are_ids(prompt) or not _are_ids(generated) or not prompt or not generated:
+    if not are_ids(prompt) or not are_ids(generated) or not prompt or not generated:
         return None
     if (
         not isinstance(logprobs, list)
@@ -68,7 +68,7 @@ def tokens_of_turns(turns: list[TurnTokens | None]) -> Json | None:
     return arrays
 
 
-def _are_ids(value: Any) -> bool:
+def are_ids(value: Any) -> bool:
     """Whether the value is a list of token ids; uses whole-list operations, since the lists are long."""
     if not isinstance(value, list) or not value:
         return isinstance(value, list)

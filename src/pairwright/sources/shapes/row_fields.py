@@ -1,7 +1,11 @@
 """The usual fields of a row of data: its task, its run, its reward, its tools.
 
-Every chat-like format reads them with the functions of this module, so a name means the same thing everywhere.
+Every chat-like format reads them with the functions of this module, so a name means the same thing everywhere. The
+orders and the table of words are documented in docs/sources.md.
 """
+
+import re
+from typing import Any
 
 from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier, index, json_value, score
@@ -9,9 +13,24 @@ from pairwright.sources.format import Options
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.traces import pick_reward
 
-REWARD_KEYS = ("reward", "score", "rating")
-TASK_KEYS = ("task_id", "prompt_id", "question_id", "instance_id")
+# The first name that holds a value counts. `uid` is last: some files number their rows with it.
+TASK_KEYS = (
+    *("task_id", "prompt_id", "question_id", "instance_id", "problem_id", "example_id"),
+    *("task", "task_name", "uid"),
+)
 RUN_KEYS = ("run", "run_index", "trial", "sample_index", "attempt")
+# Scores may be any number; labels are verdicts: true or false, 1, 0 or -1, or a word of the table below.
+SCORE_KEYS = ("reward", "score", "rating")
+LABEL_KEYS = ("label", "success", "resolved", "passed", "correct", "kto_tag", "thumbs", "feedback")
+REWARD_KEYS = (*SCORE_KEYS, *LABEL_KEYS)
+_GOOD = re.compile(
+    r"good|thumbs[ _-]?up|up|like|👍|pass|passed|true|yes|correct|right|chosen|accept|accepted|success|resolved"
+    r"|desirable|positive"
+)
+_BAD = re.compile(
+    r"bad|thumbs[ _-]?down|down|dislike|👎|fail|failed|false|no|incorrect|wrong|rejected|reject|failure|unresolved"
+    r"|undesirable|negative"
+)
 
 
 def task_of(row: Json) -> int | str | None:
@@ -40,18 +59,53 @@ def tools_of(row: Json) -> list[Json]:
     return tools_from_chat(tools, "tools")
 
 
+def label_of(value: Any) -> float | None:
+    """Return the number of a verdict, or None for what is none, such as the class 3 of a classifier.
+
+    >>> label_of("thumbs_up"), label_of(False), label_of(-1), label_of("sports")
+    (1.0, 0.0, -1.0, None)
+    """
+    if isinstance(value, str):
+        word = value[:40].strip().lower()
+        if _GOOD.fullmatch(word):
+            return 1.0
+        if _BAD.fullmatch(word):
+            return 0.0
+    number = score(value)
+    return number if number in (-1.0, 0.0, 1.0) else None
+
+
+def reward_in(row: Json) -> tuple[str, float] | None:
+    """Return the name and number of the field that holds the reward of a row, or None."""
+    for key in SCORE_KEYS:
+        value = row.get(key)
+        number = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+        if number is not None:
+            return key, number
+    for key in LABEL_KEYS:
+        number = label_of(row.get(key))
+        if number is not None:
+            return key, number
+    return None
+
+
 def reward_of(row: Json, options: Options) -> tuple[float | None, Json | None]:
-    """Return the reward and its components: the component selected by the user, else reward, score or rating."""
+    """Return the reward and its components: the component selected by the user, else the first of REWARD_KEYS."""
     components = row.get("reward_components")
     components = components if isinstance(components, dict) else None
-    value = next((row[key] for key in REWARD_KEYS if row.get(key) is not None), None)
-    if isinstance(value, dict):
-        # A reward that is an object holds components; those under their own key override it.
-        components, value = {**value, **(components or {})}, None
+    for key in SCORE_KEYS:
+        if isinstance(row.get(key), dict):
+            # A reward that is an object holds components; those under their own key override it.
+            components = {**row[key], **(components or {})}
+            break
     if options.reward is not None:
         named = score((components or {}).get(options.reward))
-        return (score(row.get(options.reward)) if named is None else named), components
+        if named is None:
+            value = row.get(options.reward)
+            named = label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+        return named, components
+    plain = reward_in(row)
     # No single number: the rule for components decides.
-    if value is None and components:
+    if components and (plain is None or plain[0] in LABEL_KEYS):
         return pick_reward(components, None), components
-    return score(value), components
+    return (None if plain is None else plain[1]), components

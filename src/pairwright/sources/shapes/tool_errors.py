@@ -1,9 +1,12 @@
-"""Detection of failed tool calls: failure kinds, failures in the text of tool results, and error sites.
+"""Detection of failed tool calls: failure kinds, marks of failure in tool results, and error sites.
 
-For formats that do not mark failures, only the start of a result counts ("Error: ...", a traceback, {"error": "..."}),
-since successful results may contain the word as well.
+One detector for all formats. A result is a failure if the machine says so: a flag of the format (`is_error`), an exit
+status other than 0, an object with an error in it, an error message at the start, or a traceback or a syntax error at
+the end. An exit status of 0 settles the question the other way. The word "error" alone says nothing: files, search
+results and test reports contain it, too. tests/sources/test_tool_errors.py has labelled results of each kind.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -38,28 +41,127 @@ def failure_kind(hint: object, default: str) -> str:
     return default
 
 
-# Failures detected from the text of tool results, for formats that do not mark them.
+# Marks at the start of a result.
 
-_STARTS = ("error:", "error ", "[error]", "traceback (most recent call last)", "exception:", "execution failed")
-_WRAPPERS = ("output", "result", "content", "message")
+_START = re.compile(
+    r"""(?:OBSERVATION:\s+|Observation:\s+|<(?:tool_response|output|result|stderr)>\s*|\#+\s*)?
+    (?:
+      \[?(?:fatal\ )?error(?:\s*\[[^\]\n]{0,40}\]|\s*\([^)\n]{0,60}\)|\s+(?:code\s+)?-?\d+)?\]?\s*(?:[:—–]|-\s|$)
+    | \[error\]
+    | error\s+(?:executing|calling|running|invoking|fetching|reading|writing|parsing|processing|loading|opening
+        |connecting|searching|creating|updating|deleting|getting|evaluating|accessing|sending|making|from
+        |while|when|during|occurred|in\s+(?:tool|function|call)|on\s+line)\b
+    | an?\ (?:unexpected\ |internal\ |unknown\ )?error\ (?:has\ )?occurr?ed\b
+    | (?:mcp|tool|api|http|runtime|execution|internal|server|client|validation|command|shell|python|sql|database
+        |network|connection|request|parse|parser|syntax|type|key|value|import|timeout|compilation|build)[\ _-]error
+        (?:\s+-?\d+|\s*\([^)\n]{0,60}\))?\s*:
+    | (?:exception|failure|failed|fatal|panic|errno|traceback)\s*:
+    | (?:tool\ |command\ |code\ |function\ )?(?:execution|call|command|request|invocation)\ (?:failed|timed\ out)\b
+    | failed\ to\ \w+
+    | previous\ response\ had\ parsing\ errors
+    | traceback\ \(most\ recent\ call\ last\)
+    | <(?:tool_use_error|tool_error|error)>
+    | ❌
+    )""",
+    re.I | re.X,
+)
+_START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "errno", "timed out", "❌")
+# The name of an exception: "ValueError: ...", "json.decoder.JSONDecodeError: ...", or its repr as the whole result.
+_EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::\s|\('[^\n]*\)\s*$|\(\"[^\n]*\)\s*$)")
+_NO_TOOL = re.compile(
+    r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
+)
+# A message of a program as the only line: "cat: x.txt: No such file or directory", "bash: rg: command not found".
+_PROGRAM = re.compile(
+    r"(?:/\S+/)?[\w.+-]+: [^\n]{0,300}(?:command not found|: not found|No such file or directory|Permission denied"
+    r"|Is a directory|Not a directory|Connection refused|Operation not permitted|cannot open [^\n]{0,200}"
+    r"|unrecognized option [^\n]{0,100}|invalid option [^\n]{0,100})\s*$"
+)
+
+# Exit statuses: as a line of their own, first, last, or in the header or the footer that a harness writes.
+
+_STATUS_LINE = re.compile(
+    r"""(?:the\ |your\ )?(?:(?:command|process|program|script|shell|task|execution|bash|python|tool|job|it)\ )?
+    (?:was\ |has\ )?(?:(?:completed|finished|exited|failed|terminated|returned|ended|done)\ )?
+    (?:(?:with\ )?(?:an?\ )?(?:non-?zero\ )?(?:exit|return)[\ _-]?(?:code|status)|exit
+      |with\ (?:an?\ )?(?:non-?zero\ )?(?:status\ code|code|status))
+    (?:\ (?:was|is|of))?(?:\ ?[:=]\ ?|\ )(?P<number>-?\d{1,10})""",
+    re.I | re.X,
+)
+_FRAME = " \t\r[](){}<>*.,;:!"  # around a status line
+_STATUS_TAG = re.compile(r"<(return_?code|exit_?code|exit_?status|status_?code)>\s*(-?\d+)\s*</\1>", re.I)
+_STATUS_START = re.compile(
+    r"(?:error:? )?(?:(?:command|process|script|program) )?(?:(?:failed|exited|terminated|returned|finished) )?"
+    r"(?:with )?(?:an? )?(?:non-?zero )?(?:exit|return)[ _-]?(?:code|status)[:=]? (-?\d+)\b",
+    re.I,
+)
+_NUM_STATUS_LINES = 5  # at either end of a result
+# Shell wrappers put a header before the output; nothing behind this line is theirs.
+_OUTPUT_BEGINS = ("output:", "stdout:", "<output>", "<stdout>")
+
+# Crashes at the end of a result.
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_TRACEBACK = re.compile(r"^(?:[A-Z]\w*\s+)?Traceback \(most recent call last\):?\s*$", re.M)
+_RAISED = re.compile(r"^(?:\w+\.)*[A-Za-z_]\w*(?:: .*|:)?$")
+_SYNTAX = re.compile(
+    r"^\s*File \"[^\n]*\", line \d+[^\n]*\n(?:[^\n]*\n){0,4}?(?:SyntaxError|IndentationError|TabError): ", re.M
+)
+_CRASH = re.compile(
+    r"^(?:Exception in thread \"|thread '[^'\n]*' (?:\(\d+\) )?panicked at |panic: |Segmentation fault|Node\.js v\d"
+    r"|make(?:\[\d+\])?: \*\*\* |npm (?:ERR!|error) |Uncaught (?:\w*Error|exception)|fatal: )",
+    re.M,
+)
+# A terminal's screen ends with the prompt of its shell; a prompt with a command behind it is the next command.
+_PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:[^\n$#]*|bash-[\d.]*)[#$]")
+_CALLS = ("    at ", "\tat ", "\t... ")  # lines of a stack, as Node and Java print it
+_NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
 
 
 def result_error_kind(position: int, message: Message) -> str | None:
     """Return the failure kind of a tool message, or None."""
-    content = message.content
-    return text_error_kind(content if type(content) is str else message.text)
+    extra, content = message.extra, message.content
+    text = content if type(content) is str else message.text
+    if extra:
+        flag = next((extra[key] for key in ("is_error", "isError") if isinstance(extra.get(key), bool)), None)
+        if flag is None and extra.get("status") in ("error", "failed"):
+            flag = True
+        if flag is not None:
+            return (text_error_kind(text) or failure_kind(text, "tool_error")) if flag else None
+    return text_error_kind(text)
 
 
 def text_error_kind(text: str) -> str | None:
-    """Return the failure kind indicated by the text of a tool result, or None."""
+    """Return the failure kind that the text of a tool result marks, or None."""
     start = text.lstrip()
-    if start[:1] != "{":
-        return _word(text) if start[:40].lower().startswith(_STARTS) else None
-    # JSON: a failure is named near the start. Most results are ruled out by this, without decoding.
-    head = start[:80].lower()
-    if "error" in head or '"detail"' in head or "traceback" in head or "exception" in head or "failed" in head:
-        reason = _reason(start)
-        return None if reason is None else _word(reason)
+    if start[:1] == "{" or start[:2] in _LIST_STARTS:
+        if not _may_fail(start):
+            return None
+        try:
+            value: Any = msgspec.json.decode(start)
+        except (msgspec.MsgspecError, RecursionError, ValueError):
+            return _plain_kind(start)
+        return _value_kind(value, 0)
+    return _plain_kind(start)
+
+
+def _plain_kind(text: str) -> str | None:
+    """Return the failure kind of a result that is not JSON."""
+    head, tail = text[:_NUM_HEAD], text[-_NUM_TAIL:]
+    # Cheap tests come first: most results name none of this.
+    if "xit" in head or "eturn" in head or "ode" in head or "xit" in tail[-600:] or "ode" in tail[-600:]:
+        status = _exit_status(text)
+        if status is not None:
+            return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
+    begin = head[:120].lower()
+    if any(word in begin for word in _START_WORDS) and (_START.match(head) or _EXCEPTION.match(head)):
+        return _word(text)
+    if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
+        return _word(text)
+    if len(text) < _NUM_HEAD and ": " in text and text.count("\n") <= 1 and _PROGRAM.match(text.rstrip()):
+        return _word(text)
+    if _is_crash(text, tail.rstrip()):
+        return failure_kind(text.rstrip()[-300:], "exception")
     return None
 
 
@@ -67,39 +169,193 @@ def _word(reason: str) -> str:
     return failure_kind(reason, "exception" if "traceback (most recent" in reason[:200].lower() else "tool_error")
 
 
-def _reason(text: str) -> str | None:
-    """Extract the error from a JSON result: {"error": ...}, a lone {"detail": ...}, or an error text in its output."""
-    if not _may_name(text):
-        return None
-    try:
-        value: Any = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    if value.get("error"):
-        return str(value["error"]) if isinstance(value["error"], str) else text
-    if set(value) == {"detail"}:  # what a FastAPI server answers to a request that failed
-        return str(value["detail"]) if isinstance(value["detail"], str) else text
-    for key in _WRAPPERS:
-        inner = value.get(key)
-        if isinstance(inner, str) and inner[:40].lstrip().lower().startswith(_STARTS):
-            return inner
+def _exit_status(text: str) -> int | None:
+    """Return the exit status that a shell tool wrote before or after the output, or None."""
+    head, tail = text[:400], text[-600:]
+    tag = _STATUS_TAG.match(text) or _STATUS_TAG.match(tail.rstrip().rpartition("\n")[2])
+    if tag:
+        return int(tag[2])
+    lines = [line for line in head.split("\n", _NUM_STATUS_LINES)[:_NUM_STATUS_LINES] if line.strip()]
+    for number, line in enumerate(lines):
+        if line.strip().lower() in _OUTPUT_BEGINS:
+            break
+        status = _STATUS_LINE.fullmatch(line[:200].strip(_FRAME))
+        # Below the first line, only a header with its own "Output:" is the shell's.
+        if status and (number == 0 or any(begin in head.lower() for begin in _OUTPUT_BEGINS)):
+            return int(status["number"])
+    begin = _STATUS_START.match(text)
+    if begin:
+        return int(begin[1])
+    lines = [line for line in tail.rsplit("\n", _NUM_STATUS_LINES)[-_NUM_STATUS_LINES:] if line.strip()]
+    for number, line in enumerate(reversed(lines)):
+        status = _STATUS_LINE.fullmatch(line[-200:].strip(_FRAME))
+        # Above the last line, only a line in brackets is the shell's.
+        if status and (number == 0 or line.lstrip()[:1] == "["):
+            return int(status["number"])
     return None
 
 
-def _may_name(text: str) -> bool:
-    """Whether JSON text may contain a key that `_reason` checks; a cheap test that avoids decoding every result."""
-    return (
-        '"error"' in text
-        or '"detail"' in text
-        or '"output"' in text
-        or '"result"' in text
-        or '"content"' in text
-        or '"message"' in text
-        # A key may be written with \u escapes.
-        or "\\u" in text
-    )
+def _is_crash(text: str, tail: str) -> bool:
+    """Whether a result ends with a traceback, a syntax error, or the last words of a program that crashed."""
+    if tail[-1:] in ("#", "$") or "\x1b[" in tail or "\r\n" in tail:
+        text = _without_prompt(text[-_NUM_TRACEBACK:])
+        tail = text[-_NUM_TAIL:]
+    last = tail[tail.rfind("\n") + 1 :]
+    if "Traceback (most" in text and _ends_with_traceback(text[-_NUM_TRACEBACK:].rstrip()):
+        return True
+    if last.startswith(("SyntaxError: ", "IndentationError: ", "TabError: ")):
+        return _SYNTAX.search(tail) is not None
+    if last.startswith(_CALLS) or last == "}":
+        return _is_trace_of_calls(tail)
+    return _CRASH.match(last) is not None
+
+
+def _without_prompt(text: str) -> str:
+    """Return the text without colours, and without the prompt of a shell at its end."""
+    text = (_ANSI.sub("", text) if "\x1b[" in text else text).replace("\r\n", "\n").rstrip()
+    before, _, last = text.rpartition("\n")
+    prompt = _PROMPT.match(last)
+    return before.rstrip() if prompt and not last[prompt.end() :].strip() else text
+
+
+def _ends_with_traceback(text: str) -> bool:
+    """Whether the last traceback of a text is at its end: frames, then the exception and nothing after its message."""
+    headers = list(_TRACEBACK.finditer(text))
+    if not headers:
+        return False
+    lines = text[headers[-1].end() :].strip("\n").split("\n")
+    is_notebook = not headers[-1][0].startswith("Traceback")
+    if not is_notebook and not lines[0].lstrip().startswith(("File ", "[Previous")):
+        return False
+    # Frames are indented; the first line that is not has the exception. A notebook's frames are not indented.
+    raised = [number for number, line in enumerate(lines) if line[:1].strip() and _RAISED.match(line)]
+    if not raised:
+        return False
+    if is_notebook:
+        return _EXCEPTION.match(lines[raised[-1]]) is not None
+    message = lines[raised[0] + 1 :]
+    # A message may have several lines; a paragraph behind it is other text.
+    return len(message) <= 12 and not any(not line.strip() or _PROMPT.match(line) for line in message)
+
+
+def _is_trace_of_calls(tail: str) -> bool:
+    """Whether a text ends with the stack of an uncaught exception, as Node and Java print it."""
+    lines = tail.rsplit("\n", 40)
+    num_calls = 0
+    for line in reversed(lines):
+        if line.startswith(_CALLS):
+            num_calls += 1
+        elif num_calls and line.strip() not in ("{", "}"):
+            return _EXCEPTION.match(line) is not None or line.startswith(
+                ("Exception in thread", "Uncaught ", "Error: ")
+            )
+        elif not num_calls:
+            return False
+    return False
+
+
+# Failures in results that are JSON.
+
+_STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
+_ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
+_NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
+_WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
+# Keys of an envelope around a result. A record of something else may have a status "failed" of its own.
+_ENVELOPE = re.compile(
+    r"(?:http_)?status(?:_?code)?|code|message|msg|errors?|error_?(?:code|message|type)|reason|details?|description|type"
+    r"|name|title|data|result|output|content|stdout|stderr|traceback|success|ok|hint|suggestion|tool(?:_name|_call_id)?"
+    r"|request_?id|timestamp|path|command|duration|elapsed|retryable|is_?error|exception|arg(?:ument)?s|query|instance"
+    r"|url|extensions",
+    re.I,
+)
+_LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
+_SIGNS = ("rror", "xit", "ail", "eturn", "tatus", "ode", '"ok"', '"success"', "raceback", "xception")
+_NUM_JSON = 1000  # characters at either end of an object in which its marks are looked for
+
+
+def _may_fail(text: str) -> bool:
+    """Whether JSON text may contain a mark of failure: a cheap test that avoids decoding every result."""
+    ends = text if len(text) <= 2 * _NUM_JSON else text[:_NUM_JSON] + text[-_NUM_JSON:]
+    return any(sign in ends for sign in _SIGNS)
+
+
+def _value_kind(value: Any, depth: int) -> str | None:
+    """Return the failure kind of a decoded result: an object, a list with a single item, or text."""
+    if isinstance(value, str):
+        # Text inside an object: what a text result would say, or JSON again.
+        return text_error_kind(value) if depth and depth < 3 else None
+    if isinstance(value, list):
+        return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
+    if not isinstance(value, dict) or depth > 3:
+        return None
+    status = next((value[key] for key in _STATUS_KEYS if _is_number(value.get(key))), None)
+    if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
+        status = value["status"]
+    metadata = value.get("metadata")
+    if status is None and isinstance(metadata, dict):
+        status = next((metadata[key] for key in _STATUS_KEYS if _is_number(metadata.get(key))), None)
+    if status is not None:
+        return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
+    for key in ("is_error", "isError"):
+        if isinstance(value.get(key), bool):
+            return failure_kind(_words_of(value), "tool_error") if value[key] else None
+    if _names_error(value) or _has_failed_status(value):
+        return _word(_words_of(value))
+    stderr = value.get("stderr")
+    if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
+        return failure_kind(stderr[-300:], "exception")
+    for key in _WRAPPERS:
+        kind = _value_kind(value[key], depth + 1) if key in value and len(value) <= 6 else None
+        if kind is not None:
+            return kind
+    return None
+
+
+def _names_error(value: Json) -> bool:
+    """Whether an object holds an error: a text or an object, not a number, which is a measurement."""
+    error = value.get("error")
+    if isinstance(error, str) and error.strip().lower() not in _NO_ERROR:
+        return True
+    if error is True or (isinstance(error, dict | list) and error):
+        return True
+    if set(value) == {"detail"}:  # what a FastAPI server answers to a request that failed
+        return bool(value["detail"])
+    # GraphQL
+    errors = value.get("errors")
+    is_list = isinstance(errors, list) and bool(errors) and all(isinstance(item, dict) for item in errors)
+    return is_list and not value.get("data") and _is_envelope(value) and "message" in errors[0]
+
+
+def _has_failed_status(value: Json) -> bool:
+    """Whether an envelope says that the call failed: {"success": false}, {"status": "error"}, {"code": 404, ...}."""
+    if value.get("success") is False or value.get("ok") is False:
+        return True
+    status = value.get("status")
+    if isinstance(status, str) and status.lower() in _ERROR_WORDS:
+        is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
+        return is_told or _is_envelope(value)
+    codes = [value.get(key) for key in ("status", "code", "statusCode", "status_code", "http_status")]
+    is_refused = any(isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 for code in codes)
+    return is_refused and _is_envelope(value)
+
+
+def _is_envelope(value: Json) -> bool:
+    return all(map(_ENVELOPE.fullmatch, value))
+
+
+def _words_of(value: Json) -> str:
+    """Return the text that tells the kind of a failure."""
+    for key in ("error", "message", "msg", "detail", "reason", "stderr", "output", "stdout", "content"):
+        words = value.get(key)
+        if isinstance(words, dict):
+            words = words.get("message") or words.get("type")
+        if isinstance(words, str) and words.strip():
+            return words
+    return str(value)[:1000]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # Error sites of a conversation.
@@ -120,7 +376,10 @@ def tool_names(tools: list[Json]) -> tuple[str, ...]:
 
 
 def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) -> list[ErrorSite]:
-    """Return the error sites of a conversation: tool results that `kind_of` classifies, and calls of unknown tools."""
+    """Return the error sites of a conversation: failed tool results, and calls of unknown tools.
+
+    `kind_of` knows the marks of its format; the marks of all formats count besides.
+    """
     available = tool_names(tools)
     # Call id -> name of the tool, since results often lack the name.
     callers: dict[str, str] = {}
@@ -143,6 +402,8 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
         if message.role != "tool":
             continue
         kind = kind_of(index, message)
+        if kind is None and kind_of is not result_error_kind:
+            kind = result_error_kind(index, message)
         if kind is not None:
             tool = callers.get(message.tool_call_id or "", message.name)
             sites.append(
@@ -156,8 +417,3 @@ def error_sites(messages: list[Message], tools: list[Json], kind_of: ErrorKind) 
                 )
             )
     return sites
-
-
-def no_errors(index: int, message: Message) -> str | None:
-    """An `ErrorKind` function for formats that do not mark failed calls; always returns None."""
-    return None

@@ -60,6 +60,7 @@ class Trace(msgspec.Struct, frozen=True):
     parents: dict[str, str | None] = {}
     task: int | str | None = None
     info: Json = {}
+    refused: list[str] = []  # reasons of the calls that could not be read
 
 
 def task_in(*places: Any) -> int | str | None:
@@ -130,7 +131,7 @@ def nearest_scores(index: ScoreIndex, spans: list[str], parents: dict[str, str |
     """Return the nearest score per name (from the spans, then ancestors, then the trace), and all values if several."""
     # Span -> how many levels it lies above the nearest of the calls; 0 for a call itself.
     distances: dict[str, int] = {}
-    for own_span in spans:
+    for own_span in spans if any(target is not None for target in index) else ():
         span: str | None = own_span
         for distance in range(_MAX_ANCESTORS):  # a bound, since hostile parents may form a ring
             if span is None or distance >= distances.get(span, _MAX_ANCESTORS):

@@ -1,10 +1,11 @@
 """Langfuse exports: `{trace{id, input, output, metadata, scores[]}, observations[]}`, or a trace containing both.
 
-Model calls are observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool message).
-Inputs and outputs may be JSON text, in any shape of sources/shapes/any_messages.py. Calls are converted to experiences
-by sources/tracing/trace_to_experiences.py; without any GENERATION, the input and output of the agent, the root or the
+Model calls are observations of type GENERATION, tool runs those of type TOOL (or any whose output is a tool message, or
+whose attributes say so). Inputs and outputs may be JSON text, in any shape of sources/shapes/any_messages.py; where
+they have none, the attributes of OpenTelemetry in the metadata are read instead. Calls are converted to experiences by
+sources/tracing/trace_to_experiences.py; without any GENERATION, the input and output of the agent, the root or the
 trace are the call. Tools that LangChain logs as messages of role "tool" become tool schemas; `instructions` become the
-system message.
+system message. A call that cannot be read is refused with its reason; the others of its trace are read.
 
 task = `datasetItemId` or a task id in the trace's metadata, else a hash of the prompt; run = a number derived from the
 trace id. Scores without an observationId apply to the whole trace; the value of a CATEGORICAL score is its label. An
@@ -16,12 +17,30 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pairwright.errors import PairwrightError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, mapping, optional_items, optional_mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, tools_in
-from pairwright.sources.shapes.genai_attributes import tools_of_attributes
+from pairwright.sources.shapes.any_messages import (
+    answers,
+    conversation,
+    decode_input,
+    decode_json_text,
+    decode_output,
+    instructions_in,
+    split_rendering,
+    tools_in,
+)
+from pairwright.sources.shapes.genai_attributes import (
+    add_finish_reason,
+    answers_in_attributes,
+    input_in_attributes,
+    role_of_span,
+    system_in_attributes,
+    tools_of_attributes,
+)
+from pairwright.sources.shapes.langchain_messages import unwrap
 from pairwright.sources.shapes.tool_errors import failure_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of, task_in
 from pairwright.sources.tracing.otel_spans import moment
@@ -60,7 +79,8 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     # Observations and their parents by id: scores and failures are looked up along these.
     ids = {_id(observation): observation for observation in observations}
     parents = {key: _text(observation.get("parentObservationId")) for key, observation in ids.items()}
-    events = _events(trace, observations, ids, parents)
+    refused: list[str] = []
+    events = _events(trace, observations, ids, parents, refused)
     metadata = decode_json_text(trace.get("metadata"))
     info: Json = {ours: trace[theirs] for theirs, ours in _INFO.items() if trace.get(theirs)}
     read_out = Trace(
@@ -70,6 +90,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         parents=parents,
         task=identifier(trace.get("datasetItemId")) or task_in(metadata),
         info=info,
+        refused=refused,
     )
     yield from read_trace(NAME, read_out, origin, options, position=origin.ordinal)
 
@@ -88,17 +109,23 @@ def _observations(export: Json, trace: Json) -> list[Any]:
 
 
 def _events(
-    trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None]
+    trace: Json, observations: list[Json], ids: dict[str, Json], parents: dict[str, str | None], refused: list[str]
 ) -> list[ModelCall | ToolRun]:
     """Return the model calls and tool runs in order; raise BadRecord if there is no output at all."""
-    generations = [_id(observation) for observation in observations if observation.get("type") == "GENERATION"]
+    generations = {_id(observation): observation for observation in observations if _is_generation(observation)}
+    # The Vercel AI SDK logs an operation around its calls; it stands for a call only where it has none inside.
+    above = {parents.get(name) for name in generations}
+    calls = [name for name, item in generations.items() if name not in above or not _is_operation(item)]
     # A generation inside another is the same call, logged by the framework and by the provider.
-    wanted = outermost_of(generations, parents)
+    wanted = outermost_of(calls, parents)
     events: list[ModelCall | ToolRun] = []
     for observation in observations:
         if _id(observation) in wanted:
             parent = ids.get(parents.get(_id(observation)) or "", {})
-            events += _calls(observation, parent)
+            try:
+                events += _calls(observation, parent)
+            except PairwrightError as error:  # the other calls of the trace may still be good
+                refused.append(f"observation {_id(observation)!r}: {error}")
         elif (run := _tool_run(observation)) is not None:
             events.append(run)
     if wanted:
@@ -116,6 +143,14 @@ def _events(
     raise BadRecord("no GENERATION among the observations, and no output of an agent or of the trace")
 
 
+def _is_generation(observation: Json) -> bool:
+    return observation.get("type") == "GENERATION"
+
+
+def _is_operation(observation: Json) -> bool:
+    return "ai.operationId" in _attributes(observation) and role_of_span(_attributes(observation)) == "agent"
+
+
 def _unquote(value: Any) -> Any:
     """Decode a quoted JSON string: input and output of a trace are encoded once more than those of observations."""
     if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] == '"':
@@ -127,21 +162,15 @@ def _unquote(value: Any) -> Any:
 
 def _calls(observation: Json, parent: Json) -> list[ModelCall]:
     """Convert an observation to model calls, one per alternative answer."""
-    inputs, listed = _without_tool_schemas(decode_json_text(observation.get("input")))
     attributes = _attributes(observation)
-    output = observation.get("output")
-    messages = conversation(inputs, "input", role="user")
+    inputs, listed = _without_tool_schemas(decode_input(observation.get("input"), attributes.get("input.mime_type")))
+    output = decode_output(observation.get("output"), attributes.get("output.mime_type"))
+    messages = _input_messages(inputs, attributes)
     if not messages or messages[0].role not in ("system", "developer"):
         messages = _instructions(observation, attributes) + messages
     # Where tools may stand, best first: messages, input, output, definitions, attributes of OpenTelemetry.
-    tools = listed or tools_in(
-        observation.get("input") if isinstance(decode_json_text(observation.get("input")), dict) else None
-    )
-    tools = (
-        tools
-        or tools_in(output if isinstance(decode_json_text(output), dict) else None)
-        or _tool_definitions(observation)
-    )
+    tools = listed or tools_in(inputs if isinstance(inputs, dict) else None)
+    tools = tools or tools_in(output if isinstance(output, dict) else None) or _tool_definitions(observation)
     if not tools:
         tools, _ = tools_of_attributes(attributes)
     usage = observation.get("usageDetails", observation.get("usage"))
@@ -160,10 +189,38 @@ def _calls(observation: Json, parent: Json) -> list[ModelCall]:
         flat=isinstance(inputs, str) and isinstance(decode_json_text(output), str) and parent.get("type") == "AGENT",
     )
     # An empty answer is still a call: it may have failed.
-    alternatives = answers(output, "output") or [[]]
+    alternatives = [add_finish_reason(one, attributes) for one in _answers(output, attributes)] or [[]]
     if len(alternatives) == 1:
         return [replace(call, output=alternatives[0])]
     return [replace(call, output=one, notes={"choice": n}) for n, one in enumerate(alternatives)]
+
+
+def _input_messages(inputs: Any, attributes: Json) -> list[Message]:
+    """Convert the input of a call; the attributes count where it has no shape of messages."""
+    try:
+        if messages := split_rendering(conversation(inputs, "input", role="user")):
+            return messages
+    except BadRecord as error:
+        messages = input_in_attributes(attributes)
+        if not messages:
+            raise error
+        return messages
+    return input_in_attributes(attributes)
+
+
+def _answers(output: Any, attributes: Json) -> list[list[Message]]:
+    """Convert the output of a call; the attributes count where it has no shape of messages."""
+    try:
+        if alternatives := answers(output, "output"):
+            return alternatives
+    except BadRecord:
+        # Structured output of the Vercel AI SDK: an object of the user's, and the text that the model wrote.
+        if str(attributes.get("ai.operationId")).startswith(("ai.generateObject", "ai.streamObject")):
+            return answers(output, "output", objects_as_text=True)
+        if alternatives := answers_in_attributes(attributes):
+            return alternatives
+        raise
+    return answers_in_attributes(attributes)
 
 
 def _without_tool_schemas(value: Any) -> tuple[Any, list[Json]]:
@@ -184,10 +241,7 @@ def _is_tool_schema(item: Any) -> bool:
 
 def _instructions(observation: Json, attributes: Json) -> list[Message]:
     instructions = instructions_in(observation.get("output")) or instructions_in(observation.get("modelParameters"))
-    system = decode_json_text(attributes.get("gen_ai.system_instructions"))
-    if not instructions and isinstance(system, list) and system:
-        return conversation([{"role": "system", "parts": system}], "gen_ai.system_instructions", role="system")
-    return instructions
+    return instructions or system_in_attributes(attributes)
 
 
 def _tool_definitions(observation: Json) -> list[Json]:
@@ -209,8 +263,9 @@ def _tool_run(observation: Json) -> ToolRun | None:
     """Convert an observation to a tool run; None if it is not one."""
     attributes = _attributes(observation)
     output = decode_json_text(observation.get("output"))
+    output = unwrap(output) if isinstance(output, dict) else output
     message = output if isinstance(output, dict) and isinstance(output.get("tool_call_id"), str) else None
-    if observation.get("type") != "TOOL" and message is None:
+    if observation.get("type") != "TOOL" and message is None and role_of_span(attributes) != "tool":
         return None
     failure = _failure(observation, "tool_error")
     result = observation.get("output")
@@ -218,10 +273,12 @@ def _tool_run(observation: Json) -> ToolRun | None:
         result = message.get("content")
         if failure is None and message.get("status") == "error":
             failure = Failure(failure_kind(result, "tool_error"), result if isinstance(result, str) else "")
-    call_id = message["tool_call_id"] if message is not None else _text(attributes.get("gen_ai.tool.call.id"))
+    call_id = message["tool_call_id"] if message is not None else None
+    call_id = call_id or _text(attributes.get("gen_ai.tool.call.id")) or _text(attributes.get("ai.toolCall.id"))
+    name = _text(attributes.get("gen_ai.tool.name")) or _text(attributes.get("ai.toolCall.name"))
     return ToolRun(
         id=_id(observation),
-        name=_text(attributes.get("gen_ai.tool.name")) or _text(observation.get("name")) or "",
+        name=name or _text(observation.get("name")) or "",
         output=result,
         arguments=observation.get("input"),
         call_id=call_id,

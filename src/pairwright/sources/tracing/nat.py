@@ -137,9 +137,9 @@ class _Prompts:
 
     def _read(self, given: Any) -> _Prompt:
         tools = tuple(self._schemas.get(_key(given), ()))
-        if messages := conversation(given, "data.input", role="user"):
+        if messages := conversation(given, "data.input", role="user", objects_as_text=True):
             return _Prompt(tuple(messages), tools, None)
-        messages = conversation(self._item.get("question"), "question", role="user")
+        messages = conversation(self._item.get("question"), "question", role="user", objects_as_text=True)
         origin = "the item's question: the event has no input" if messages else "nothing: no input was logged"
         return _Prompt(tuple(messages), tools, origin)
 
@@ -179,7 +179,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
     info |= {key: fields[key] for key in ("turn_id", "turn_index", "candidate_index")}
     info["metadata"] = payload.get("metadata")
     info["prompt_from"] = prompt.origin
-    alternatives = answers(fields["output"], "data.output")
+    alternatives = answers(fields["output"], "data.output", objects_as_text=True)
     if len(alternatives) > 1:
         raise BadRecord(f"data.output: {len(alternatives)} alternative answers under one score")
     if alternatives:

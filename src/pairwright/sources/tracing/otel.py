@@ -6,6 +6,7 @@ span has:
     gen_ai.system_instructions, gen_ai.input.messages, gen_ai.output.messages    JSON text or structured
     gen_ai.prompt.N.*, gen_ai.completion.N.*                                     numbered attributes
     llm.input_messages.N.*, llm.output_messages.N.*                              OpenInference
+    ai.prompt.messages, ai.response.{text, toolCalls, object}                    Vercel AI SDK
     gen_ai.{system,user,assistant,tool}.message and gen_ai.choice                span events, log records, `events`
     input.value, output.value                                                    messages as JSON text, or plain text
 
@@ -25,11 +26,24 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded, split_at_first_answer
-from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, instructions_in, is_torn
+from pairwright.sources.shapes.any_messages import (
+    answers,
+    conversation,
+    decode_input,
+    decode_json_text,
+    decode_output,
+    instructions_in,
+    is_torn,
+    split_rendering,
+)
 from pairwright.sources.shapes.genai_attributes import (
+    add_finish_reason,
+    alternatives_of,
+    answers_in_attributes,
+    input_in_attributes,
     messages_of_events,
-    openinference_messages,
-    read_numbered_messages,
+    role_of_span,
+    system_in_attributes,
     tools_of_attributes,
 )
 from pairwright.sources.shapes.traces import ModelCall, Score, ToolRun, Trace, outermost_of, task_in
@@ -37,14 +51,30 @@ from pairwright.sources.tracing.otel_spans import Event, Span, holds_spans, trac
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "otel"
-# Values of gen_ai.operation.name for model calls, and below for agents.
-_CALL_OPERATIONS = frozenset({"chat", "text_completion", "generate_content", "completion", "generate"})
-_AGENT_OPERATIONS = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
 # Metric name -> attributes of the conventions, newest first.
 _USAGE = {
-    "input_tokens": ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"),
-    "output_tokens": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"),
+    "input_tokens": (
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens",
+        "llm.token_count.prompt",
+        "ai.usage.inputTokens",
+    ),
+    "output_tokens": (
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens",
+        "llm.token_count.completion",
+        "ai.usage.outputTokens",
+    ),
 }
+_TOOL_INPUT = ("gen_ai.tool.call.arguments", "tool_arguments", "input.value", "tool.parameters", "ai.toolCall.args")
+_TOOL_OUTPUT = (
+    "gen_ai.tool.call.result",
+    "tool_response",
+    "output.value",
+    "traceloop.entity.output",
+    "ai.toolCall.result",
+)
+_MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
 
 
 def matches(value: Any) -> bool:
@@ -63,7 +93,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
             reason = f"trace {spans[0].trace!r}: {error}"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
             continue
-        if not any(isinstance(event, ModelCall) for event in trace.events):
+        if not trace.refused and not any(isinstance(event, ModelCall) for event in trace.events):
             reason = f"trace {trace.id!r}: no model call among {len(spans)} spans"
             yield Rejected(file=origin.file, line=origin.line, reason=reason, format=NAME)
             continue
@@ -79,13 +109,18 @@ def _trace(spans: list[Span]) -> Trace:
     calls = [span for span in spans if span.id in outermost]
     if not calls:
         # No model call was traced: the agents' own spans stand for it, else the roots.
-        tops = [span for span in spans if span.parent not in by_id and not _is_tool(span)]
+        tops = [span for span in spans if span.parent not in by_id and not _is_tool(span) and not _is_embedding(span)]
         calls = [span for span in spans if _is_agent(span)] or tops
     wanted = {span.id for span in calls}
     events: list[ModelCall | ToolRun] = []
+    refused: list[str] = []
+    shared: dict[str, tuple[list[Json], int]] = {}  # tools of the agents, read once for all their calls
     for span in spans:
         if span.id in wanted:
-            events += _calls(span, by_id.get(span.parent or ""))
+            try:
+                events += _calls(span, by_id.get(span.parent or ""), shared)
+            except PairwrightError as error:  # the other calls of the trace may still be good
+                refused.append(f"span {span.id!r}: {error}")
         elif _is_tool(span):
             events.append(_tool_run(span))
     roots = [span for span in spans if span.parent not in by_id]
@@ -102,44 +137,41 @@ def _trace(spans: list[Span]) -> Trace:
     if failed is not None and failed.failure is not None:
         info["failed_span"] = {"name": failed.name, "kind": failed.failure.kind, "text": failed.failure.text}
     scores = [score for span in spans for score in span.scores] + _evaluator_scores(spans)
-    return Trace(id=spans[0].trace, events=events, scores=scores, parents=parents, task=task, info=info)
-
-
-def _kind(span: Span) -> str:
-    kind = span.attributes.get("openinference.span.kind", span.attributes.get("traceloop.span.kind"))
-    return kind.upper() if isinstance(kind, str) else ""
-
-
-def _operation(span: Span) -> str:
-    name = span.attributes.get("gen_ai.operation.name", span.attributes.get("llm.request.type"))
-    return name if isinstance(name, str) else ""
+    return Trace(
+        id=spans[0].trace, events=events, scores=scores, parents=parents, task=task, info=info, refused=refused
+    )
 
 
 def _is_call(span: Span) -> bool:
-    if _kind(span) == "LLM" or _operation(span) in _CALL_OPERATIONS:
-        return True
+    role = role_of_span(span.attributes)
     # A span that says it is something else is no call, whatever messages it holds.
-    if _operation(span) or _kind(span):
-        return False
+    if role:
+        return role == "call"
     return any(key in span.attributes for key in ("gen_ai.input.messages", "gen_ai.prompt.0.role"))
 
 
 def _is_tool(span: Span) -> bool:
-    return _operation(span) == "execute_tool" or _kind(span) == "TOOL" or "gen_ai.tool.call.id" in span.attributes
+    return role_of_span(span.attributes) == "tool"
 
 
 def _is_agent(span: Span) -> bool:
-    return _operation(span) in _AGENT_OPERATIONS or _kind(span) == "AGENT"
+    return role_of_span(span.attributes) == "agent"
 
 
-def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
+def _is_embedding(span: Span) -> bool:
+    operation = str(span.attributes.get("ai.operationId", span.attributes.get("gen_ai.operation.name")))
+    kind = str(span.attributes.get("openinference.span.kind")).upper()
+    return operation.startswith("ai.embed") or operation == "embeddings" or kind in ("EMBEDDING", "RERANKER")
+
+
+def _calls(span: Span, parent: Span | None, shared: dict[str, tuple[list[Json], int]]) -> list[ModelCall]:
     """Convert a span to model calls, one per alternative answer."""
     notes: Json = {}
     inputs, flat_input = _input(span)
     # Exporters cut long attributes; half a list of messages is no prompt.
     if flat_input and is_torn(span.attributes.get("input.value")):
         if parent is None or not isinstance(parent.attributes.get("input.value"), str):
-            raise BadRecord(f"span {span.id!r}: input.value is JSON text that ends too soon, cut by its exporter")
+            raise BadRecord("input.value is JSON text that ends too soon, cut by its exporter")
         inputs = conversation(parent.attributes["input.value"], "input.value", role="user")
         notes["prompt_from"] = "the agent's span: the calls' own input was cut by its exporter"
     alternatives, flat_output = _outputs(span)
@@ -147,14 +179,16 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
         messages = conversation(span.attributes["pydantic_ai.all_messages"], "pydantic_ai.all_messages", role="user")
         inputs, rest = split_at_first_answer(messages)
         alternatives = [rest]
+    alternatives = [add_finish_reason(messages, span.attributes) for messages in alternatives]
     tools, num_cut = tools_of_attributes(span.attributes)
     # Some frameworks describe the tools once, on the agent's span.
     if not tools and not num_cut and parent is not None:
-        tools, num_cut = tools_of_attributes(parent.attributes)
+        if parent.id not in shared:
+            shared[parent.id] = tools_of_attributes(parent.attributes)
+        tools, num_cut = shared[parent.id]
     if num_cut:
         notes["tools_dropped"] = f"{num_cut} schemas are cut JSON text"
-    model = span.attributes.get("gen_ai.response.model", span.attributes.get("gen_ai.request.model"))
-    model = model if model is not None else span.attributes.get("llm.model_name")
+    model = _any(span.attributes, *_MODEL)
     usage: dict[str, int | float] = {}
     for name, keys in _USAGE.items():
         count = _any(span.attributes, *keys)
@@ -181,45 +215,31 @@ def _calls(span: Span, parent: Span | None) -> list[ModelCall]:
 def _input(span: Span) -> tuple[list[Message], bool]:
     """Return the input messages, and whether they come from `input.value` only."""
     attributes = span.attributes
-    system = decode_json_text(attributes.get("gen_ai.system_instructions"))
-    # Parts without a role are the content of one system message.
-    if isinstance(system, list) and system and all(isinstance(p, dict) and "role" not in p for p in system):
-        system = [{"role": "system", "parts": system}]
-    messages = conversation(system, "gen_ai.system_instructions", role="system")
-    if "gen_ai.input.messages" in attributes:
-        prompt = conversation(attributes["gen_ai.input.messages"], "gen_ai.input.messages", role="user")
-        return messages + prompt, False
-    for reader, prefix in ((read_numbered_messages, "gen_ai.prompt"), (openinference_messages, "llm.input_messages")):
-        if prompt := reader(attributes, prefix):
-            return messages + prompt, False
+    if prompt := input_in_attributes(attributes):
+        return prompt, False
+    messages = system_in_attributes(attributes)
     if prompt := messages_of_events(_all_events(span), answers_wanted=False):
         return messages + prompt, False
-    value = _any(attributes, "input.value", "traceloop.entity.input", "gen_ai.prompt")
+    value = _value(attributes, "input")
     messages += instructions_in(attributes.get("output.value")) + instructions_in(value)
-    return messages + conversation(value, "input.value", role="user"), True
+    return messages + split_rendering(conversation(value, "input.value", role="user")), True
 
 
 def _outputs(span: Span) -> tuple[list[list[Message]], bool]:
     """Return the alternative answers, and whether they come from `output.value` only."""
-    attributes = span.attributes
-    if "gen_ai.output.messages" in attributes:
-        messages = conversation(attributes["gen_ai.output.messages"], "gen_ai.output.messages", role="assistant")
-        return _alternatives(messages), False
-    if messages := read_numbered_messages(attributes, "gen_ai.completion"):
-        return _alternatives(messages), False
-    if messages := openinference_messages(attributes, "llm.output_messages"):
-        return [messages], False
+    if alternatives := answers_in_attributes(span.attributes):
+        return alternatives, False
     if messages := messages_of_events(_all_events(span), answers_wanted=True):
-        return _alternatives(messages), False
-    value = _any(attributes, "output.value", "traceloop.entity.output", "gen_ai.completion")
-    return answers(value, "output.value"), True
+        return alternatives_of(messages), False
+    return answers(_value(span.attributes, "output"), "output.value"), True
 
 
-def _alternatives(messages: list[Message]) -> list[list[Message]]:
-    # Several answers of the assistant are alternatives; with other roles among them they are one conversation.
-    if all(message.role == "assistant" for message in messages):
-        return [[message] for message in messages]
-    return [messages]
+def _value(attributes: Json, side: str) -> Any:
+    """Return the plain input or output of a span, decoded where it is JSON text of an object."""
+    other = "gen_ai.prompt" if side == "input" else "gen_ai.completion"
+    value = _any(attributes, f"{side}.value", f"traceloop.entity.{side}", other)
+    mime_type = attributes.get(f"{side}.mime_type")
+    return decode_input(value, mime_type) if side == "input" else decode_output(value, mime_type)
 
 
 def _all_events(span: Span) -> list[Event]:
@@ -232,8 +252,8 @@ def _all_events(span: Span) -> list[Event]:
 def _tool_run(span: Span) -> ToolRun:
     """Convert a tool span to a ToolRun."""
     attributes = span.attributes
-    call_id = attributes.get("gen_ai.tool.call.id", attributes.get("tool.id", attributes.get("tool_call.id")))
-    name = attributes.get("gen_ai.tool.name", attributes.get("tool.name"))
+    call_id = _any(attributes, "gen_ai.tool.call.id", "tool.id", "tool_call.id", "ai.toolCall.id")
+    name = _any(attributes, "gen_ai.tool.name", "tool.name", "ai.toolCall.name")
     failure = span.failure
     # "exception" is the default kind for a span; the default for a tool run is "tool_error".
     if failure is not None and failure.kind == "exception":
@@ -241,8 +261,8 @@ def _tool_run(span: Span) -> ToolRun:
     return ToolRun(
         id=span.id,
         name=name if isinstance(name, str) and name else span.name,
-        output=_any(attributes, "gen_ai.tool.call.result", "tool_response", "output.value", "traceloop.entity.output"),
-        arguments=_any(attributes, "gen_ai.tool.call.arguments", "tool_arguments", "input.value", "tool.parameters"),
+        output=_any(attributes, *_TOOL_OUTPUT),
+        arguments=_any(attributes, *_TOOL_INPUT),
         call_id=call_id if isinstance(call_id, str) and call_id else None,
         parent=span.parent,
         failure=failure,
@@ -253,11 +273,15 @@ def _any(attributes: Json, *keys: str) -> Any:
     return next((attributes[key] for key in keys if attributes.get(key) is not None), None)
 
 
+def _is_evaluator(span: Span) -> bool:
+    return str(span.attributes.get("openinference.span.kind")).upper() == "EVALUATOR"
+
+
 def _evaluator_scores(spans: list[Span]) -> list[Score]:
     """Return the scores in the output of EVALUATOR spans, for the whole trace."""
     scores: list[Score] = []
     for span in spans:
-        result = decode_json_text(span.attributes.get("output.value")) if _kind(span) == "EVALUATOR" else None
+        result = decode_json_text(span.attributes.get("output.value")) if _is_evaluator(span) else None
         if isinstance(result, dict) and ("score" in result or "label" in result):
             scores.append(Score(span.name or "score", result.get("score", result.get("label"))))
     return scores

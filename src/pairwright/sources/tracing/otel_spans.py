@@ -4,7 +4,10 @@
                 log records of {resourceLogs} are attached to their span as events
     Phoenix     spans {name, context{trace_id, span_id}, span_kind, parent_id, status_code, attributes{}, events[]}, in
                 a list, under {"spans"}, under user-defined names, or as rows with "attributes.*" columns
-    SDK         the console exporter's spans: as Phoenix, with `status{status_code}`
+    SDK         the console exporter's spans: as Phoenix, with `status{status_code}`; the JavaScript SDK's have
+                spanContext{traceId, spanId}, parentSpanContext, startTime [seconds, nanoseconds]
+    Lightning   spans of agent-lightning's stores: {rollout_id, attempt_id, sequence_id, trace_id, span_id, ...}; all
+                spans of an attempt are one trace, in the order of their sequence ids
 
 Attributes are flattened to one dict with dotted keys. The spans of a trace are sorted by start time, or kept in file
 order if any of them has none.
@@ -42,6 +45,11 @@ def is_span(value: Any) -> bool:
         return False
     context = value.get("context")
     if isinstance(context, dict) and "trace_id" in context and "span_id" in context:
+        return True
+    context = value.get("spanContext")
+    if isinstance(context, dict) and "traceId" in context and "spanId" in context:
+        return True
+    if "rollout_id" in value and "span_id" in value and isinstance(value.get("attributes"), dict):
         return True
     return ("traceId" in value and "spanId" in value and "name" in value) or "context.span_id" in value
 
@@ -120,7 +128,13 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
     if isinstance(value.get("span_kind"), str):
         attributes.setdefault("openinference.span.kind", value["span_kind"])
     context = _dict(value.get("context"))
-    span_id = _first(value.get("spanId"), context.get("span_id"), value.get("context.span_id")) or f"#{number}"
+    script = _dict(value.get("spanContext"))  # of the JavaScript SDK
+    rollout = _rollout(value)
+    ids = [value.get("spanId"), context.get("span_id"), value.get("context.span_id"), script.get("spanId")]
+    if rollout is not None:
+        ids.insert(0, value.get("span_id"))
+    traces = (value.get("traceId"), context.get("trace_id"), value.get("context.trace_id"), script.get("traceId"))
+    span_id = _first(*ids) or f"#{number}"
     events = [_event(event) for event in _list(value.get("events"))] + logs.get(span_id, [])
     for name, attributes_of_event in events:
         # This event holds what newer conventions put on the span; the span's own attributes override it.
@@ -128,15 +142,25 @@ def _span(value: Json, number: int, logs: dict[str, list[Event]], notes: dict[st
             attributes = {**attributes_of_event, **attributes}
     return Span(
         id=span_id,
-        trace=_first(value.get("traceId"), context.get("trace_id"), value.get("context.trace_id")) or "",
-        parent=_first(value.get("parentSpanId"), value.get("parent_id")),
+        trace=rollout or _first(*traces) or "",
+        parent=_first(
+            value.get("parentSpanId"), value.get("parent_id"), _dict(value.get("parentSpanContext")).get("spanId")
+        ),
         name=value["name"] if isinstance(value.get("name"), str) else "",
-        start=moment(value.get("startTimeUnixNano", value.get("start_time"))),
+        start=index(value.get("sequence_id"))
+        if rollout is not None
+        else moment(value.get("startTimeUnixNano", value.get("start_time", value.get("startTime")))),
         attributes=attributes,
         events=events,
         failure=_failure(value, attributes, events),
         scores=_scores(value, attributes, events, span_id, notes),
     )
+
+
+def _rollout(value: Json) -> str | None:
+    """Return the rollout and attempt of a span of agent-lightning's, None for any other."""
+    names = [value.get("rollout_id"), value.get("attempt_id")]
+    return "/".join(name for name in names if isinstance(name, str)) if isinstance(names[0], str) else None
 
 
 def _failure(value: Json, attributes: Json, events: list[Event]) -> Failure | None:
@@ -174,6 +198,14 @@ def _scores(
             scores.append(Score(rest.removesuffix(".score"), item, span_id))
         elif key == "reward":
             scores.append(Score("reward", item, span_id))
+        elif key.startswith("agentlightning.reward.") and key.endswith(".value"):
+            # A reward of the rollout; its first dimension is the one that counts.
+            number = key.split(".")[2]
+            label = attributes.get(f"agentlightning.reward.{number}.name")
+            name = label if isinstance(label, str) and label != "primary" and number != "0" else "reward"
+            scores.append(Score(name, item))
+            if name == "reward" and isinstance(label, str) and label not in ("reward", "primary"):
+                scores.append(Score(label, item))
     return scores
 
 
@@ -250,6 +282,11 @@ def moment(value: Any) -> int | float | None:
             return None
     if isinstance(value, float):
         return value if value == value else None
+    if isinstance(value, list):  # [seconds, nanoseconds]
+        parts = [index(part) for part in value]
+        return (
+            parts[0] * 10**9 + parts[1] if len(parts) == 2 and parts[0] is not None and parts[1] is not None else None
+        )
     return index(value)
 
 

@@ -11,6 +11,10 @@ spans. If such a call (`flat`) repeats the input of its sibling and tools ran be
 reconstructed from outputs and tool runs, and `info["rebuilt"]` is set. If none ran and the number of input tokens shows
 that the actual input differed, the call is rejected: the input of the model is not in the trace.
 
+Others log only what is new since the call before: its results, perhaps after its answer. If such a call follows one of
+the same parent and its results have the ids of that call's own calls, it continues that conversation (`rebuilt`, too).
+If the calls are not in the trace, it is rejected.
+
 A failed call adds an error site to the last message of its input; a failed tool run to its result.
 """
 
@@ -48,12 +52,12 @@ class _Chain(msgspec.Struct, eq=False):
     calls: list[ModelCall]
     prompt_length: int
     messages: list[Message]
-    digest: str  # of the whole conversation, as the next call's input would repeat it
+    digests: list[str]  # of every prefix of the messages; the last as the next call's input would repeat it
     opening: str  # of the prompt
     runs: list[ToolRun] = []  # tool runs since the last call, of the same parent
     failures: list[tuple[int, Failure]] = []  # of calls, by the position of the last message that they were given
     results: dict[int, Failure] = {}  # of tool runs whose results were added here, by position
-    rebuilt: bool = False
+    rebuilt: str | None = None  # from what
     repeats: "_Chain | None" = None  # an earlier chain of the same parent that logged the same input
 
 
@@ -86,6 +90,8 @@ def read_trace(
 
     `position` is the index of the trace in its file, used as the run number if the trace has no id.
     """
+    for refusal in trace.refused:
+        yield Rejected(file=origin.file, line=origin.line, reason=f"trace {trace.id!r}, {refusal}", format=name)
     number = run_of(trace.id, position)
     runs = [event for event in trace.events if isinstance(event, ToolRun)]
     by_id = {run.call_id: run for run in runs if run.call_id is not None}
@@ -108,6 +114,9 @@ def _why_unusable(chain: _Chain) -> str | None:
     last, repeats = chain.calls[-1], chain.repeats
     if len(chain.messages) == chain.prompt_length:
         return f"the model gave no output: {last.failure.text}" if last.failure else "the model gave no output"
+    first = next((message for message in chain.messages if message.role not in ("system", "developer")), None)
+    if first is not None and first.role == "tool":
+        return "its input begins with the result of a call that is not in the trace"
     if repeats is not None:
         counts = [call.usage.get("input_tokens") for call in (repeats.calls[0], chain.calls[0])]
         if None not in counts and counts[0] != counts[1]:
@@ -118,12 +127,16 @@ def _why_unusable(chain: _Chain) -> str | None:
     return None
 
 
+# Chains by the digest of their whole conversation, in the order in which they ended; a dict, since chains leave it.
+_Ends = dict[str, dict[_Chain, None]]
+
+
 def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
-    """Group model calls into chains, reconstructing flat ones from their tool runs."""
+    """Group model calls into chains, reconstructing those that do not log the whole conversation."""
     chains: list[_Chain] = []
-    ends: dict[str, list[_Chain]] = {}  # by the digest of the whole conversation
+    ends: _Ends = {}
     openings: dict[tuple[str | None, str], _Chain] = {}  # by parent and first input, for calls that repeat it
-    latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call, if that was flat
+    latest: dict[str | None, _Chain] = {}  # by parent: the chain of its last call
     for event in events:
         if isinstance(event, ToolRun):
             if event.parent in latest:
@@ -137,13 +150,24 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             if chain is not None and not chain.runs and chain.calls[-1].output:
                 repeats, chain = chain, None  # nothing happened between the two that could be put together
             if chain is not None:
+                del ends[chain.digests[-1]][chain]
                 if chain.runs:
                     _append_runs(chain)
-                ends[chain.digest].remove(chain)
                 known = len(event.input)
+        elif chain is None and (above := latest.get(event.parent)) is not None:
+            overlap = _overlap(above, event)
+            if overlap is not None:
+                chain, known = above, overlap
+                del ends[chain.digests[-1]][chain]
+                chain.rebuilt = "from outputs and what is new in each input: the calls log no more than that"
         if chain is None:
             chain = _Chain(
-                calls=[], prompt_length=len(event.input), messages=[], digest="", opening=digests[-1], repeats=repeats
+                calls=[],
+                prompt_length=len(event.input),
+                messages=[],
+                digests=[""],
+                opening=digests[-1],
+                repeats=repeats,
             )
             chains.append(chain)
             openings.setdefault((event.parent, digests[-1]), chain)
@@ -151,38 +175,56 @@ def _chains(events: list[ModelCall | ToolRun]) -> list[_Chain]:
             answered = (n for n in range(known, len(event.input)) if event.input[n].is_generated)
             chain.prompt_length = next(answered, len(event.input))
             chain.opening = digests[chain.prompt_length]
-        _extend(chain, event, known, digests[-1])
-        ends.setdefault(chain.digest, []).append(chain)
-        latest.pop(event.parent, None)
-        if event.flat:
-            latest[event.parent] = chain
+        _extend(chain, event, known)
+        ends.setdefault(chain.digests[-1], {})[chain] = None
+        latest[event.parent] = chain
     return chains
 
 
-def _find_chain(digests: list[str], ends: dict[str, list[_Chain]]) -> tuple[_Chain | None, int]:
+def _find_chain(digests: list[str], ends: _Ends) -> tuple[_Chain | None, int]:
     """Return the chain whose conversation is the longest prefix of the input, and the length of that prefix."""
     for length in range(len(digests) - 1, 0, -1):
         waiting = ends.get(digests[length])
         if waiting:
-            return waiting.pop(0), length
+            chain = next(iter(waiting))
+            del waiting[chain]
+            return chain, length
     return None, 0
 
 
-def _extend(chain: _Chain, call: ModelCall, known: int, input_digest: str) -> None:
+def _overlap(chain: _Chain, call: ModelCall) -> int | None:
+    """Return how many messages of an input repeat the end of the chain, if the rest are results of its last calls."""
+    if not chain.messages:
+        return None
+    last = chain.messages[-1]
+    ids = {tool_call.id for tool_call in last.tool_calls if tool_call.id is not None}
+    known = 1 if call.input and call.input[0].role == "assistant" else 0
+    # The whole is compared by the digest of the chain's last message, in the place where it stands.
+    if known and _digests(call.input[:1], chain.digests[-2])[-1] != chain.digests[-1]:
+        return None
+    results = call.input[known:]
+    if not results or not all(message.role == "tool" and message.tool_call_id in ids for message in results):
+        return None
+    return known
+
+
+def _extend(chain: _Chain, call: ModelCall, known: int) -> None:
+    """Add the new input and the output of a call to its chain."""
+    first = len(chain.messages)
     chain.messages += call.input[known:]
     if call.failure is not None and chain.messages:
         chain.failures.append((len(chain.messages) - 1, call.failure))
     chain.messages += call.output
+    chain.digests += _digests(chain.messages[first:], chain.digests[-1])[1:]
     chain.calls.append(call)
     chain.runs = []
-    chain.digest = _digests(chain.messages)[-1] if chain.rebuilt else _digests(call.output, input_digest)[-1]
 
 
 def _append_runs(chain: _Chain) -> None:
     """Append the tool runs since the last call to the conversation: calls on the assistant message, then results."""
     if not chain.messages or chain.messages[-1].role != "assistant":
         chain.messages.append(Message("assistant"))
-    last = chain.messages[-1]
+    first, last = len(chain.messages) - 1, chain.messages[-1]
     if not last.tool_calls:
         calls = tuple(
             ToolCall(run.name, "" if run.arguments is None else json_text(run.arguments), run.call_id or run.id)
@@ -193,8 +235,10 @@ def _append_runs(chain: _Chain) -> None:
             _add_result(chain, run, run.call_id or run.id)
     else:
         _answer_open_calls(chain, {run.call_id: run for run in chain.runs if run.call_id is not None})
-    chain.rebuilt = True
+    chain.rebuilt = "from outputs and tool runs: the calls log only the opening prompt"
     chain.runs = []
+    del chain.digests[first + 1 :]
+    chain.digests += _digests(chain.messages[first:], chain.digests[-1])[1:]
 
 
 def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
@@ -202,10 +246,13 @@ def _answer_open_calls(chain: _Chain, by_id: dict[str, ToolRun]) -> None:
     if len(chain.messages) == chain.prompt_length:
         return
     if not chain.messages[-1].tool_calls:
-        if chain.runs:
+        if chain.runs and chain.calls[-1].flat:
             _append_runs(chain)
         return
+    # Runs that are matched by their names: they, or the calls, have no ids.
     unnamed = [run for run in chain.runs if run.call_id is None]
+    if any(call.id is None for call in chain.messages[-1].tool_calls):
+        unnamed = list(chain.runs)
     for call in chain.messages[-1].tool_calls:
         run = by_id.get(call.id) if call.id is not None else None
         if run is None:
@@ -245,7 +292,7 @@ def _experience(
     for call in chain.calls:
         info.update(call.notes)
     if chain.rebuilt:
-        info["rebuilt"] = "from outputs and tool runs: the calls log only the opening prompt"
+        info["rebuilt"] = chain.rebuilt
     if any(call.tools != tools for call in chain.calls):
         info["tools_changed"] = True
     if more:
@@ -278,11 +325,14 @@ def _experience(
 
 def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
     """Return the error sites of a chain: failed tool results, unknown tools and failed calls."""
-    tools: list[Json] = []
+    by_text: dict[str, Json] = {}
     if not any("tools_dropped" in call.notes for call in chain.calls):  # with a part of the tools, none is unknown
+        last: list[Json] = []
         for call in chain.calls:
-            if call.tools != tools:
-                tools += [tool for tool in call.tools if tool not in tools]
+            if call.tools != last:
+                last = call.tools
+                by_text |= {json_text(tool): tool for tool in last}
+    tools = list(by_text.values())
 
     def kind_of(position: int, message: Message) -> str | None:
         failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")

@@ -1,0 +1,288 @@
+"""Records that people annotated in Argilla or Label Studio: a prompt, its answers, and what the annotators said.
+
+    Argilla 2       {id, fields: {prompt, response, ...}, responses: {question: [{value, user_id}]}, suggestions}
+    Argilla 1       {fields, responses: [{user_id, status, values: {question: {value}}}], suggestions: [...]}
+    Argilla, flat   {prompt, response, ..., "question.responses": [value], "question.suggestion": value}
+    Label Studio    {id, data: {prompt, answer1, answer2}, annotations: [{result: [{type, value}], was_cancelled}]}
+
+Answers are the fields whose names begin with response, answer, completion, generation, output or text, or are left and
+right; more than one are numbered (response-1, answer_b). What was said of them:
+
+    a choice between two, or a pairwise comparison    a preference; the majority of the annotators decides, and a draw
+                                                      is quarantined
+    a ranking                                         a preference of two, else candidates with reward = -rank
+    ratings, yes and no                               rewards, the mean of the annotators, by the name of the question;
+                                                      one that is named after an answer (rating-2) belongs to it
+
+Discarded and cancelled annotations do not count. Argilla's suggestions count only where nobody responded.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets.preference_rows import answer_from, conversations_from, preference_from, prompt_from
+from pairwright.sources.fields import BadRecord, mapping, optional_items, optional_mapping, score, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.traces import pick_reward
+
+ARGILLA, LABEL_STUDIO = "argilla", "label-studio"
+_PROMPTS = ("prompt", "instruction", "question", "input", "query", "context", "conversation", "chat", "messages")
+_ANSWER = re.compile(r"(response|answer|completion|generation|output|text)s?([-_ ]?([0-9]|[a-h]))?", re.I)
+_SIDES = ("left", "right")
+_INDEX = re.compile(r"(?:^|[-_ ])([0-9]|[a-h])$|[a-z]([0-9])$", re.I)
+_TIES = ("tie", "equal", "same", "both", "neither", "draw", "none")
+_CHOICE_WORDS = ("prefer", "better", "best", "choice", "choose", "chosen", "winner", "pairwise", "comparison")
+_RESPONDED = (None, "submitted")
+
+# By question: what each annotator said.
+Votes = dict[str, list[Any]]
+
+
+def matches_argilla(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    if isinstance(value.get("fields"), dict):
+        return isinstance(value.get("responses"), dict | list) or isinstance(value.get("suggestions"), dict | list)
+    flat = any(key.endswith((".responses", ".suggestion")) for key in value if isinstance(key, str))
+    return flat and bool(_answers(value))
+
+
+def matches_label_studio(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("data"), dict) and isinstance(value.get("annotations"), list)
+    )
+
+
+def read_argilla(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "record")
+    flat = "fields" not in row
+    fields = row if flat else mapping(row["fields"], "fields")
+    votes, is_suggested = _argilla_votes(row)
+    info = {} if flat else small_fields(row, frozenset({"fields", "responses", "suggestions", "vectors", "metadata"}))
+    info |= small_fields(optional_mapping(row.get("metadata"), "metadata"), frozenset())
+    if is_suggested:
+        info["judged_by"] = "suggestions"
+    yield from _read(ARGILLA, origin, options, fields, votes, info)
+
+
+def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "task")
+    votes: Votes = {}
+    for annotation in optional_items(row.get("annotations"), "annotations"):
+        annotation = mapping(annotation, "annotations[]")
+        if annotation.get("was_cancelled") is True:
+            continue
+        for result in optional_items(annotation.get("result"), "annotations[].result"):
+            result = mapping(result, "annotations[].result[]")
+            said = optional_mapping(result.get("value"), "annotations[].result[].value")
+            kind = result.get("type")
+            name = str(result.get("from_name") or kind)
+            if kind == "pairwise":
+                votes.setdefault(name, []).append(said.get("selected"))
+            elif kind in ("rating", "number"):
+                votes.setdefault(name, []).append(said.get(kind))
+            elif kind == "choices":
+                choices = optional_items(said.get("choices"), "choices")
+                votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
+    info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
+    yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)
+
+
+def _argilla_votes(row: Json) -> tuple[Votes, bool]:
+    """Return what was said by question, and whether only suggestions said it."""
+    votes: Votes = {}
+    responses, suggestions = row.get("responses"), row.get("suggestions")
+    if isinstance(responses, dict):
+        for name, values in responses.items():
+            for response in optional_items(values, f"responses.{name}"):
+                response = mapping(response, f"responses.{name}[]")
+                if response.get("status") in _RESPONDED:
+                    votes.setdefault(name, []).append(response.get("value"))
+    for response in responses if isinstance(responses, list) else ():
+        response = mapping(response, "responses[]")
+        if response.get("status") in _RESPONDED:
+            for name, answer in optional_mapping(response.get("values"), "responses[].values").items():
+                votes.setdefault(name, []).append(answer.get("value") if isinstance(answer, dict) else answer)
+    for key, values in row.items():
+        if key.endswith(".responses") and isinstance(values, list):
+            statuses = row.get(f"{key}.status")
+            statuses = statuses if isinstance(statuses, list) and len(statuses) == len(values) else [None] * len(values)
+            counted = [item for item, status in zip(values, statuses, strict=True) if status in _RESPONDED]
+            votes.setdefault(key.removesuffix(".responses"), []).extend(counted)
+    if votes:
+        return votes, False
+    if isinstance(suggestions, dict):
+        votes = {name: [item.get("value") if isinstance(item, dict) else item] for name, item in suggestions.items()}
+    for item in suggestions if isinstance(suggestions, list) else ():
+        item = mapping(item, "suggestions[]")
+        votes.setdefault(str(item.get("question_name")), []).append(item.get("value"))
+    votes |= {key.removesuffix(".suggestion"): [item] for key, item in row.items() if key.endswith(".suggestion")}
+    return votes, bool(votes)
+
+
+def _read(
+    name: str, origin: Origin, options: Options, fields: Json, votes: Votes, info: Json
+) -> Iterator[Experience | Rejected]:
+    """Yield a preference or the candidates of a record."""
+    keys = _answers(fields)
+    prompt_key = next((key for key in _PROMPTS if fields.get(key) and key not in keys), None)
+    if not keys:
+        raise BadRecord(f"no answer among the fields {', '.join(sorted(map(str, fields))[:10])}")
+    if prompt_key is None:
+        raise BadRecord(f"no prompt among the fields {', '.join(sorted(map(str, fields))[:10])}")
+    prompt = prompt_from(fields[prompt_key], prompt_key)
+    system = fields.get("system", fields.get("system_prompt"))
+    if isinstance(system, str) and system:
+        prompt.insert(0, Message("system", system))
+    answers = [answer_from(fields[key], key) for key in keys]
+    info |= small_fields(fields, frozenset({*keys, prompt_key, "system", "system_prompt"}))
+    info["votes"] = votes
+    ranks = _ranks(keys, votes)
+    if ranks is not None and len(keys) == 2:
+        if ranks[0] == ranks[1]:
+            raise BadRecord("a tie: the annotators prefer neither answer")
+        best, worst = (0, 1) if ranks[0] < ranks[1] else (1, 0)
+        prompt, chosen, rejected = conversations_from(prompt, answers[best], answers[worst])
+        yield preference_from(
+            name,
+            origin,
+            prompt=prompt,
+            chosen=chosen,
+            rejected=rejected,
+            tools=[],
+            chosen_reward=pick_reward(_ratings(best, keys, votes), options.reward),
+            rejected_reward=pick_reward(_ratings(worst, keys, votes), options.reward),
+            info=info,
+        )
+        return
+    for number, (key, answer) in enumerate(zip(keys, answers, strict=True)):
+        ratings = _ratings(number, keys, votes)
+        reward = pick_reward(ratings, options.reward)
+        yield build(
+            name,
+            origin,
+            task=None,
+            # Candidates need runs of their own: each record has room for 16.
+            run=origin.ordinal * 16 + number if len(keys) > 1 else None,
+            prompt=prompt,
+            completion=answer,
+            reward=0.0 - ranks[number] if ranks is not None and reward is None else reward,
+            reward_components=ratings,
+            info={**info, "answer": key} if len(keys) > 1 else info,
+        )
+
+
+def _answers(fields: Json) -> list[str]:
+    """Return the names of the fields that hold answers, in order."""
+    keys = [key for key in fields if fields[key] and isinstance(fields[key], str | list | dict)]
+    sides = [key for key in _SIDES if key in keys]
+    if len(sides) == 2:
+        return sides
+    matched = [key for key in keys if _ANSWER.fullmatch(key) and not key.endswith((".responses", ".suggestion"))]
+    numbered = sorted((key for key in matched if _INDEX.search(key)), key=str.lower)
+    return numbered[:16] if len(numbered) > 1 else matched[:1]
+
+
+def _place(value: Any, keys: list[str]) -> int | None:
+    """Return which answer a value names: its field, its number or letter, or its side; -1 for a tie."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return None
+    word = str(value).strip().lower()
+    if word in _TIES:
+        return -1
+    if word in _SIDES and len(keys) == 2:
+        return _SIDES.index(word)
+    names = [key.lower() for key in keys]
+    if word in names:
+        return names.index(word)
+    ends = [_end(key) for key in keys]
+    return ends.index(_end(word)) if _end(word) is not None and ends.count(_end(word)) == 1 else None
+
+
+def _is_choice(question: str, value: Any) -> bool:
+    """Whether a value may name an answer; a mere number could as well be a rating, so the question must say it."""
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.strip().isdigit())
+    return not is_number or any(word in question.lower() for word in _CHOICE_WORDS)
+
+
+def _end(name: str) -> str | None:
+    match = _INDEX.search(name.lower())
+    return match and (match.group(1) or match.group(2))
+
+
+def _ranks(keys: list[str], votes: Votes) -> list[float] | None:
+    """Return the rank of each answer, lower is better: from rankings, or from choices by majority; None if unranked."""
+    if len(keys) < 2:
+        return None
+    sums, num_rankings = [0.0] * len(keys), 0
+    choices: Counter[int] = Counter()
+    for name, values in votes.items():
+        # A question about one of the answers ranks nothing.
+        if _place(name, keys) is not None:
+            continue
+        for value in values:
+            ranking = _ranking(value, keys)
+            if ranking is not None:
+                sums, num_rankings = [a + b for a, b in zip(sums, ranking, strict=True)], num_rankings + 1
+            elif _is_choice(name, value) and (place := _place(value, keys)) is not None:
+                choices[place] += 1
+    if num_rankings:
+        return [total / num_rankings for total in sums]
+    if not choices:
+        return None
+    most = max(choices[place] for place in range(len(keys)))
+    best = [place for place in range(len(keys)) if choices[place] == most and most > choices[-1]]
+    return [0.0 if [place] == best else 1.0 for place in range(len(keys))]
+
+
+def _ranking(value: Any, keys: list[str]) -> list[float] | None:
+    """Return the ranks in [{value, rank}, ...] or in a list of names from best to worst."""
+    if not isinstance(value, list) or len(value) != len(keys):
+        return None
+    ranks: dict[int, float] = {}
+    for number, item in enumerate(value):
+        is_object = isinstance(item, dict)
+        place = _place(item.get("value") if is_object else item, keys)
+        rank = score(item.get("rank")) if is_object else float(number + 1)
+        if place is None or place < 0 or rank is None:
+            return None
+        ranks[place] = rank
+    return [ranks[place] for place in range(len(keys))] if len(ranks) == len(keys) else None
+
+
+def _ratings(number: int, keys: list[str], votes: Votes) -> Json:
+    """Return the mean of the numbers that were given to an answer, by question."""
+    ratings: Json = {}
+    for name, values in votes.items():
+        place = _place(name, keys) if len(keys) > 1 else number
+        numbers = [rating for rating in map(_rating, values) if rating is not None]
+        if place == number and numbers:
+            # The question's own name, without the number of the answer that it is about.
+            short = _INDEX.sub("", name) if len(keys) > 1 else name
+            ratings[short or name] = sum(numbers) / len(numbers)
+    return ratings
+
+
+def _rating(value: Any) -> float | None:
+    words = {"yes": 1.0, "no": 0.0, "true": 1.0, "false": 0.0}
+    return words[value.lower()] if isinstance(value, str) and value.lower() in words else score(value)
+
+
+FORMAT_ARGILLA = Format(
+    name=ARGILLA,
+    unit="record",
+    matches=matches_argilla,
+    read=guarded(read_argilla),
+    summary="Records exported from Argilla",
+)
+FORMAT_LABEL_STUDIO = Format(
+    name=LABEL_STUDIO,
+    unit="record",
+    matches=matches_label_studio,
+    read=guarded(read_label_studio),
+    summary="Tasks exported from Label Studio",
+)

@@ -1,0 +1,78 @@
+"""LLaMA-Factory rows with images, videos or audio:
+
+    {messages | conversations: [turn, ...], images | videos | audios: [path, ...]}, perhaps with {chosen, rejected}
+
+Every `<image>`, `<video>` or `<audio>` in the text stands for the next file of its list, and becomes a part of the
+message that names the file: prompts with different files are different prompts. A row whose marks and files do not
+agree in number is refused, and so is one with calls of tools.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.datasets.openai_chat import FORMAT as CHAT
+from pairwright.sources.datasets.preference_rows import SCORES, preference_of_row
+from pairwright.sources.fields import BadRecord, items, mapping, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+
+NAME = "llamafactory-media"
+_KINDS = {"images": "image", "videos": "video", "audios": "audio"}
+_MARK = re.compile(r"<(image|video|audio)>")
+_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
+_READ = frozenset({"messages", "conversations", "chosen", "rejected", "tools", *_KINDS, *SCORES})
+
+
+def matches(value: Any) -> bool:
+    """Whether a row has files and a mark for one of them in a turn."""
+    if not isinstance(value, dict) or not any(isinstance(value.get(key), list) and value[key] for key in _KINDS):
+        return False
+    turns = value.get("messages", value.get("conversations"))
+    return isinstance(turns, list) and any(
+        isinstance(turn, dict)
+        and any(isinstance(turn.get(key), str) and _MARK.search(turn[key]) for key in ("content", "value"))
+        for turn in turns
+    )
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    files = {kind: list(items(row.get(key) or [], key)) for key, kind in _KINDS.items()}
+    key = "messages" if "messages" in row else "conversations"
+    turns = [_turn(turn, f"{key}[{number}]", files) for number, turn in enumerate(items(row.get(key), key))]
+    sides = [_turn(row[side], side, files) for side in ("chosen", "rejected") if isinstance(row.get(side), dict)]
+    if unused := [kind for kind, names in files.items() if names]:
+        raise BadRecord(f"{unused[0]}: more files than marks in the text")
+    if len(sides) == 2:
+        prompt, chosen, rejected = messages_from_chat(turns, key), *(message_from_chat(side, key) for side in sides)
+        yield preference_of_row(NAME, origin, row, (prompt, [chosen], [rejected]), small_fields(row, _READ))
+        return
+    rest = {name: item for name, item in row.items() if name not in _KINDS and name != key}
+    yield from CHAT.read({**rest, "messages": turns}, origin, options)
+
+
+def _turn(value: Any, where: str, files: dict[str, list[Any]]) -> Json:
+    """Return a turn as a chat message with a part for each mark; takes the files off the front of their lists."""
+    turn = mapping(value, where)
+    role = turn.get("role", turn.get("from"))
+    if not isinstance(role, str) or role not in _ROLES:
+        raise BadRecord(f"{where}: a turn of {role!r} in a row with files")
+    content = text(turn.get("content", turn.get("value")), where)
+    parts: list[Json] = []
+    for number, piece in enumerate(_MARK.split(content)):
+        # Text stands at even places, the kind of a mark at odd ones.
+        if number % 2 == 0:
+            parts += [{"type": "text", "text": piece}] if piece else []
+        elif not files[piece]:
+            raise BadRecord(f"{where}: more marks of {piece} than files")
+        else:
+            parts.append({"type": piece, piece: files[piece].pop(0)})
+    return {"role": _ROLES[role], "content": parts if any(part["type"] != "text" for part in parts) else content}
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="LLaMA-Factory rows with files")

@@ -1,0 +1,475 @@
+"""Which field of a row is what: the prompt, the answers, their scores, the preference between them.
+
+Fields are told by their names (row_names.py) and by the type of their values. Where two fields could be the same part
+of the record, BadRecord names both and the `--map` that decides; nothing is guessed.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pairwright.records.messages import Json
+from pairwright.sources.datasets.row_names import (
+    COMPLETIONS,
+    CONTEXTS,
+    CONVERSATIONS,
+    LISTS,
+    PREFERENCES,
+    PROMPTS,
+    SIDES,
+    SIGNED,
+    TIES,
+    WEAK_COMPLETIONS,
+    index_of,
+    is_answer_stem,
+    is_answer_word,
+    is_completion_name,
+    is_lettered,
+    is_score_name,
+    plain_name,
+    side_of,
+    singular,
+    words_of,
+)
+from pairwright.sources.fields import BadRecord, score
+from pairwright.sources.shapes.any_messages import decode_json_text
+
+_ROLES = frozenset(("system", "user", "assistant", "tool", "human", "gpt", "ai", "model", "bot", "chatgpt"))
+_MAX_ANSWERS = 128
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """One answer of a row: its value, its path in the record, and the fields that tell its score and its model."""
+
+    value: Any
+    where: str
+    scores: Json = {}
+    reward: float | None = None
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """The parts of a row. Without answers, the completion is in the conversation; `best` is the preferred answer."""
+
+    prompt: Any = None
+    prompt_key: str = ""
+    context: Any = None
+    conversation: Any = None
+    conversation_key: str = ""
+    answers: tuple[Answer, ...] = ()
+    best: int | None = None
+    is_tie: bool = False
+    used: frozenset[str] = frozenset()
+
+
+def arrange(row: Json) -> Layout:
+    """Tell the parts of a row; raise BadRecord if a part is missing or could be two fields."""
+    sides = find_sides(row)
+    if sides is not None:
+        return _with_prompt(
+            row, sides, used={key for answer in sides for key in (answer.where, *answer.scores)}, best=0
+        )
+    numbered = find_numbered(row)
+    if numbered is not None:
+        used = {key for answer in numbered for key in (answer.where, *answer.scores)}
+        best, is_tie, keys = find_preference(row, numbered)
+        return _with_prompt(row, numbered, used=used | keys, best=best, is_tie=is_tie)
+    answers, used = find_answers(row)
+    return _with_prompt(row, answers, used=used)
+
+
+def _with_prompt(
+    row: Json, answers: tuple[Answer, ...], *, used: set[str], best: int | None = None, is_tie: bool = False
+) -> Layout:
+    """Add the prompt to the answers; they may also be conversations that begin with it."""
+    key, prompt, context_key = find_prompt(row, used)
+    talk_key = find_conversation(row, used)
+    whole = bool(answers) and all(turns_in(answer.value) for answer in answers)
+    if talk_key is not None and not answers:
+        # A question beside a conversation is one of its turns, kept in info.
+        return Layout(conversation=row[talk_key], conversation_key=talk_key, used=frozenset({talk_key}))
+    if not answers:
+        raise BadRecord(_no_part("completion", row))
+    context = None
+    if talk_key is not None and key is None:
+        turns = turns_in(row[talk_key])
+        if whole:
+            talk_key = None  # the conversation of one side, once more
+        elif turns and _last_role(turns) in ("assistant", "gpt", "ai", "model", "bot"):
+            raise BadRecord(
+                f"{talk_key} or {answers[0].where} could be the completion, and --map messages={talk_key} or "
+                f"--map prompt={talk_key},completion={answers[0].where} decides"
+            )
+        else:
+            key, prompt = talk_key, turns
+    if context_key is not None:
+        context = row[context_key]
+        if key is None:
+            key, prompt, context = context_key, context, None
+    if key is None and not whole:
+        raise BadRecord(_no_part("prompt", row))
+    names = {name for name in (key, context_key) if name is not None}
+    if key is not None and plain_name(key) == "instruction":
+        names |= {name for name in row if plain_name(name) == "input"}
+    return Layout(
+        prompt=prompt,
+        prompt_key=key or "",
+        context=context,
+        answers=answers,
+        best=best,
+        is_tie=is_tie,
+        used=frozenset(used | names),
+    )
+
+
+def _no_part(part: str, row: Json) -> str:
+    keys = ", ".join(list(map(str, row))[:12]) + (", ..." if len(row) > 12 else "")
+    return f"no {part} among the fields {keys}; --map {part}=FIELD names it"
+
+
+# The prompt.
+
+
+def find_prompt(row: Json, used: set[str]) -> tuple[str | None, Any, str | None]:
+    """Return the key and the value of the prompt, and the key of the context before it; None for what is not there."""
+    keys = [key for key in row if plain_name(key) in PROMPTS and key not in used and _is_filled(row[key])]
+    context = next(
+        (key for key in row if plain_name(key) in CONTEXTS and key not in used and _is_filled(row[key])), None
+    )
+    names = {plain_name(key): key for key in keys}
+    # Alpaca: an instruction, and the input that it is about.
+    if names.keys() >= {"instruction", "input"} and all(isinstance(row[key], str) for key in keys):
+        joined = f"{row[names['instruction']]}\n{row[names['input']]}"
+        rest = [key for key in keys if plain_name(key) not in ("instruction", "input") and row[key] not in joined]
+        if not rest:
+            return names["instruction"], joined, context
+    key = _outermost(row, keys, "prompt") if keys else None
+    if key is None or context is None:
+        return key, None if key is None else row[key], context
+    if turns_in(row[context]) is None:
+        if _text_of(row[context]) in _text_of(row[key]):
+            context = None
+        else:
+            raise BadRecord(
+                f"{key} or {context} could be the prompt, and --map prompt={key}, --map prompt={context} or "
+                f"--map prompt={context}+{key} decides"
+            )
+    return key, row[key], context
+
+
+def _outermost(row: Json, keys: list[str], part: str) -> str:
+    """Return the key whose text contains those of all others; raise BadRecord if there is none."""
+    for key in sorted(keys, key=lambda key: turns_in(row[key]) is None):
+        text = _text_of(row[key])
+        if all(_text_of(row[other]) in text for other in keys):
+            return key
+    choices = " or ".join(f"--map {part}={key}" for key in keys[:3])
+    raise BadRecord(f"{' or '.join(keys[:3])} could be the {part}, and {choices} decides")
+
+
+def find_conversation(row: Json, used: set[str]) -> str | None:
+    """Return the key of a conversation, or None."""
+    keys = [key for key in row if plain_name(key) in CONVERSATIONS and key not in used]
+    keys = [key for key in keys if turns_in(row[key]) is not None]
+    return _outermost(row, keys, "messages") if len(keys) > 1 else keys[0] if keys else None
+
+
+# The answers.
+
+
+def find_sides(row: Json) -> tuple[Answer, ...] | None:
+    """Return the chosen and the rejected answer of a row under any of their names, or None."""
+    for chosen, rejected in SIDES:
+        for key in row:
+            rest = side_of(key, chosen)
+            if rest is None or not is_answer_word(rest) or not _is_answer(row[key]):
+                continue
+            others = [other for other in row if side_of(other, rejected) == rest and _is_answer(row[other])]
+            # "non_preferred" contains "preferred": the same key is not both sides.
+            others = [other for other in others if other != key]
+            if others:
+                return tuple(
+                    Answer(row[name], name, _scores_beside(row, lambda other, side=side: side_of(other, side)))
+                    for name, side in ((key, chosen), (others[0], rejected))
+                )
+    return None
+
+
+def find_numbered(row: Json) -> tuple[Answer, ...] | None:
+    """Return the answers of a row that numbers them (response_a, response_b), or None."""
+    stems: dict[str, dict[int, str]] = {}
+    for key in row:
+        split = index_of(key)
+        if split is not None and is_answer_stem(split[0]) and _is_answer(row[key]):
+            stems.setdefault(split[0], {})[split[1]] = key
+    stems = {stem: keys for stem, keys in stems.items() if len(keys) > 1}
+    if not stems:
+        return None
+    if len(stems) > 1:
+        first, second = list(stems)[:2]
+        names = "|".join(stems[first].values())
+        raise BadRecord(f"{first} or {second} could be the answers, and --map 'completion={names}' decides")
+    (keys,) = stems.values()
+    if sorted(keys) not in (list(range(len(keys))), list(range(1, len(keys) + 1))):
+        raise BadRecord(f"{', '.join(keys.values())}: numbers are missing between them")
+
+    def scores_of(number: int) -> Json:
+        def rest_of(other: str) -> str | None:
+            split = index_of(other)
+            return split[0] if split is not None and split[1] == number and other not in keys.values() else None
+
+        return _scores_beside(row, rest_of)
+
+    return tuple(Answer(row[keys[number]], keys[number], scores_of(number)) for number in sorted(keys))
+
+
+def find_answers(row: Json) -> tuple[tuple[Answer, ...], set[str]]:
+    """Return the answers under one name: a value, or a list of candidates; and the keys that were used."""
+    listed = [key for key in row if _is_list_name(plain_name(key)) and _is_candidates(row[key])]
+    # "answers" may be what the answer was to be: they are candidates only where each has a score or a rank.
+    weak_lists = [key for key in listed if singular(plain_name(key)) in WEAK_COMPLETIONS]
+    scored = [key for key in weak_lists if _has_scores(row, key)]
+    strong = [key for key in row if plain_name(key) in COMPLETIONS and _is_answer(row[key])]
+    weak = [key for key in row if plain_name(key) in WEAK_COMPLETIONS and _is_answer(row[key])]
+    # Beside several candidates, a single answer is the reference or one of them.
+    for keys in ([key for key in listed if key not in weak_lists], strong, scored, weak):
+        if not keys:
+            continue
+        key = keys[0] if len(keys) == 1 else _outermost(row, keys, "completion")
+        if keys is strong or keys is weak:
+            # Text that happens to be a JSON list is one answer; only a real list is several.
+            is_list = _is_candidates(row[key]) and not isinstance(row[key], str)
+            return _listed_answers(row, key, row[key]) if is_list else ((Answer(row[key], key),), {key})
+        return _listed_answers(row, key, decode_json_text(row[key]))
+    return (), set()
+
+
+def _has_scores(row: Json, key: str) -> bool:
+    """Whether each item of a list has a score or a rank, inside it or in a list beside it."""
+    answers, used = _listed_answers(row, key, decode_json_text(row[key]))
+    if len(used) > 1:
+        return True
+    names = [answer.value for answer in answers if isinstance(answer.value, dict)]
+    return len(names) == len(answers) and all(
+        any(is_score_name(name) or name == "rank" for name in item) for item in names
+    )
+
+
+def _listed_answers(row: Json, key: str, value: list[Any]) -> tuple[tuple[Answer, ...], set[str]]:
+    """Return the answers of a list, with their scores from lists beside it."""
+    if len(value) > _MAX_ANSWERS:
+        raise BadRecord(f"{key}: {len(value)} candidates; the limit is {_MAX_ANSWERS}")
+    beside = {
+        other: decode_json_text(column)
+        for other, column in row.items()
+        if other != key
+        and (is_score_name(other) or singular(plain_name(other)) in ("rank", "ranking", "model", "model_name"))
+    }
+    beside = {
+        other: column
+        for other, column in beside.items()
+        if isinstance(column, list) and len(column) == len(value) and all(_is_plain(item) for item in column)
+    }
+    names = {other: "_".join(map(singular, words_of(other))) for other in beside}
+    answers = tuple(
+        Answer(item, f"{key}[{number}]", {names[other]: column[number] for other, column in beside.items()})
+        for number, item in enumerate(value)
+    )
+    return answers, {key, *beside}
+
+
+def _scores_beside(row: Json, rest_of: Any) -> Json:
+    """Return the scores of one side or number: the fields whose name has the same mark and a word for scores."""
+    scores: Json = {}
+    for key, value in row.items():
+        rest = rest_of(key)
+        if rest is None:
+            continue
+        words = [word for word in rest.split("_") if word]
+        if is_score_name(rest) and score(value) is not None:
+            scores[key] = score(value)
+        elif words in (["model"], ["model", "name"]) and isinstance(value, str):
+            scores[key] = value
+    return scores
+
+
+# The preference between two answers.
+
+
+def find_preference(row: Json, answers: tuple[Answer, ...]) -> tuple[int | None, bool, set[str]]:
+    """Return which of the numbered answers is preferred, whether they tie, and the keys that tell."""
+    hot = _one_hot(row, len(answers))
+    if hot is not None:
+        return hot
+    keys = [key for key in row if plain_name(key) in PREFERENCES and row[key] is not None]
+    if not keys:
+        return None, False, set()
+    # The name that says most: an id of the better response goes before a label.
+    key = min(keys, key=lambda key: plain_name(key) in ("label", "labels", "verdict", "judgment", "judgement"))
+    best = read_preference(row[key], key, row, answers)
+    return (best, False, {key}) if best is not None else (None, True, set())
+
+
+def _one_hot(row: Json, num_answers: int) -> tuple[int | None, bool, set[str]] | None:
+    """Read winner_model_a, winner_model_b, winner_tie: one of them is 1."""
+    marks = {key: index_of(key) for key in row if "winner" in words_of(key) and score(row[key]) is not None}
+    columns = {split[1]: key for key, split in marks.items() if split is not None}
+    if len(columns) != num_answers or num_answers != 2:
+        return None
+    wins = [number for number in sorted(columns) if score(row[columns[number]]) == 1]
+    if len(wins) > 1:
+        raise BadRecord(f"{', '.join(columns.values())}: more than one winner")
+    return (wins[0] if wins else None), not wins, set(columns.values())
+
+
+def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]) -> int | None:
+    """Return the number of the preferred answer, or None for a tie; raise BadRecord for what could mean either."""
+    names = [answer.where for answer in answers]
+    first = index_of(names[0])
+    assert first is not None
+    way_out = f"--map 'completion={'|'.join(names)},reward=...' decides"
+    if isinstance(value, str) and not value.strip().lstrip("-").replace(".", "", 1).isdigit():
+        return _named_preference(value, key, row, answers, way_out)
+    number = score(value)
+    if number is None or isinstance(value, bool) or number != int(number):
+        raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
+    if plain_name(key) in SIGNED:
+        return None if number == 0 else int(number > 0)
+    # SHP: 1 if the comment A is preferred, 0 if B is.
+    if first[0] == "human_ref" and plain_name(key) == "labels" and number in (0, 1):
+        return 1 - int(number)
+    if is_lettered(names[0]) or not first[1] <= number < first[1] + len(answers):
+        raise BadRecord(f"{key} {value!r} could mean any of {', '.join(names)}, and {way_out}")
+    return int(number) - first[1]
+
+
+def _named_preference(value: str, key: str, row: Json, answers: tuple[Answer, ...], way_out: str) -> int | None:
+    """Read a preference written as a name: "model_a", "A", "tie", the name of a model, or the answer itself."""
+    words = words_of(value)
+    if not TIES.isdisjoint(words):
+        return None
+    matches = [
+        number
+        for number, answer in enumerate(answers)
+        if value in (answer.value, *(name for name in answer.scores.values() if isinstance(name, str)))
+    ]
+    if not matches:
+        indexes = {index_of(f"answer_{word}") for word in words if len(word) < 3}
+        numbers = {split[1] for split in indexes if split is not None}
+        first = index_of(answers[0].where)
+        offset = 0 if first is None or not any(word.isdigit() for word in words) else first[1]
+        ordinal = {"first": 0, "second": 1, "left": 0, "right": 1}
+        numbers = {number - offset for number in numbers} | {ordinal[word] for word in words if word in ordinal}
+        matches = [number for number in numbers if 0 <= number < len(answers)]
+    if len(matches) != 1:
+        raise BadRecord(f"{key} {value[:40]!r} does not tell which answer is preferred, and {way_out}")
+    return matches[0]
+
+
+# Types of values.
+
+
+def turns_in(value: Any) -> list[Any] | None:
+    """Return the turns of a value: a list of them, {messages: [...]}, or JSON text of either; None if it has none."""
+    value = decode_json_text(value)
+    if isinstance(value, dict) and isinstance(value.get("messages"), list):
+        value = value["messages"]
+    return value if is_turns(value) else None
+
+
+def is_turns(value: Any) -> bool:
+    """Whether a value is a list of turns: messages of any shape, or pairs of question and answer."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(map(_is_turn, value)) or all(map(_is_exchange, value))
+
+
+def _is_exchange(item: Any) -> bool:
+    """Whether an item is a question and its answer: two texts, or {inputs: {...}, outputs: {...}}."""
+    if isinstance(item, list):
+        return len(item) == 2 and all(isinstance(text, str) for text in item)
+    return (
+        isinstance(item, dict)
+        and item.keys() == {"inputs", "outputs"}
+        and all(
+            isinstance(side, dict) and len(side) == 1 and isinstance(next(iter(side.values())), str)
+            for side in item.values()
+        )
+    )
+
+
+def _is_turn(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    if isinstance(item.get("role"), str) and len(item) > 1:
+        return True
+    if isinstance(item.get("from"), str) and "value" in item:
+        return True
+    if isinstance(item.get("type"), str) and ("content" in item or "kwargs" in item or item["type"] in _ITEMS):
+        return True
+    # {"human": ..., "assistant": ...}: one exchange.
+    return len(item) > 1 and all(plain_name(key) in _ROLES and isinstance(text, str) for key, text in item.items())
+
+
+_ITEMS = frozenset({"function_call", "function_call_output", "reasoning"})
+
+
+def _last_role(turns: list[Any]) -> str:
+    last = turns[-1]
+    if _is_exchange(last):
+        return "assistant"
+    return str(last.get("role", last.get("from", last.get("type", list(last)[-1]))))
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether a value can be an answer or several: text, a number under an answer's name, messages, candidates."""
+    if isinstance(value, str):
+        return True
+    if isinstance(value, bool) or value is None:
+        return False
+    return isinstance(value, int | float) or (isinstance(value, list | dict) and bool(value))
+
+
+def _is_candidates(value: Any) -> bool:
+    """Whether a value is several answers: a list that is neither a conversation nor the parts of one message."""
+    value = decode_json_text(value)
+    if isinstance(value, list):
+        return bool(value) and not is_turns(value) and not all(_is_content_part(item) for item in value)
+    return False
+
+
+def _is_content_part(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") in ("text", "output_text", "image_url", "tool_use", "thinking")
+
+
+def is_answer_name(key: str) -> bool:
+    """Whether a field would be read as an answer, as several, or as the preference between them."""
+    name, split = plain_name(key), index_of(key)
+    if is_completion_name(name) or _is_list_name(name) or name in PREFERENCES or "winner" in words_of(key):
+        return True
+    if split is not None and is_answer_stem(split[0]):
+        return True
+    return any(is_answer_word(rest) for pair in SIDES for side in pair if (rest := side_of(key, side)) is not None)
+
+
+def _is_list_name(name: str) -> bool:
+    return name in LISTS or (name.endswith("s") and is_completion_name(singular(name)))
+
+
+def _is_filled(value: Any) -> bool:
+    return value not in (None, "", [], {}) and isinstance(value, str | list | dict)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _text_of(value: Any) -> str:
+    """Return the text of a value, for telling whether one field repeats another."""
+    value = decode_json_text(value)
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list):
+        return "\n".join(map(_text_of, value))
+    if isinstance(value, dict):
+        return "\n".join(_text_of(item) for key, item in value.items() if key not in ("role", "from", "type"))
+    return "" if value is None else str(value)

@@ -1,0 +1,175 @@
+"""Names of columns in people's own data, and what each name means.
+
+A name counts as its words in lower case: `modelResponse`, `model-response` and `Model response` are one name. These
+tables are what the `rows` format knows; `--map` names what they do not have.
+"""
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, kind_of
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What the model was asked. Of two that are there, one must contain the other, or the reader refuses.
+PROMPTS = _names(
+    """prompt input question instruction query problem user user_input user_prompt user_message user_query input_text
+    prompt_text question_text problem_statement human request post title_and_post source_text raw_prompt full_prompt
+    prompt_messages input_messages raw_input inputs_pretokenized final_prompt user_question usr task_prompt"""
+)
+# What came before it: turns before the prompt, or the prompt itself where it stands alone.
+CONTEXTS = _names("context history chat_history conversation_history dialog_history previous_messages")
+CONVERSATIONS = _names(
+    """messages conversations conversation dialog dialogue chat turns contents chat_messages message_list trajectory
+    transcript message_history full_conversation"""
+)
+# What the model answered.
+COMPLETIONS = _names(
+    """completion response output generation generated generated_text generated_answer generated_response
+    generated_output model_output model_response model_answer model_completion model_generation prediction predicted
+    predicted_answer predicted_output pred assistant assistant_response assistant_message bot bot_response reply
+    output_text response_text completion_text answer_text llm_output llm_response llm_answer ai_response ai_answer
+    actual_output actual_answer raw_response raw_output full_response final_response agent_response agent_output
+    rollout candidate sample gpt result_text chatbot_response model_prediction final_answer hypothesis"""
+)
+# An answer where no other is there; beside one of the above it is the reference.
+WEAK_COMPLETIONS = frozenset({"answer", "solution", "summary", "continuation"})
+# Lists of answers have the plural of these names, or one of these.
+LISTS = frozenset({"candidates", "completions_list", "all_responses"})
+SYSTEMS = ("system", "system_prompt", "system_message", "instructions", "systemPrompt", "sys_prompt")
+TOOLS = ("tool_definitions", "available_tools", "tool_schemas")  # besides `tools` and `functions`
+MODELS = ("model", "model_name", "generator", "model_id", "policy", "engine")
+# Two answers, the better one first; each name may have a word of _ANSWER_WORDS beside it: chosen_response.
+SIDES = (
+    ("chosen", "rejected"),
+    ("preferred", "rejected"),
+    ("accepted", "rejected"),
+    ("preferred", "dispreferred"),
+    ("preferred", "non_preferred"),
+    ("winner", "loser"),
+    ("winning", "losing"),
+    ("win", "lose"),
+    ("better", "worse"),
+    ("best", "worst"),
+    ("good", "bad"),
+    ("positive", "negative"),
+    ("pos", "neg"),
+    ("y_w", "y_l"),
+    ("yw", "yl"),
+    ("accept", "reject"),
+    ("correct", "incorrect"),
+)
+_ANSWER_WORDS = _names(
+    """response answer completion output text message messages conversation conversations reply generation solution
+    trajectory summary candidate sample responses turn assistant"""
+)
+# Names of numbered answers besides the above: human_ref_A, conversation_a.
+_STEMS = _names("human_ref conversation messages dialogue dialog chat response_model answer_model output_model")
+PREFERENCES = _names(
+    """preference preferred winner overall_preference better better_response better_response_id choice human_preference
+    human_choice vote judgement judgment verdict best best_response preferred_response label labels preference_strength
+    gpt_preference human_label preferred_output preferred_answer preferred_model annotator_preference selected
+    chosen better_answer better_output human_vote selection preferred_index winner_index best_index"""
+)
+# Signed preferences, as HelpSteer writes them: below zero the first answer is better, above zero the second.
+SIGNED = frozenset({"overall_preference", "preference_strength"})
+TIES = frozenset({"tie", "draw", "equal", "same", "both", "neither", "none", "bothbad", "similar", "unclear"})
+SCORE_WORDS = _names(
+    """reward rewards score scores rating ratings grade grades correct correctness pass passed success label labels
+    accuracy acc resolved verdict solved match likert helpfulness"""
+)
+# A prompt that a chat template has rendered already: raw text, which must not go through a template again.
+RENDERED = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "[INST]", "<|user|>", "<|User|>", "<｜User｜>")
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_INDEXES = ("a", "b", "c", "d", "e", "f", "g", "h")
+_MAX_INDEX = 64
+
+
+@lru_cache(maxsize=4096)
+def words_of(name: str) -> tuple[str, ...]:
+    """Return the words of a name in lower case.
+
+    >>> words_of("modelResponse"), words_of("output_1"), words_of("human_ref_A")
+    (('model', 'response'), ('output', '1'), ('human', 'ref', 'a'))
+    """
+    return tuple(word.lower() for word in _WORD.findall(name))
+
+
+def plain_name(name: Any) -> str:
+    """Return a name as the tables above write it; `inputs.question` of an evaluation is `question`."""
+    words = words_of(name) if isinstance(name, str) else ()
+    return "_".join(words[1:] if len(words) > 1 and words[0] in ("inputs", "outputs") else words)
+
+
+def singular(name: str) -> str:
+    return name[:-1] if name.endswith("s") and not name.endswith("ss") else name
+
+
+def is_score_name(name: Any) -> bool:
+    """Whether a name has a word for scores in it."""
+    return isinstance(name, str) and not SCORE_WORDS.isdisjoint(words_of(name))
+
+
+def is_completion_name(name: str) -> bool:
+    return name in COMPLETIONS or name in WEAK_COMPLETIONS
+
+
+def index_of(name: str) -> tuple[str, int] | None:
+    """Return the stem and the index of a numbered name, or None.
+
+    >>> index_of("response_b"), index_of("output_1"), index_of("model_a_response"), index_of("prompt")
+    (('response', 1), ('output', 1), ('model_response', 0), None)
+    """
+    words = words_of(name)
+    for position in range(len(words) - 1, -1, -1):
+        word = words[position]
+        if word in _INDEXES or (word.isdigit() and len(word) < 3 and int(word) < _MAX_INDEX):
+            stem = "_".join(words[:position] + words[position + 1 :])
+            return (stem, _INDEXES.index(word) if word in _INDEXES else int(word)) if stem else None
+    return None
+
+
+def is_lettered(name: str) -> bool:
+    """Whether the index of a numbered name is a letter."""
+    return any(word in _INDEXES for word in words_of(name))
+
+
+def is_answer_stem(stem: str) -> bool:
+    return is_completion_name(stem) or stem in _STEMS
+
+
+def side_of(name: str, side: str) -> str | None:
+    """Return what is left of a name without the words of a side, or None if it does not have them.
+
+    >>> side_of("chosen_response", "chosen"), side_of("score_chosen", "chosen"), side_of("prompt", "chosen")
+    ('response', 'score', None)
+    """
+    padded, inner = f"_{plain_name(name)}_", f"_{side}_"
+    if inner not in padded:
+        return None
+    return padded.replace(inner, "_", 1).strip("_")
+
+
+def is_answer_word(rest: str) -> bool:
+    return not rest or all(word in _ANSWER_WORDS for word in rest.split("_"))
+
+
+def system_of(row: Json, messages: list[Message]) -> list[Message]:
+    """Return the system prompt that stands beside the messages of a row; [] if they have it already."""
+    for key in SYSTEMS:
+        value = row.get(key)
+        if value is None or value in ("", []):
+            continue
+        if isinstance(value, list) and all(isinstance(part, dict) and "text" in part for part in value):
+            value = "\n\n".join(str(part["text"]) for part in value)
+        if not isinstance(value, str):
+            raise BadRecord(f"{key}: expected text, got {kind_of(value)}")
+        is_repeated = any(message.role in ("system", "developer") and value in message.text for message in messages)
+        return [] if is_repeated else [Message("system", value)]
+    return []

@@ -1,0 +1,437 @@
+"""Rows of people's own data: a prompt and an answer under any of their usual names, with a score.
+
+    {prompt | input | question | instruction ..., completion | response | output ..., reward | score | correct ...}
+    {question, responses: [text], scores: [number]}, {prompt, answers: [{answer, rank}]}      several candidates
+    {prompt, response_a, response_b, winner}, {context, response1, response2, overall_preference}     preferences
+    {conversations | conversation | dialog | messages | contents: [turn, ...], reward}        turns of any shape
+
+Which field is what is told by row_layout.py, or by the user's `--map`. Text is a chat turn, of the user or of the
+assistant; a prompt that a chat template has rendered already is raw text (role `text`), as TRL's standard rows are.
+A transcript ("\\n\\nHuman: ...") is split into turns. This format is tried last: every other one is more specific.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.datasets.openai_chat import read_messages
+from pairwright.sources.datasets.preference_rows import conversations_from, preference_from
+from pairwright.sources.datasets.row_layout import Answer, Layout, arrange, is_answer_name, turns_in
+from pairwright.sources.datasets.row_names import (
+    CONTEXTS,
+    CONVERSATIONS,
+    MODELS,
+    PROMPTS,
+    RENDERED,
+    SYSTEMS,
+    TOOLS,
+    is_completion_name,
+    is_score_name,
+    plain_name,
+    system_of,
+)
+from pairwright.sources.datasets.sharegpt import turns_of_values
+from pairwright.sources.field_map import REQUIRED, FieldMap, remove_paths
+from pairwright.sources.fields import BadRecord, kind_of, mapping, score, small_fields
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.any_messages import answers as response_answers
+from pairwright.sources.shapes.any_messages import conversation, decode_json_text
+from pairwright.sources.shapes.row_fields import (
+    REWARD_KEYS,
+    SCORE_KEYS,
+    TASK_KEYS,
+    label_of,
+    reward_in,
+    reward_of,
+    run_of,
+    task_of,
+    tools_of,
+)
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.traces import pick_reward
+
+NAME = "rows"
+_MAX_ANSWERS = 128
+_ROLES = {
+    "human": "user",
+    "observation": "tool",
+    **dict.fromkeys(("gpt", "ai", "bot", "model", "chatgpt"), "assistant"),
+}
+_HUMAN = re.compile(r"\n\n(Human|Assistant):")
+_BODIES = ("text", "content", "message", "messages", "value")  # of a candidate that is an object
+_READ = frozenset({"tools", "functions", "reward_components", *SYSTEMS})
+_DECIDES = "decides"  # the last word of a refusal that a map resolves
+
+
+def matches(value: Any) -> bool:
+    """Whether a row has a prompt and an answer, or a conversation with an answer in it."""
+    if not isinstance(value, dict):
+        return False
+    try:
+        layout = arrange(value)
+        return layout.conversation is None or any(map(_is_from_model, turns_in(layout.conversation) or ()))
+    except BadRecord as error:
+        return _DECIDES in str(error)  # it is a row, and the user must say how to read it
+    except RecursionError:
+        return False
+
+
+def refuse(rows: list[Any], options: Options) -> str | None:
+    """Return why a file cannot be read as rows: its preferences are numbers that could count from 0 or from 1."""
+    for row in rows:
+        try:
+            if isinstance(row, dict):
+                arrange(apply_map(row, options.map)[0])
+        except BadRecord as error:
+            if _DECIDES in str(error):
+                return str(error)
+        except RecursionError:
+            continue
+    return None
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the preference of a row, or one experience for each of its answers."""
+    row, rest = apply_map(mapping(value, "row"), options.map)
+    layout = arrange(row)
+    tools_key = next((key for key in TOOLS if row.get(key)), "tools")
+    tools, task = tools_of({**row, "tools": row[tools_key]} if tools_key in row else row), task_of(row)
+    if layout.conversation is not None:
+        turns = read_turns(layout.conversation, layout.conversation_key)
+        prompt, completion = split_at_first_answer([*system_of(row, turns), *turns])
+        if not completion:
+            raise BadRecord(f"{layout.conversation_key}: no turn of the assistant, so there is no completion")
+        sides = [completion]
+    else:
+        prompt, sides = _prompt_and_sides(row, layout)
+    answers = layout.answers or (Answer(None, layout.conversation_key),)
+    scores = [_score(row, answer, options, is_alone=len(sides) == 1) for answer in answers]
+    if len(answers) == 1 and len(sides) > 1:  # the choices of one response
+        answers, scores = answers * len(sides), scores * len(sides)
+    # What the map put under a name of ours is not the row's field of that name.
+    used = (layout.used | _READ | {tools_key} | {key for _, _, keys in scores for key in keys}) - (
+        row.keys() - rest.keys()
+    )
+    used |= {key for key in TASK_KEYS if task is not None and row.get(key) is not None and row[key] == task}
+    info = small_fields(rest, frozenset(key for key in used if row.get(key) is rest.get(key)))
+    if layout.best is not None and len(sides) == 2:
+        best, other = layout.best, 1 - layout.best
+        yield preference_from(
+            NAME,
+            origin,
+            task=task,
+            prompt=prompt,
+            chosen=sides[best],
+            rejected=sides[other],
+            tools=tools,
+            chosen_reward=scores[best][0],
+            rejected_reward=scores[other][0],
+            info=info,
+        )
+        return
+    for number, (answer, completion, (reward, components, _)) in enumerate(zip(answers, sides, scores, strict=True)):
+        if layout.best is not None or layout.is_tie:
+            # Of several answers the preferred one has 1 and the others 0; equal ones share it.
+            reward = 0.5 if layout.is_tie else float(number == layout.best)
+        yield build(
+            NAME,
+            origin,
+            task=task,
+            # Candidates need runs of their own: each line of the file has room for 128.
+            run=origin.ordinal * _MAX_ANSWERS + number if len(sides) > 1 else run_of(row),
+            prompt=prompt,
+            completion=completion,
+            tools=tools,
+            reward=reward,
+            reward_components=components,
+            errors=error_sites([*prompt, *completion], tools, result_error_kind),
+            info={**info, **_info_of(answer)},
+            model_version=_model(row, answer),
+        )
+
+
+# The user's map: the row as it would be if its fields had the usual names.
+
+# Where each target of a map goes; a list of completions or rewards has the plural.
+_USUAL_NAMES = {
+    "prompt": "prompt",
+    "messages": "messages",
+    "completion": "completion",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "chosen_reward": "score_chosen",
+    "rejected_reward": "score_rejected",
+    "reward": "reward",
+    "system": "system",
+    "tools": "tools",
+    "task": "task_id",
+    "run": "run",
+    "model": "model",
+}
+
+
+def apply_map(row: Json, fields: FieldMap) -> tuple[Json, Json]:
+    """Return a row with the mapped fields under their usual names, and what is left of the row without them."""
+    if not fields:
+        return row, row
+    rest = remove_paths(row, fields.paths())
+    renamed: Json = {key: value for key, value in rest.items() if not _is_replaced(key, fields)}
+    for target, name in _USUAL_NAMES.items():
+        if target not in fields:
+            continue
+        if target in ("completion", "reward", "chosen_reward", "rejected_reward"):
+            values = fields.candidates(row, target)
+            is_list = len(values) > 1 or "[]" in fields.fields[target]
+            renamed[f"{name}s" if is_list else name] = values if is_list else values[0]
+        else:
+            value = fields.value(row, target) if target in REQUIRED else fields.optional(row, target)
+            if value is not None:
+                renamed[name] = value
+    # Messages beside a completion are the prompt.
+    if "messages" in fields and ("completion" in fields or "chosen" in fields) and "prompt" not in fields:
+        renamed["prompt"] = renamed.pop("messages")
+    return renamed, rest
+
+
+def _is_replaced(key: str, fields: FieldMap) -> bool:
+    """Whether a field would be read as something that the map names: the user has decided otherwise."""
+    name = plain_name(key)
+    if ("prompt" in fields or "messages" in fields) and (name in PROMPTS or name in CONTEXTS or name in CONVERSATIONS):
+        return True
+    if any(target in fields for target in ("completion", "chosen", "messages")) and is_answer_name(key):
+        return True
+    if "reward" in fields and (is_score_name(key) or name in REWARD_KEYS):
+        return True
+    return ("system" in fields and key in SYSTEMS) or ("task" in fields and key in TASK_KEYS)
+
+
+# Messages of any shape.
+
+
+def read_turns(value: Any, where: str) -> list[Message]:
+    """Convert turns of any shape to messages; a turn that is none is BadRecord."""
+    listed = turns_in(value)
+    if listed is None:
+        raise BadRecord(f"{where}: expected messages, got {kind_of(value)}")
+    if isinstance(listed[0], list) or listed[0].keys() == {"inputs", "outputs"}:
+        pairs = [
+            item if isinstance(item, list) else [next(iter(side.values())) for side in item.values()] for item in listed
+        ]
+        return [Message(role, text) for pair in pairs for role, text in zip(("user", "assistant"), pair, strict=True)]
+    if all("from" in turn and "value" in turn for turn in listed):
+        return turns_of_values(listed, where)
+    if all("role" not in turn and "type" not in turn for turn in listed):
+        exchanges = [(plain_name(key), text) for turn in listed for key, text in turn.items()]
+        return [Message(_ROLES.get(role, role), text) for role, text in exchanges]
+    turns = [_with_usual_role(turn) for turn in listed]
+    if all(isinstance(turn.get("role"), str) and "parts" not in turn for turn in turns):
+        return read_messages(turns, where)
+    return conversation(turns, where, role="user")
+
+
+def _with_usual_role(turn: Json) -> Json:
+    """Return a turn with the usual name of its role, and with calls and results out of its content parts."""
+    role, content = turn.get("role"), turn.get("content")
+    if not isinstance(role, str):
+        return turn
+    usual = _ROLES.get(role.lower(), role.lower())
+    turn = turn if usual == role else {**turn, "role": usual}
+    kinds = {part.get("type") for part in content if isinstance(part, dict)} if isinstance(content, list) else set()
+    if kinds.isdisjoint(("tool_call", "tool_result")) or not all(isinstance(part, dict) for part in content or ()):
+        return turn
+    # As evaluators of agents write it: {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
+    calls = [
+        {"id": part.get("tool_call_id", part.get("id")), **mapping(part.get("tool_call", part), "tool_call")}
+        for part in content or ()
+        if part.get("type") == "tool_call"
+    ]
+    results = [part.get("tool_result") for part in content or () if part.get("type") == "tool_result"]
+    rest = [part for part in content or () if part.get("type") not in ("tool_call", "tool_result")]
+    return {
+        **turn,
+        "content": results[0] if results and len(results) == 1 and not rest else [*results, *rest] or None,
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+def _is_from_model(turn: Any) -> bool:
+    if isinstance(turn, list) or "outputs" in turn:
+        return True
+    speaker = turn.get("role", turn.get("from", turn.get("type")))
+    if isinstance(speaker, str):
+        # A serialized LangChain message, {lc, type: constructor, id: [..., "AIMessage"]}, has its class in `id`.
+        return speaker.lower() in ("assistant", "gpt", "ai", "bot", "model", "chatgpt", "constructor", "function_call")
+    return any(plain_name(key) in ("assistant", "gpt", "ai", "bot", "model", "chatgpt") for key in turn)
+
+
+def _prompt_and_sides(row: Json, layout: Layout) -> tuple[list[Message], list[list[Message]]]:
+    """Return the prompt and the messages of each answer."""
+    values = [answer.value for answer in layout.answers]
+    exchanges = _exchanges(layout.prompt, [decode_json_text(value) for value in values])
+    if exchanges is not None:
+        return _split_conversations(row, [], exchanges)
+    if isinstance(layout.prompt, str) and any(mark in layout.prompt for mark in RENDERED):
+        if not all(isinstance(value, str) for value in values):
+            raise BadRecord(f"{layout.prompt_key}: a rendered prompt, but the answer is not text")
+        return [Message(TEXT, layout.prompt)], [[Message(TEXT, value, generated=True)] for value in values]
+    prompt = [] if layout.prompt is None else _read_prompt(layout.prompt, layout.prompt_key)
+    if layout.context is not None:
+        context = read_turns(layout.context, "context")
+        prompt = prompt if context[-1:] == prompt else [*context, *prompt]
+    sides = [
+        side for answer, value in zip(layout.answers, values, strict=True) for side in _read_answer(value, answer.where)
+    ]
+    if not sides or not all(sides):
+        raise BadRecord(f"{layout.answers[0].where}: no messages, so there is no answer")
+    if all(side[0].is_generated for side in sides) and prompt:
+        return [*system_of(row, prompt), *prompt], sides
+    return _split_conversations(row, prompt, sides)
+
+
+def _split_conversations(
+    row: Json, prompt: list[Message], sides: list[list[Message]]
+) -> tuple[list[Message], list[list[Message]]]:
+    """Return the prompt that whole conversations begin with, and what is left of each."""
+    if len(sides) == 2:
+        prompt, chosen, rejected = conversations_from(prompt, *sides)
+        return [*system_of(row, prompt), *prompt], [chosen, rejected]
+    if len(sides) == 1:
+        shared, completion = split_at_first_answer(sides[0])
+        if not completion:
+            raise BadRecord("completion: no turn of the assistant")
+        prompt = shared if shared[: len(prompt)] == prompt else [*prompt, *shared]
+        return [*system_of(row, prompt), *prompt], [completion]
+    splits = [split_at_first_answer(side) for side in sides]
+    if any(shared != splits[0][0] or not completion for shared, completion in splits):
+        raise BadRecord("completion: the candidates are conversations with different prompts")
+    return [*system_of(row, splits[0][0]), *splits[0][0]], [completion for _, completion in splits]
+
+
+def _exchanges(prompt: Any, values: list[Any]) -> list[list[Message]] | None:
+    """Read a conversation stored as lists of texts: the user's turns, and for each side the answers to them."""
+    asked = decode_json_text(prompt)
+    if not isinstance(asked, list) or not asked or not all(isinstance(text, str) for text in asked):
+        return None
+    if len(values) < 2 or not all(isinstance(value, list) and len(value) == len(asked) for value in values):
+        return None
+    if not all(text is None or isinstance(text, str) for value in values for text in value):
+        return None
+    return [
+        [
+            message
+            for question, answer in zip(asked, value, strict=True)
+            for message in (Message("user", question), Message("assistant", answer))
+        ]
+        for value in values
+    ]
+
+
+def _read_prompt(value: Any, where: str) -> list[Message]:
+    if turns_in(value) is not None:
+        return read_turns(value, where)
+    if isinstance(value, str):
+        pieces = _HUMAN.split(value)
+        # A transcript: role and text in turn; the last turn may be the empty one that the model is to write.
+        if len(pieces) > 1 and not pieces[0].strip():
+            roles = {"Human": "user", "Assistant": "assistant"}
+            turns = [Message(roles[role], text.strip()) for role, text in zip(pieces[1::2], pieces[2::2], strict=True)]
+            return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].text else turns
+        return [Message("user", value)]
+    if isinstance(value, dict):
+        messages = conversation(value, where, role="user") if _is_envelope(value) else []
+        if messages:
+            return messages
+    raise BadRecord(f"{where}: expected text or messages, got {kind_of(value)}")
+
+
+def _read_answer(value: Any, where: str) -> list[list[Message]]:
+    """Return the messages of an answer; a response with several choices has several."""
+    if turns_in(value) is not None:
+        return [read_turns(value, where)]
+    if isinstance(value, str | int | float):
+        return [[Message("assistant", str(value))]]
+    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        return [[*read_messages([{"role": "assistant", "content": value}], where)]]
+    if isinstance(value, dict):
+        if isinstance(value.get("role"), str):
+            return [read_turns([value], where)]
+        if _is_envelope(value):
+            return response_answers(value, where)
+        key = next((key for key in value if is_completion_name(plain_name(key)) or key in _BODIES), None)
+        if key is not None and value[key] is not None:
+            return _read_answer(value[key], f"{where}.{key}")
+    raise BadRecord(f"{where}: expected text or messages, got {kind_of(value)}")
+
+
+def _is_envelope(value: Json) -> bool:
+    return any(isinstance(value.get(key), list) for key in ("choices", "messages", "contents", "candidates", "output"))
+
+
+# Scores and models.
+
+
+def _score(
+    row: Json, answer: Answer, options: Options, *, is_alone: bool
+) -> tuple[float | None, Json | None, set[str]]:
+    """Return the reward of an answer, its components, and the keys of the row that they came from."""
+    item = answer.value if isinstance(answer.value, dict) else {}
+    own = _score_in(
+        {**item, **{key: value for key, value in answer.scores.items() if not isinstance(value, str)}}, options
+    )
+    if own[2]:
+        return own[0], own[1], set()
+    return _score_in(row, options) if is_alone else (None, None, set())
+
+
+def _score_in(row: Json, options: Options) -> tuple[float | None, Json | None, set[str]]:
+    """Return the reward of a row, under its usual names or under others that have a word for scores."""
+    reward, components = reward_of(row, options)
+    if reward is not None or components:
+        usual = reward_in(row)
+        objects = {key for key in SCORE_KEYS if isinstance(row.get(key), dict)}
+        return reward, components, objects | ({usual[0]} if usual is not None else set())
+    named = {key: number for key, value in row.items() if is_score_name(key) and (number := _number(value)) is not None}
+    if named:
+        # Several scores of different names: the rule for components decides, or the user with --reward.
+        return pick_reward(named, options.reward), (named if len(named) > 1 else None), set(named)
+    for key in ("rank", "ranking"):
+        rank = score(row.get(key))
+        if rank is not None:  # it counts from the best: 0.0 - rank, since -rank would give -0.0 for the rank 0
+            return 0.0 - rank, None, {key}
+    return None, None, set()
+
+
+def _number(value: Any) -> float | None:
+    """Return a score: a number, or a verdict such as "pass"."""
+    return label_of(value) if isinstance(value, str) and score(value) is None else score(value)
+
+
+def _model(row: Json, answer: Answer) -> str | None:
+    item = answer.value if isinstance(answer.value, dict) else {}
+    named = [value for key, value in answer.scores.items() if isinstance(value, str) and "model" in key]
+    values = [*named, *(item.get(key) for key in MODELS), *(row.get(key) for key in MODELS)]
+    return next((value for value in values if isinstance(value, str)), None)
+
+
+def _info_of(answer: Answer) -> Json:
+    """Return the small fields of a candidate that is an object."""
+    item = answer.value if isinstance(answer.value, dict) else {}
+    if "role" in item:
+        return {}
+    known = {key for key in item if is_completion_name(plain_name(key)) or key in _BODIES or is_score_name(key)}
+    return small_fields(item, frozenset(known | set(MODELS)))
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Rows of your own data: prompt, answer, score",
+    refuse=refuse,
+    matches_named=lambda value: isinstance(value, dict),  # each row then says what it lacks
+)

@@ -1,0 +1,385 @@
+"""What an import would make of a file: for a few records what becomes of each field, and for an unknown file a way in.
+
+What a field becomes is measured, not looked up: the field is changed, the record is read again, and the parts that
+differ are what it becomes. So the answer is that of the reader itself, for every format. Nothing is written.
+"""
+
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import RecordError
+from pairwright.paths import Place
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.datasets.row_layout import is_turns
+from pairwright.sources.datasets.row_names import (
+    COMPLETIONS,
+    CONTEXTS,
+    PROMPTS,
+    SYSTEMS,
+    WEAK_COMPLETIONS,
+    is_score_name,
+    plain_name,
+    singular,
+)
+from pairwright.sources.field_map import FieldMap
+from pairwright.sources.fields import BadRecord, kind_of
+from pairwright.sources.files import document, is_json_lines, line_units, open_bytes
+from pairwright.sources.format import Options, Origin, Rejected
+from pairwright.sources.reading import Layout, binary_units, detect, file_units
+from pairwright.sources.shapes.row_fields import TASK_KEYS
+from pairwright.sources.tables import is_table, table_rows
+
+NUM_RECORDS = 3
+_MAX_FIELDS = 100
+_WIDTH = 60  # characters of a value in a listing
+# Texts that tell what a value is, not what it says: left alone when a field is changed.
+_FIXED = frozenset({"role", "from", "type", "id", "name", "tool_call_id", "call_id", "tool_use_id", "finish_reason"})
+# Keys that tell a format, for naming the nearest one to an unknown file.
+_KEYS = {
+    "nemo-gym": "responses_create_params response reward agent_ref",
+    "tau-bench": "task_id trial reward traj info",
+    "atif": "schema_version session_id agent steps",
+    "nat": "parent_id function_ancestry payload intermediate_steps",
+    "inspect": "version status eval samples results",
+    "langfuse": "trace observations scores",
+    "langsmith": "id run_type inputs outputs parent_run_id dotted_order",
+    "otel": "resourceSpans trace_id span_id attributes parent_id",
+    "claude-code": "uuid parentUuid sessionId type message isSidechain",
+    "codex": "timestamp type payload",
+    "swe-agent": "trajectory history info",
+    "openhands": "id source action observation messages resolved test_result",
+    "trinity": "tokens prompt_length reward eid messages",
+    "nemo-rl-preference": "context completions",
+    "openai-preference": "input preferred_output non_preferred_output",
+    "customizer": "prompt chosen_response rejected_response",
+    "ultrafeedback": "instruction completions models",
+    "sharegpt": "conversations system tools",
+    "trl-preference": "prompt chosen rejected completion label",
+    "openai-chat": "messages tools request response",
+    "rows": "prompt question input completion response output reward score",
+}
+
+
+class FieldUse(msgspec.Struct, frozen=True):
+    """A field of a record: the start of its value, and what it becomes."""
+
+    name: str
+    value: str
+    becomes: str
+
+
+class RecordUse(msgspec.Struct, frozen=True):
+    """A record: where it stands, its fields, the experiences that come of it, or the reason why it is refused."""
+
+    where: str
+    fields: list[FieldUse]
+    experiences: list[str]
+    reason: str | None = None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """What an import would make of a file."""
+
+    file: str
+    format: str | None = None
+    reason: str | None = None
+    records: list[RecordUse] = []
+    keys: dict[str, str] = {}
+    nearest: str | None = None
+    command: str | None = None
+
+    def as_json(self) -> Json:
+        return {key: value for key, value in msgspec.to_builtins(self).items() if value not in (None, [], {})}
+
+    def lines(self) -> Iterator[str]:
+        """Yield the explanation as text."""
+        yield f"{self.file}: {self.format or 'no known format'}" + (f" ({self.reason})" if self.reason else "")
+        for record in self.records:
+            yield f"  {record.where}" + (f": refused: {record.reason}" if record.reason else "")
+            width = max((len(use.name) for use in record.fields), default=0)
+            for use in record.fields:
+                yield f"    {use.name:{width}}  ->  {use.becomes:34} {use.value}"
+            yield from (f"    = {text}" for text in record.experiences)
+        if self.keys:
+            yield "  keys of its first records:"
+            width = max(map(len, self.keys))
+            yield from (f"    {path:{width}}  {value}" for path, value in self.keys.items())
+        if self.nearest:
+            yield f"  nearest format: {self.nearest}"
+        if self.command:
+            yield f"  this may read it: {self.command}"
+
+
+def explain_file(path: Place, format_name: str, options: Options) -> Explanation:
+    """Explain the first records of a file; for a file that no format reads, its keys and a map that may read it."""
+    layout = detect(path, format_name, options)
+    if isinstance(layout, Rejected):
+        return _explain_unknown(path, layout, options)
+    units = binary_units(path, layout) if layout.shape == "binary" else file_units(path, layout, options=options)
+    records = []
+    for unit in islice(units, NUM_RECORDS):
+        if isinstance(unit, Rejected):
+            records.append(RecordUse("a record", [], [], unit.reason))
+        elif isinstance(unit, Experience):
+            records.append(RecordUse("a record", [], [_describe(unit)]))
+        else:
+            records.append(_explain_record(unit[0], unit[1], layout, options))
+    return Explanation(str(path), layout.format, None, records)
+
+
+# What becomes of the fields of a record.
+
+
+def _explain_record(origin: Origin, value: Any, layout: Layout, options: Options) -> RecordUse:
+    where = f"record {origin.ordinal + 1}" if layout.reader.unit == "record" else "the file as one record"
+    try:
+        before = _read(value, origin, layout, options)
+    except (BadRecord, RecordError) as error:
+        fields = [FieldUse(".".join(name), _preview(part), "") for name, part in _fields_of(value).items()]
+        return RecordUse(where, fields, [], str(error))
+    uses = []
+    for name, part in islice(_fields_of(value).items(), _MAX_FIELDS):
+        becomes = _use_of(name, value, before, origin, layout, options)
+        uses.append(FieldUse(".".join(name), _preview(part), becomes))
+    return RecordUse(where, uses, [_describe(exp) for exp in before[:4]])
+
+
+def _fields_of(value: Any) -> dict[tuple[str, ...], Any]:
+    """Return the fields of a record, or of all lines of a session: each with the first value that it has."""
+    fields: dict[tuple[str, ...], Any] = {}
+    if isinstance(value, dict):
+        return dict(_nested(value, ()))
+    for item in value if isinstance(value, list) else ():
+        for key, part in item.items() if isinstance(item, dict) else ():
+            fields.setdefault((key,), part)
+    return fields
+
+
+def _nested(value: Json, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, part in value.items():
+        is_open = isinstance(part, dict) and 0 < len(part) <= 30 and "role" not in part and len(path) < 4
+        yield from _nested(part, (*path, key)) if is_open else [((*path, key), part)]
+
+
+def _read(value: Any, origin: Origin, layout: Layout, options: Options) -> list[Experience]:
+    read = list(layout.reader.read(value, origin, options))
+    experiences = [exp for exp in read if isinstance(exp, Experience)]
+    if not experiences and read and isinstance(read[0], Rejected):
+        raise BadRecord(read[0].reason)
+    return experiences
+
+
+def _use_of(
+    path: tuple[str, ...], value: Any, before: list[Experience], origin: Origin, layout: Layout, options: Options
+) -> str:
+    """Return what a field becomes: the parts of the record that differ when the field does."""
+    if before and path[0] in before[0].info.get("not_read", ()):
+        return "not kept: more than 2,000 bytes"
+    needed = False
+    for change in (_change, _remove):
+        try:
+            after = _read(_with(value, path, change), origin, layout, options)
+        except (BadRecord, RecordError, RecursionError):
+            needed = True
+            continue
+        parts = _differences(before, after)
+        if parts:
+            return ", ".join(parts)
+    return "needed to read the record" if needed else "not used"
+
+
+_GONE = object()
+
+
+def _with(value: Any, path: tuple[str, ...], change: Any) -> Any:
+    """Return a record with one field changed; in the lines of a session, that field of every line."""
+    if isinstance(value, list):
+        return [_with(item, path, change) if isinstance(item, dict) else item for item in value]
+    name, rest = path[0], path[1:]
+    changed = {
+        key: (_with(part, rest, change) if rest else change(part)) if key == name else part
+        for key, part in value.items()
+    }
+    return {key: part for key, part in changed.items() if part is not _GONE}
+
+
+def _remove(value: Any) -> Any:
+    return _GONE
+
+
+def _change(value: Any) -> Any:
+    """Return a value of the same shape that says something else."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return f"{value} ~"
+    if isinstance(value, list):
+        return [_change(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key in _FIXED else _change(item) for key, item in value.items()}
+    return value
+
+
+def _differences(before: list[Experience], after: list[Experience]) -> list[str]:
+    """Name the parts that differ between two readings of a record."""
+    if before and before[0].chosen is not None and (not after or after[0].chosen is None):
+        return ["which answer is chosen"]
+    if len(before) != len(after):
+        return [f"how many answers there are ({len(before)})"]
+    parts: dict[str, None] = {}
+    for old, new in zip(before, after, strict=True):
+        named = {
+            **_changed_turns("prompt", old.prompt, new.prompt),
+            **_changed_turns("completion", old.completion, new.completion),
+        }
+        for side in ("chosen", "rejected"):
+            one, other = getattr(old, side), getattr(new, side)
+            if one is not None and other is not None:
+                named |= _changed_turns(side, one.messages, other.messages)
+                named |= {f"reward of {side}": None} if one.reward != other.reward else {}
+        if old.chosen is not None and old.chosen == new.rejected and old.chosen != new.chosen:
+            named = {"which answer is chosen": None}
+        named |= {name: None for name in ("reward", "tools", "metrics") if getattr(old, name) != getattr(new, name)}
+        # Without a task of its own, the task is a hash of the prompt: then it is no use of the field.
+        if old.eid.task != new.eid.task and not any(name.startswith(("prompt", "tools")) for name in named):
+            named["task"] = None
+        named |= {"run": None} if old.eid.run != new.eid.run else {}
+        named |= {"model": None} if old.model_version != new.model_version else {}
+        components = {*old.reward_components, *new.reward_components}
+        for name in sorted(components):
+            if old.reward_components.get(name) != new.reward_components.get(name):
+                named[f"reward component {name}"] = None
+        for name in {**old.info, **new.info}:
+            if old.info.get(name) != new.info.get(name):
+                named[f"info.{name}"] = None
+        parts |= named
+    return list(parts)[:4]
+
+
+def _changed_turns(part: str, old: tuple[Message, ...], new: tuple[Message, ...]) -> dict[str, None]:
+    if old == new:
+        return {}
+    if len(old) != len(new):
+        return {part: None}
+    roles = {one.role for one, other in zip(old, new, strict=True) if one != other}
+    return {f"{part} ({', '.join(sorted(roles))})": None}
+
+
+def _describe(exp: Experience) -> str:
+    """Return an experience in one line."""
+    turns = f"prompt of {len(exp.prompt)} ({', '.join(message.role for message in exp.prompt[:4])})"
+    if exp.chosen is not None and exp.rejected is not None:
+        sides = f"chosen {_preview(exp.chosen.messages[0].text)}, rejected {_preview(exp.rejected.messages[0].text)}"
+        return f"preference: {turns}; {sides}; task {str(exp.eid.task)[:24]}"
+    answer = f"completion of {len(exp.completion)}"
+    return f"experience: {turns}; {answer}; reward {exp.reward}; task {str(exp.eid.task)[:24]}, run {exp.eid.run}"
+
+
+def _preview(value: Any) -> str:
+    if isinstance(value, list | dict):
+        return f"{kind_of(value)} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
+
+
+# Files that no format reads.
+
+
+def _explain_unknown(path: Place, rejected: Rejected, options: Options) -> Explanation:
+    reason = None if rejected.reason.startswith("no known format") else rejected.reason
+    rows, records = _sample(path, options)
+    if not rows:
+        return Explanation(str(path), rejected.format, reason or "no records in it")
+    keys = {name: _preview(value) for name, value in islice(_leaves(rows[0], ""), 60)}
+    names = {name for row in rows for name in row}
+    matched = {name: len(names.intersection(words.split())) / len(words.split()) for name, words in _KEYS.items()}
+    nearest = max(matched, key=lambda name: matched[name])
+    hits = sorted(names.intersection(_KEYS[nearest].split()))
+    missing = [word for word in _KEYS[nearest].split() if word not in names]
+    described = f"{nearest} (has {', '.join(hits)}; not {', '.join(missing)})" if hits else None
+    text = suggest_map(rows, records)
+    command = f"pairwright import {shlex.quote(str(path))} --map {shlex.quote(text)} -o DIR" if text else None
+    return Explanation(str(path), rejected.format, reason, [], keys, described, command)
+
+
+def _sample(path: Place, options: Options) -> tuple[list[Json], str | None]:
+    """Return the first records of a file, and the path of the list that they stand in, if they stand in one."""
+    with open_bytes(path) as file:
+        magic = file.read(8)
+    try:
+        if is_table(path, magic):
+            return [row for row in islice(table_rows(path, options.map), 16) if isinstance(row, dict)], None
+        if is_json_lines(path):
+            units = [unit for unit in islice(line_units(path), 16) if not isinstance(unit, Rejected)]
+            return [unit[1] for unit in units if isinstance(unit[1], dict)], None
+        value = document(path)
+    except BadRecord:
+        return [], None
+    if isinstance(value, list):
+        return [item for item in value[:16] if isinstance(item, dict)], None
+    if not isinstance(value, dict):
+        return [], None
+    lists = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
+    lists = {key: item for key, item in lists.items() if not is_turns(item)}
+    if len(lists) == 1:
+        key, inner = next(iter(lists.items()))
+        return [item for item in inner[:16] if isinstance(item, dict)], key
+    return [value], None
+
+
+def suggest_map(rows: list[Json], records: str | None) -> str | None:
+    """Return a map that may read these records, by the names of their fields; None if no field looks like an answer."""
+    leaves = dict(islice(_leaves(rows[0], ""), 400))
+    fields: dict[str, str] = {} if records is None else {"records": records}
+    answers = COMPLETIONS | WEAK_COMPLETIONS | {"result", "reply"}
+    for target, names in (("prompt", PROMPTS | CONTEXTS), ("completion", answers), ("system", frozenset(SYSTEMS))):
+        paths = [path for path, value in leaves.items() if isinstance(value, str | list) and value]
+        path = _best_path(paths, names, set(fields.values()))
+        if path is not None:
+            fields[target] = path
+    numbers = [path for path, value in leaves.items() if isinstance(value, bool | int | float)]
+    scored = [path for path in numbers if any(map(is_score_name, path.split(".")))]
+    if scored:
+        fields["reward"] = scored[0]
+    tasks = [path for path in leaves if path.rpartition(".")[2] in TASK_KEYS]
+    if tasks and "." in tasks[0]:
+        fields["task"] = tasks[0]
+    if "completion" not in fields and "prompt" not in fields:
+        return None
+    for target in ("prompt", "completion"):
+        fields.setdefault(target, "FIELD")
+    return FieldMap(fields).text
+
+
+def _best_path(paths: list[str], names: frozenset[str], taken: set[str]) -> str | None:
+    """Return the path with one of these names in it, nearest to its end."""
+    best: tuple[int, str] | None = None
+    for path in paths:
+        words = [plain_name(word.removesuffix("[]")) for word in path.split(".")]
+        for distance, word in enumerate(reversed(words)):
+            if (
+                (word in names or singular(word) in names)
+                and path not in taken
+                and (best is None or distance < best[0])
+            ):
+                best = (distance, path)
+    return None if best is None else best[1]
+
+
+def _leaves(value: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the values inside a record with their paths, as `--map` writes them."""
+    for key, part in value.items():
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(part, dict) and part and depth < 5:
+            yield from _leaves(part, path, depth + 1)
+        elif isinstance(part, list) and part and isinstance(part[0], dict) and not is_turns(part) and depth < 5:
+            yield from _leaves(part[0], f"{path}[]", depth + 1)
+        else:
+            yield path, part

@@ -1,0 +1,95 @@
+"""Logs of calls to OpenAI's Responses API, Anthropic's Messages API and Google's generateContent:
+
+    {request | params | input_request: {...}, response | message | answer: {...}, reward, task_id, ...}
+    {model, system, messages, tools, ..., response: {...}}        the request beside the answer
+    {object: response, instructions, tools, output, input}        a stored response with its input
+
+A stored response alone has no input, which the API keeps apart (`/input_items`): it is quarantined. Logs of chat
+completions are read by `openai-chat`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, items, mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.batch_files import matches as is_batch_line
+from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_response_object, request_field
+
+NAME = "api-log"
+_REQUESTS = ("request", "params", "req", "input_request", "kwargs")
+_ANSWERS = ("response", "message", "answer", "res", "output")
+_FIELDS = [
+    "input",
+    "input_items",
+    "contents",
+    "instructions",
+    "system",
+    "messages",
+    "tools",
+    "model",
+    "usage",
+    "object",
+    "text",
+]
+_READ = frozenset({*_REQUESTS, *_ANSWERS, *_FIELDS})
+
+
+def matches(value: Any) -> bool:
+    """Whether a unit is a stored response, or has an answer of one of the three APIs and its request."""
+    # `call_type` is a field of LiteLLM's logs, which have sessions of their own.
+    if not isinstance(value, dict) or "call_type" in value or is_batch_line(value):
+        return False
+    if is_response_object(value):
+        return True
+    answer = _answer(value)
+    return answer is not None and _request(value, answer) is not None
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    answer = row if is_response_object(row) else _answer(row) or {}
+    request: Json = _request(row, answer) or {}
+    if is_response_object(row):
+        stored = row.get("input", row.get("input_items"))
+        if stored is None:
+            raise BadRecord("a stored response without its input: fetch /input_items and put it under `input`")
+        request = {**row, "input": _listed(stored) if isinstance(stored, dict) else stored}
+    yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
+
+
+def _listed(page: Json) -> list[Any]:
+    """Return the items of a page of /input_items, whose order is not known: the API begins with the last one."""
+    listed = items(page.get("data"), "input.data")
+    if len(listed) > 1 or page.get("has_more"):
+        raise BadRecord(
+            "input: a page of /input_items, in an order that is not known: put the items in order as a list"
+        )
+    return listed
+
+
+def _answer(row: Json) -> Json | None:
+    values = (row.get(key) for key in _ANSWERS)
+    return next((item for item in values if request_field(item) is not None), None)
+
+
+def _request(row: Json, answer: Json) -> Json | None:
+    """Return the request of an answer, which has the field that the API of the answer asks for."""
+    key = request_field(answer) or "messages"
+    for value in (*(row.get(place) for place in _REQUESTS), row):
+        if isinstance(value, dict) and isinstance(value.get(key), list | str):
+            return value
+    return None
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Logs of the Responses, Messages and generateContent APIs",
+)

@@ -1,0 +1,160 @@
+"""Files of batch APIs, one line a request or a result:
+
+    OpenAI       {custom_id, method, url, body}      {custom_id, response: {status_code, body}, error}
+    Anthropic    {custom_id, params}                 {custom_id, result: {type: succeeded, message}}
+    Gemini       {key, request}                      {key, response: {candidates}}
+
+A result does not repeat its request, so the request is looked up by custom_id in the JSON Lines files of the same
+folder (or stands in the result's own line under `request`, `body` or `params`). Without it, and where two files of the
+folder have different requests of that custom_id, the result is quarantined. A line of requests has no answer and is
+quarantined as well. Several results of one custom_id are candidates.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.records.experience import Experience
+from pairwright.records.json_text import encode
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, mapping, optional_mapping, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.requests_and_answers import experiences_of_call, is_answer
+
+NAME = "batch"
+_REQUESTS = ("body", "params", "request")
+_READ = frozenset({"response", "result", "error", *_REQUESTS})
+_MAX_FILES = 200
+_MAX_BYTES = 2**30
+_MAX_LINE = 64 * 2**20
+
+# custom_id -> file and offset of its request; None where two files have different ones.
+Index = dict[str, tuple[str, int] | None]
+
+
+def matches(value: Any) -> bool:
+    return isinstance(value, dict) and _name(value) is not None and (_is_result(value) or _is_request(value))
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "line")
+    if not _is_result(row):
+        raise BadRecord("a request of a batch, without an answer: import the file of the results from the same folder")
+    answer = _answer(row)
+    inside = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), None)
+    request = _request_beside(origin, text(_name(row), "custom_id")) if inside is None else inside
+    for wrapper in _REQUESTS:
+        request = request[wrapper] if isinstance(request.get(wrapper), dict) else request
+    # The custom_id names the request: results that share it answer the same prompt.
+    yield from experiences_of_call(NAME, origin, options, request, answer, row=row, read_fields=_READ)
+
+
+def _name(row: Json) -> str | None:
+    """Return the name of a request: its custom_id, or the key of Gemini's files."""
+    name = row.get("custom_id", row.get("key"))
+    return name if isinstance(name, str) else None
+
+
+def _is_result(row: Json) -> bool:
+    response, result = row.get("response"), row.get("result")
+    if isinstance(response, dict):
+        return any(key in response for key in ("body", "status_code", "candidates"))
+    if isinstance(result, dict):
+        return isinstance(result.get("type"), str)
+    return response is None and "response" in row and isinstance(row.get("error"), dict)
+
+
+def _is_request(row: Json) -> bool:
+    if "response" in row or "result" in row:
+        return False
+    body: Json = next((row[key] for key in _REQUESTS if isinstance(row.get(key), dict)), {})
+    return any(key in body for key in ("messages", "input", "prompt", "contents"))
+
+
+def _answer(row: Json) -> Json:
+    """Return the answer of a result; BadRecord with what the API said where there is none."""
+    response, result = optional_mapping(row.get("response"), "response"), optional_mapping(row.get("result"), "result")
+    answer = response.get("body", response) if response else result.get("message")
+    error = row.get("error") or result.get("error") or (answer.get("error") if isinstance(answer, dict) else None)
+    if error or not isinstance(answer, dict):
+        what = encode(error).decode()[:200] if error else str(result.get("type", "no answer"))
+        raise BadRecord(f"the request failed: {what}")
+    if not is_answer(answer):
+        raise BadRecord("the answer has the form of none of the APIs that are read")
+    return answer
+
+
+def _request_beside(origin: Origin, custom_id: str) -> Json:
+    """Return the request of a custom_id from the files beside the results."""
+    folder = origin.path.parent
+    try:
+        places = _index(str(folder), os.stat(folder).st_mtime_ns)
+        if custom_id not in places:
+            raise BadRecord(
+                f"no request with custom_id {custom_id!r} beside this file: put the file of the requests (.jsonl) into "
+                "its folder and import again"
+            )
+        place = places[custom_id]
+        if place is None:
+            raise BadRecord(f"two different requests with custom_id {custom_id!r} beside this file: use two folders")
+        with open(place[0], "rb") as file:
+            file.seek(place[1])
+            return mapping(msgspec.json.decode(file.readline(_MAX_LINE)), "request")
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise BadRecord(f"the request of custom_id {custom_id!r} cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _index(folder: str, stamp: int) -> Index:
+    """Return where the requests of a folder stand; `stamp` changes when files are added."""
+    index: Index = {}
+    files = sorted(path for path in Path(folder).glob("*.jsonl") if path.is_file() and not path.is_symlink())
+    for path in files[:_MAX_FILES]:
+        if path.stat().st_size <= _MAX_BYTES:
+            _index_file(path, index)
+    return index
+
+
+def _index_file(path: Path, index: Index) -> None:
+    with path.open("rb") as file:
+        offset = 0
+        for line in iter(lambda: file.readline(_MAX_LINE), b""):
+            row = _decode(line)
+            name = _name(row) if isinstance(row, dict) and _is_request(row) else None
+            if name is not None:
+                known = index.get(name, (str(path), offset))
+                is_same = known is not None and (
+                    known == (str(path), offset) or _line_at(known).strip() == line.strip()
+                )
+                index[name] = known if is_same else None
+            elif offset == 0:
+                return  # the first line tells what the file is
+            offset += len(line)
+
+
+def _line_at(place: tuple[str, int]) -> bytes:
+    with open(place[0], "rb") as file:
+        file.seek(place[1])
+        return file.readline(_MAX_LINE)
+
+
+def _decode(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="Results of the batch APIs of OpenAI, Anthropic and Google",
+)

@@ -1,0 +1,86 @@
+"""Calls that DSPy keeps in `lm.history`, one entry a call:
+
+    {messages | prompt, outputs: [text | {text, reasoning_content, tool_calls}], kwargs: {tools, n, ...}, model,
+     model_type, usage, cost, timestamp, uuid}
+
+The messages hold signature, demonstrations and inputs, as the adapter wrote them. Each output is an experience of one
+task and step. Models of type `text` are given the messages as one text that ends in "BEGIN RESPONSE:", and so is the
+prompt here. DSPy keeps no scores with its calls: `--scores`, or a reward beside the entry, adds them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.fields import BadRecord, items, mapping, optional_mapping, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.message_history import experience_of_history
+from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+from pairwright.sources.shapes.row_fields import tools_of
+
+NAME = "dspy"
+_MAX_OUTPUTS = 128
+_READ = frozenset({"prompt", "messages", "outputs", "response", "usage"})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("outputs"), list) or "kwargs" not in value:
+        return False
+    return isinstance(value.get("messages"), list) or isinstance(value.get("prompt"), str)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield one experience per output of a call."""
+    row = mapping(value, "entry")
+    kwargs = optional_mapping(row.get("kwargs"), "kwargs")
+    if row.get("messages"):
+        prompt = messages_from_chat(row["messages"], "messages")
+    else:
+        prompt = [Message("user", text(row.get("prompt"), "prompt"))]
+    is_text = row.get("model_type") == "text"
+    if is_text:
+        prompt = [Message(TEXT, "\n\n".join([*(message.text for message in prompt), "BEGIN RESPONSE:"]))]
+    outputs = items(row.get("outputs"), "outputs")
+    if not outputs:
+        raise BadRecord("outputs: none, so there is no completion")
+    model = row.get("response_model") or row.get("model")
+    for number, output in enumerate(outputs):
+        answer = _answer(output, f"outputs[{number}]", is_text)
+        yield experience_of_history(
+            NAME,
+            origin,
+            options,
+            [*prompt, answer],
+            num_prompt=len(prompt),
+            row=row,
+            read_fields=_READ,
+            tools=tools_of(kwargs),
+            run=origin.ordinal * _MAX_OUTPUTS + number if len(outputs) > 1 else None,
+            model_version=model if isinstance(model, str) else None,
+            metrics=_usage(row.get("usage")),
+        )
+
+
+def _answer(output: Any, where: str, is_text: bool) -> Message:
+    if isinstance(output, str):
+        return Message(TEXT if is_text else "assistant", output, generated=True if is_text else None)
+    fields = mapping(output, where)
+    if "text" not in fields and not fields.get("tool_calls"):
+        raise BadRecord(f"{where}: an output with neither text nor calls")
+    # Log-probabilities come without token ids, so they cannot be used.
+    keys = ("reasoning_content", "tool_calls")
+    return message_from_chat(
+        {"role": "assistant", "content": fields.get("text"), **{key: fields[key] for key in keys if fields.get(key)}},
+        where,
+    )
+
+
+def _usage(usage: Any) -> Json:
+    numbers = usage.items() if isinstance(usage, dict) else ()
+    return {key: item for key, item in numbers if type(item) in (int, float)}
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Calls in the history of DSPy")

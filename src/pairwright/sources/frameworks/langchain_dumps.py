@@ -1,0 +1,78 @@
+"""LangChain messages as its own functions write them: alone, as a row with a score, or as the state of a graph.
+
+    [{type: human | ai | system | tool, data: {content, tool_calls, ...}}]         messages_to_dict, chat histories
+    [{lc: 1, type: constructor, id: [..., "AIMessage"], kwargs: {...}}]            dumpd
+    [{type: human | ai | ..., content, tool_calls[{name, args, id}]}]              model_dump
+    {messages | chat_history: any of these, ...}                                   a row, or the state of a graph
+
+A tool message whose status is `error` is an error site. `invalid_tool_calls` are calls whose arguments are no JSON.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json
+from pairwright.sources.fields import mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.message_history import experience_of_history, history_in
+from pairwright.sources.shapes.langchain_messages import TYPES, messages_from_langchain
+from pairwright.sources.shapes.row_fields import tools_of
+
+NAME = "langchain"
+_KEYS = ("messages", "chat_history", "history")
+_READ = frozenset(_KEYS)
+
+
+def matches(value: Any) -> bool:
+    """Whether a unit is a history whose messages all have one of the three forms."""
+    messages = history_in(_unwrap(value), _KEYS)[0]
+    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    value = _unwrap(value)
+    row: Json = value if isinstance(value, dict) else {}
+    messages, where = history_in(value, _KEYS)
+    plain = (
+        [_plain(message, f"{where}[{number}]") for number, message in enumerate(messages)]
+        if isinstance(messages, list)
+        else messages
+    )
+    turns = messages_from_langchain(plain, where)
+    yield experience_of_history(
+        NAME, origin, options, turns, row=row, read_fields=frozenset({where}), tools=tools_of(row)
+    )
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or "role" in value or not isinstance(value.get("type"), str):
+        return False
+    if value["type"] == "constructor":
+        path = value.get("id")
+        name = path[-1] if isinstance(path, list) and path else None
+        return isinstance(value.get("kwargs"), dict) and isinstance(name, str) and "Message" in name
+    return value["type"] in TYPES and (isinstance(value.get("data"), dict) or "content" in value)
+
+
+def _plain(message: Any, where: str) -> Json:
+    """Return the fields of a message without its wrapper; calls with broken arguments are calls, too."""
+    message = mapping(message, where)
+    if isinstance(message.get("data"), dict):
+        message = {"type": message.get("type"), **message["data"]}
+    fields: Json = message["kwargs"] if isinstance(message.get("kwargs"), dict) else message
+    broken = fields.get("invalid_tool_calls")
+    if isinstance(broken, list) and broken and isinstance(fields.get("tool_calls", []), list):
+        fields = {**fields, "tool_calls": [*(fields.get("tool_calls") or []), *broken]}
+    return {**message, "kwargs": fields} if "kwargs" in message else fields
+
+
+def _unwrap(value: Any) -> Any:
+    """Return the fields of a serialized object around the messages, such as a ChatPromptValue."""
+    is_object = isinstance(value, dict) and "lc" in value and isinstance(value.get("kwargs"), dict)
+    return value["kwargs"] if is_object else value
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="LangChain messages and graph states")

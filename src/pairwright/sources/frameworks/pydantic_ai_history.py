@@ -1,0 +1,146 @@
+"""Message histories of pydantic-ai (`all_messages_json`): requests and responses made of parts.
+
+    [{kind: request, parts: [{part_kind: system-prompt | user-prompt | tool-return | retry-prompt}], instructions},
+     {kind: response, parts: [{part_kind: text | thinking | tool-call | ...}], model_name, finish_reason}]
+
+also under `messages`, `message_history`, `all_messages` or `new_messages` of a row. The instructions of the first
+request follow its system prompts, as pydantic-ai sends them. A retry prompt is the result of its tool, marked as an
+error, or without a tool a turn of the user. Tools that the provider ran stay parts of the answer. Tool schemas are not
+recorded.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.sources.fields import BadRecord, items, json_text, mapping, optional_items, optional_text, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
+from pairwright.sources.frameworks.message_history import experience_of_history, history_in
+from pairwright.sources.shapes.row_fields import tools_of
+
+NAME = "pydantic-ai"
+_KEYS = ("messages", "message_history", "all_messages", "new_messages")
+_FAILED = ("failed", "denied", "retried", "interrupted")
+# Parts that say how the history was kept, and are no text for the model.
+_SILENT = ("instruction-digest", "instruction-baseline", "model-settings-delta")
+
+
+def matches(value: Any) -> bool:
+    messages = history_in(value, _KEYS)[0]
+    return isinstance(messages, list) and bool(messages) and all(map(_is_message, messages))
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row: Json = value if isinstance(value, dict) else {}
+    history, where = history_in(value, _KEYS)
+    messages: list[Message] = []
+    model = reason = None
+    for number, item in enumerate(items(history, where)):
+        item, at = mapping(item, f"{where}[{number}]"), f"{where}[{number}]"
+        parts = [mapping(part, f"{at}.parts") for part in optional_items(item.get("parts"), f"{at}.parts")]
+        if item.get("kind") == "response":
+            messages.append(_answer(parts, at))
+            model, reason = item.get("model_name"), item.get("finish_reason")
+            continue
+        messages += [message for part in parts for message in _request(part, at)]
+        instructions = optional_text(item.get("instructions"), f"{at}.instructions")
+        if number == 0 and instructions:
+            # After the system prompts, and before anything else.
+            place = next((n for n, message in enumerate(messages) if message.role != "system"), len(messages))
+            messages.insert(place, Message("system", instructions))
+    yield experience_of_history(
+        NAME,
+        origin,
+        options,
+        messages,
+        row=row,
+        read_fields=frozenset({where}),
+        tools=tools_of(row),
+        model_version=model if isinstance(model, str) else None,
+        truncate_status="response_truncated" if reason == "length" else None,
+    )
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.get("kind") in ("request", "response")
+        and isinstance(value.get("parts"), list)
+    )
+
+
+def _request(part: Json, where: str) -> list[Message]:
+    """Convert a part of a request to at most one message."""
+    kind, content = part.get("part_kind"), part.get("content")
+    if kind == "system-prompt":
+        return [Message("system", text(content, f"{where}.content"))]
+    if kind == "user-prompt":
+        return [Message("user", _user_content(content, where))]
+    if kind == "tool-return" or (kind == "retry-prompt" and part.get("tool_name")):
+        is_failed = kind == "retry-prompt" or part.get("outcome") in _FAILED
+        return [
+            Message(
+                "tool",
+                content if isinstance(content, str) else json_text(content),
+                tool_call_id=optional_text(part.get("tool_call_id"), f"{where}.tool_call_id"),
+                name=optional_text(part.get("tool_name"), f"{where}.tool_name"),
+                extra={"is_error": True} if is_failed else {},
+            )
+        ]
+    if kind in ("retry-prompt", "retry-feedback"):
+        return [Message("user", content if isinstance(content, str) else json_text(content))]
+    if kind in _SILENT:
+        return []
+    raise BadRecord(f"{where}: a part of unknown kind {kind!r} in a request")
+
+
+def _user_content(content: Any, where: str) -> str | list[Json]:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for number, part in enumerate(items(content, f"{where}.content")):
+        if isinstance(part, str):
+            parts.append({"type": "text", "text": part})
+        else:
+            part = mapping(part, f"{where}.content[{number}]")
+            parts.append({"type": part.get("kind", "unknown"), **part})
+    return parts
+
+
+def _answer(parts: list[Json], where: str) -> Message:
+    """Convert the parts of a response to one message."""
+    content: list[Json] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in parts:
+        kind = part.get("part_kind")
+        if kind == "text":
+            content.append({"type": "text", "text": text(part.get("content"), f"{where}.content")})
+        elif kind == "thinking":
+            thoughts.append(text(part.get("content"), f"{where}.content"))
+        elif kind == "tool-call":
+            arguments = part.get("args")
+            calls.append(
+                ToolCall(
+                    text(part.get("tool_name"), f"{where}.tool_name"),
+                    "" if arguments is None else json_text(arguments),
+                    optional_text(part.get("tool_call_id"), f"{where}.tool_call_id"),
+                )
+            )
+        elif isinstance(kind, str):
+            content.append({"type": kind, **{key: item for key, item in part.items() if item is not None}})
+        else:
+            raise BadRecord(f"{where}: a part without a kind in a response")
+    is_text = len(content) == 1 and content[0].keys() == {"type", "text"}
+    return Message(
+        "assistant",
+        content[0]["text"] if is_text else content or None,
+        reasoning="\n".join(thoughts) if thoughts else None,
+        tool_calls=tuple(calls),
+    )
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="pydantic-ai message histories")

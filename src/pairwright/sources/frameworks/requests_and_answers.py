@@ -1,0 +1,148 @@
+"""One call of a model API: a request and its answer, in the forms of OpenAI, Anthropic and Google.
+
+    chat completions    {messages, tools}                       {choices: [{message, finish_reason}]}
+    completions         {prompt: text}                          {choices: [{text, finish_reason}]}, raw text
+    Responses           {input: text or items, instructions}    {object: response, output: [item], status}
+    Messages            {system, messages, tools}               {type: message, role: assistant, content: [block]}
+    generateContent     {contents, systemInstruction, tools}    {candidates: [{content: {parts}, finishReason}]}
+
+The prompt is the request and nothing else, the completion is the answer; several choices are candidates of one task and
+step. A request that continues a conversation which the server holds is refused: what the model was given is not there.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import TEXT, Json, Message
+from pairwright.sources.fields import BadRecord, items, mapping, text
+from pairwright.sources.format import Options, Origin
+from pairwright.sources.frameworks.message_history import experience_of_history
+from pairwright.sources.rollouts.verifiers_results import tools_as_functions
+from pairwright.sources.shapes.anthropic import (
+    is_anthropic_response,
+    messages_from_anthropic,
+    tools_from_anthropic,
+    turn_from_anthropic,
+)
+from pairwright.sources.shapes.chat_messages import message_from_chat, messages_from_chat
+from pairwright.sources.shapes.google_genai import answers_from_genai, request_from_genai, tools_from_genai
+from pairwright.sources.shapes.responses import messages_from_items
+from pairwright.sources.shapes.row_fields import tools_of
+
+_MAX_CHOICES = 128
+# Reasons to stop that mean that the answer was cut off.
+_CUT = ("length", "max_tokens", "max_output_tokens", "MAX_TOKENS")
+_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
+
+
+def is_answer(value: Any) -> bool:
+    """Whether the value is an answer of one of these APIs."""
+    return isinstance(value, dict) and (isinstance(value.get("choices"), list) or request_field(value) is not None)
+
+
+def request_field(answer: Any) -> str | None:
+    """Return the field that the request of an answer has; None for chat completions and other values."""
+    if is_response_object(answer):
+        return "input"
+    if is_anthropic_response(answer):
+        return "messages"
+    return "contents" if isinstance(answer, dict) and isinstance(answer.get("candidates"), list) else None
+
+
+def is_response_object(value: Any) -> bool:
+    """Whether the value is an answer of the Responses API."""
+    return isinstance(value, dict) and value.get("object") == "response" and isinstance(value.get("output"), list)
+
+
+def experiences_of_call(
+    name: str,
+    origin: Origin,
+    options: Options,
+    request: Json,
+    answer: Json,
+    *,
+    row: Json,
+    read_fields: frozenset[str],
+) -> Iterator[Experience]:
+    """Yield the experiences of a call, one per choice; `row` has task, run and reward, as everywhere."""
+    if is_response_object(answer):
+        prompt, tools = _responses_request(request)
+        candidates = [(messages_from_items(answer["output"], "output"), _response_end(answer))]
+    elif is_anthropic_response(answer):
+        prompt = messages_from_anthropic(request.get("system"), request.get("messages"), "messages")
+        tools = tools_from_anthropic(request.get("tools"), "tools")
+        candidates = [(turn_from_anthropic(answer, "answer"), answer.get("stop_reason"))]
+    elif isinstance(answer.get("candidates"), list):
+        prompt, tools = request_from_genai(request, "request"), tools_from_genai(request, "tools")
+        turns = answers_from_genai(answer, "response")
+        candidates = [(turn, turn[-1].extra.get("finish_reason") if turn else None) for turn in turns]
+    else:
+        prompt, tools = _chat_request(request)
+        is_text = prompt[0].role == TEXT if prompt else False
+        choices = items(answer.get("choices"), "choices")
+        candidates = [_choice(choice, f"choices[{number}]", is_text) for number, choice in enumerate(choices)]
+    if not candidates:
+        raise BadRecord("choices: none, so there is no completion")
+    if not prompt:
+        raise BadRecord("the request has no messages, so what the model was given is not there")
+    model = answer.get("model") or answer.get("modelVersion") or request.get("model")
+    for number, (completion, reason) in enumerate(candidates):
+        yield experience_of_history(
+            name,
+            origin,
+            options,
+            [*prompt, *completion],
+            num_prompt=len(prompt),
+            row=row,
+            read_fields=read_fields,
+            tools=tools,
+            # Choices need runs of their own: each unit has room for 128.
+            run=origin.ordinal * _MAX_CHOICES + number if len(candidates) > 1 else None,
+            model_version=model if isinstance(model, str) else None,
+            truncate_status="response_truncated" if reason in _CUT else None,
+            metrics=_usage(answer.get("usage")),
+        )
+
+
+def _chat_request(request: Json) -> tuple[list[Message], list[Json]]:
+    if "messages" not in request and isinstance(request.get("prompt"), str):
+        return [Message(TEXT, request["prompt"])], []
+    return messages_from_chat(request.get("messages"), "messages"), tools_of(request)
+
+
+def _responses_request(request: Json) -> tuple[list[Message], list[Json]]:
+    """Return the prompt and the tools of a request to the Responses API."""
+    for key in _ELSEWHERE:
+        if request.get(key):
+            raise BadRecord(f"{key}: the server holds a part of the prompt, which is not in the file")
+    value = request.get("input")
+    prompt = [Message("user", value)] if isinstance(value, str) else messages_from_items(items(value, "input"), "input")
+    instructions = request.get("instructions")
+    if isinstance(instructions, list):
+        prompt = messages_from_items(instructions, "instructions") + prompt
+    elif instructions:
+        prompt.insert(0, Message("system", text(instructions, "instructions")))
+    return prompt, tools_as_functions(request.get("tools"))
+
+
+def _choice(value: Any, where: str, is_text: bool) -> tuple[list[Message], Any]:
+    """Return the completion of a choice and why it ended."""
+    choice = mapping(value, where)
+    reason = choice.get("finish_reason")
+    if is_text:
+        return [Message(TEXT, text(choice.get("text"), f"{where}.text"), generated=True)], reason
+    message = mapping(choice.get("message"), f"{where}.message")
+    return [message_from_chat({"role": "assistant", **message}, f"{where}.message")], reason
+
+
+def _response_end(answer: Json) -> Any:
+    details = answer.get("incomplete_details")
+    if answer.get("status") in ("failed", "cancelled"):
+        raise BadRecord(f"the response has the status {answer['status']}")
+    return details.get("reason") if isinstance(details, dict) else None
+
+
+def _usage(usage: Any) -> Json:
+    numbers = usage.items() if isinstance(usage, dict) else ()
+    return {key: item for key, item in numbers if type(item) in (int, float)}

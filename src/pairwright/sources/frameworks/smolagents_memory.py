@@ -1,0 +1,122 @@
+"""Memory of smolagents (`agent.memory.get_full_steps()`, or a RunResult): one run, step by step.
+
+    [{task}, {step_number, model_input_messages, model_output_message, tool_calls, error, observations}, ...]
+
+Each step has the messages of its request. While a request repeats the one before it and then the answer to it, the run
+is one conversation; otherwise (agents that call tools: their calls come back as text; plans) the steps are experiences
+of their own, in order. Messages of role `tool-call` are sent as turns of the assistant that the model did not write,
+`tool-response` as turns of the user, and so they are read.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import ErrorSite, Json, Message
+from pairwright.sources.fields import BadRecord, items, mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, guarded, task_hash
+from pairwright.sources.frameworks.message_history import experience_of_history, history_in
+from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.sources.shapes.row_fields import task_of
+from pairwright.sources.shapes.tool_errors import failure_kind
+
+NAME = "smolagents"
+_KEYS = ("steps", "messages", "full_steps")
+_ROLES = {"tool-call": "assistant", "tool-response": "user"}
+_READ = frozenset({"steps", "messages", "full_steps"})
+
+# A request and its answer.
+Call = tuple[list[Message], Message]
+
+
+def matches(value: Any) -> bool:
+    steps = history_in(value, _KEYS)[0]
+    return isinstance(steps, list) and any(isinstance(step, dict) and "model_output_message" in step for step in steps)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row: Json = value if isinstance(value, dict) else {}
+    steps, where = history_in(value, _KEYS)
+    calls: list[Call] = []
+    failures: list[str] = []
+    for number, step in enumerate(items(steps, where)):
+        step = mapping(step, f"{where}[{number}]")
+        error = step.get("error")
+        if isinstance(error, dict) and isinstance(error.get("message"), str) and error["message"]:
+            failures.append(error["message"])
+        if step.get("model_output_message") is not None:
+            calls.append(_call(step, f"{where}[{number}]"))
+    if not calls:
+        raise BadRecord(f"{where}: no step with an answer of the model")
+    # Later requests begin elsewhere, so the task is that of the first one.
+    task = task_of(row) or task_hash(tuple(calls[0][0]), (), None)
+    for step_number, messages in enumerate(_conversations(calls)):
+        num_prompt = next(n for n, message in enumerate(messages) if message.is_generated)
+        yield experience_of_history(
+            NAME,
+            origin,
+            options,
+            messages,
+            row=row,
+            read_fields=_READ,
+            num_prompt=num_prompt,
+            task=task,
+            step=step_number,
+            errors=_failed_turns(messages, failures),
+            info={"errors": failures} if failures else {},
+        )
+
+
+def _call(step: Json, where: str) -> Call:
+    if step.get("model_input_messages") is None:
+        raise BadRecord(f"{where}: no model_input_messages; write the memory with get_full_steps()")
+    inputs = items(step["model_input_messages"], f"{where}.model_input_messages")
+    answer = _message(step["model_output_message"], f"{where}.model_output_message", is_answer=True)
+    return [_message(item, f"{where}.model_input_messages[{n}]") for n, item in enumerate(inputs)], answer
+
+
+def _message(value: Any, where: str, *, is_answer: bool = False) -> Message:
+    chat = mapping(value, where)
+    fields = {key: chat.get(key) for key in ("role", "content", "tool_calls")}
+    content = fields["content"]
+    # Every text is wrapped into a list of one part.
+    if (
+        isinstance(content, list)
+        and len(content) == 1
+        and isinstance(content[0], dict)
+        and content[0].keys() == {"type", "text"}
+    ):
+        fields["content"] = content[0]["text"]
+    role = fields["role"] if isinstance(fields["role"], str) else None
+    fields["role"] = "assistant" if is_answer else _ROLES.get(role or "", role)
+    return message_from_chat(fields, where, generated=None if is_answer or fields["role"] != "assistant" else False)
+
+
+def _failed_turns(messages: list[Message], failures: list[str]) -> list[ErrorSite]:
+    """Return the turns of the user in which the agent reports a failure of a step."""
+    sites = []
+    for index, message in enumerate(messages):
+        failure = next((text for text in failures if text in message.text), None) if message.role == "user" else None
+        if failure is not None:
+            sites.append(ErrorSite(index, failure_kind(failure, "tool_error"), failure))
+    return sites
+
+
+def _conversations(calls: list[Call]) -> Iterator[list[Message]]:
+    """Join calls while each request repeats the conversation so far; yield the conversations."""
+    current: list[Message] = []
+    for request, answer in calls:
+        known = len(current)
+        texts = [(message.role, message.content) for message in request[:known]]
+        if current and texts == [(message.role, message.content) for message in current] and not current[-1].tool_calls:
+            current = [*current, *request[known:], answer]
+            continue
+        if current:
+            yield current
+        current = [*request, answer]
+    yield current
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Memory of smolagents runs")

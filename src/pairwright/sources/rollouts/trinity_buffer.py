@@ -1,0 +1,123 @@
+"""Trinity's SQLite buffer: a table of experiences, and their bytes in a table beside it (in older versions in it).
+
+    <name>         id, task_id, run_id, msg_id, model_version, reward, consumed; for SFT and DPO message lists
+    <name>_blob    id, experience_bytes: a payload of `Experience.serialize`
+
+The file is opened for reading only, views are not read, and nothing of a payload is run. As in Trinity, the columns of
+the table stand above what the payload says: task, run, suffix of the id, reward and the model's version.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pairwright.errors import CodecError, RecordError
+from pairwright.records.experience import EID, Experience, Source
+from pairwright.records.messages import Json
+from pairwright.sources.fields import BadRecord, index
+from pairwright.sources.format import Rejected
+from pairwright.sources.rollouts.trinity import NAME, read_payload
+
+MAGIC = b"SQLite f"
+_BYTES = "experience_bytes"
+_BLOB = "_blob"
+_MAX_BYTES = 2**30
+# The columns of an experience that stand above its payload.
+_COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
+
+
+def is_trinity_buffer(path: Path) -> bool:
+    """Whether an SQLite file has a table of Trinity's payloads."""
+    try:
+        with closing(_connect(path)) as database:
+            return any(_BYTES in columns for columns in _tables(database).values())
+    except sqlite3.Error:
+        return False
+
+
+def read_buffer(path: Path) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of all tables in the order of their ids; what cannot be read is Rejected with the row."""
+    try:
+        with closing(_connect(path)) as database:
+            tables = _tables(database)
+            for name, columns in tables.items():
+                if _BYTES in columns:
+                    yield from _read_table(database, name, tables, path)
+    except sqlite3.Error as error:
+        raise BadRecord(f"the SQLite file cannot be read: {error}") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    # By name as a URI, so that it can be opened for reading only.
+    database = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+    database.execute("PRAGMA trusted_schema=OFF")
+    database.row_factory = sqlite3.Row
+    return database
+
+
+def _tables(database: sqlite3.Connection) -> dict[str, set[str]]:
+    """Return the columns of each table; views and virtual tables are left out."""
+    listed = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    names = [row["name"] for row in listed if (row["sql"] or "").upper().startswith("CREATE TABLE")]
+    return {name: {row["name"] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")} for name in names}
+
+
+def _read_table(
+    database: sqlite3.Connection, name: str, tables: dict[str, set[str]], path: Path
+) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a table of payloads, with the columns of its table of experiences where there is one."""
+    meta = name.removesuffix(_BLOB)
+    columns = [column for column in _COLUMNS if column in tables.get(meta, ())]
+    chosen = "".join(f", m.{column}" for column in columns)
+    join = f"LEFT JOIN {_quoted(meta)} AS m ON m.id = b.id" if columns else ""
+    query = (
+        f"SELECT b.id AS id, length(b.{_BYTES}) AS size, b.{_BYTES} AS payload{chosen} FROM {_quoted(name)} AS b {join}"
+    )
+    for row in database.execute(f"{query} WHERE length(b.{_BYTES}) <= {_MAX_BYTES} ORDER BY b.id"):
+        where = f"{name}, row {row['id']}"
+        try:
+            fields = {column: row[column] for column in columns}
+            yield _experience(row["payload"], fields, str(path))
+        except (BadRecord, CodecError, RecordError) as error:
+            yield Rejected(str(path), None, f"{where}: {error}", NAME)
+    query = f"SELECT id FROM {_quoted(name)} WHERE {_BYTES} IS NULL OR length({_BYTES}) > {_MAX_BYTES}"
+    for row in database.execute(query):
+        yield Rejected(str(path), None, f"{name}, row {row['id']}: no payload of at most {_MAX_BYTES:,} bytes", NAME)
+    if meta != name and meta in tables:
+        query = f"SELECT id FROM {_quoted(meta)} WHERE id NOT IN (SELECT id FROM {_quoted(name)})"
+        for row in database.execute(query):
+            yield Rejected(str(path), None, f"{meta}, row {row['id']}: its payload is missing", NAME)
+
+
+def _experience(payload: Any, fields: Json, file: str) -> Experience:
+    if not isinstance(payload, bytes):
+        raise BadRecord(f"{_BYTES}: expected bytes, got {type(payload).__name__}")
+    records = list(read_payload(payload))
+    if len(records) != 1:
+        raise BadRecord(f"{_BYTES}: {len(records)} experiences where one was expected")
+    record = records[0]
+    if not isinstance(record, Experience):
+        raise BadRecord(record.reason)
+    eid = record.eid
+    task, run, suffix = fields.get("task_id"), index(fields.get("run_id")), fields.get("msg_id")
+    eid = EID(
+        eid.batch,
+        task if isinstance(task, str) and task else eid.task,
+        eid.run if run is None else run,
+        eid.step,
+        suffix if isinstance(suffix, str) and suffix else eid.suffix,
+    )
+    changes: Json = {"source": Source(file, None, NAME), "eid": eid}
+    if "reward" in fields:
+        changes["reward"] = fields["reward"]
+    if isinstance(fields.get("model_version"), int):
+        changes["model_version"] = fields["model_version"]
+    return msgspec.structs.replace(record, **changes)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

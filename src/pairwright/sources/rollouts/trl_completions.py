@@ -1,0 +1,65 @@
+"""Completions that TRL's online trainers log (`log_completions`), one row a completion:
+
+    {step, prompt, completion, <name of a reward function>: number, ..., advantage}
+
+Conversations are messages; text is what the model was given after its chat template, so it stays raw text. Every number
+beside `step` and `advantage` is a reward component. Their weights are not logged: one reward function is the reward,
+with several of them the user names one. The training step and the advantage are kept in info and metrics.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.records.experience import Experience
+from pairwright.records.messages import TEXT, Message
+from pairwright.sources.fields import BadRecord, index, mapping, score, small_fields, text
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.shapes.chat_messages import messages_from_chat
+from pairwright.sources.shapes.row_fields import tools_of
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.traces import pick_reward
+
+NAME = "trl-completions"
+_READ = frozenset({"prompt", "completion", "advantage", "tools"})
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict) or index(value.get("step")) is None or "label" in value:
+        return False
+    sides = value.get("prompt"), value.get("completion")
+    has_sides = all(isinstance(side, str) for side in sides) or all(isinstance(side, list) and side for side in sides)
+    return has_sides and ("advantage" in value or "reward" in value)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    row = mapping(value, "row")
+    if isinstance(row.get("prompt"), str):
+        prompt = [Message(TEXT, row["prompt"])]
+        completion = [Message(TEXT, text(row.get("completion"), "completion"), generated=True)]
+    else:
+        prompt = messages_from_chat(row.get("prompt"), "prompt")
+        completion = messages_from_chat(row.get("completion"), "completion")
+    if not any(message.is_generated for message in completion):
+        raise BadRecord("completion: no message that the model wrote")
+    numbers = {key: item for key, item in row.items() if type(item) in (int, float, bool)}
+    components = {key: item for key, item in numbers.items() if key not in ("step", "advantage")}
+    advantage = score(row.get("advantage"))
+    tools = tools_of(row)
+    yield build(
+        NAME,
+        origin,
+        task=None,
+        prompt=prompt,
+        completion=completion,
+        tools=tools,
+        reward=pick_reward(components, options.reward),
+        reward_components=components,
+        errors=error_sites([*prompt, *completion], tools, result_error_kind),
+        metrics={} if advantage is None else {"advantage": advantage},
+        info=small_fields(row, _READ | components.keys()),
+    )
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(name=NAME, unit="record", matches=matches, read=read, summary="Completions that TRL logs")

@@ -1,0 +1,238 @@
+"""Traces of verifiers v1 (`traces.jsonl`), as `verifiers` evals and prime-rl write them: message graphs with tokens.
+
+    {task, env, traces: [trace], ...}                                                an episode: one or more agents
+    {task{key, hash, data}, agent{name, config}, nodes[], calls[], rewards{}, metrics{}, ...}    a trace by itself
+    nodes: {parent, message, sampled, tools, token_ids, mask, logprobs, advantages}
+
+Each path from a root to a leaf is an experience: turns that an earlier path has are context, and their tokens have mask
+0. A turn is generated where `sampled` says so. The tokens of a path are those of its nodes, one after the other; the
+prompt ends where the first sampled token begins. The reward is the sum of score times weight.
+task = key, else hash, id or idx of the task (with the agent's name where an episode has several traces).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pairwright.errors import RecordError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import (
+    BadRecord,
+    identifier,
+    index,
+    items,
+    mapping,
+    optional_items,
+    optional_mapping,
+    score,
+    small_fields,
+)
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
+from pairwright.sources.rollouts.verifiers_results import NAME, chat_with_calls, tools_as_functions
+from pairwright.sources.shapes.chat_messages import as_context, message_from_chat, split_at_answer
+from pairwright.sources.shapes.recorded_tokens import are_ids
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
+from pairwright.sources.shapes.traces import run_of
+
+_MAX_BRANCHES = 1000
+_READ = frozenset({"nodes", "calls", "tools", "rewards", "metrics", "task", "agent", "timing", "verifiers", "version"})
+# Per-token values of a node that an experience has no field for.
+_UNUSED = ("reference_logprobs", "trainer_logprobs", "entropies", "loss_weights")
+
+
+def matches(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    traces = value.get("traces")
+    if isinstance(traces, list) and isinstance(value.get("task"), dict):
+        return all(map(_is_trace, traces)) and ("env" in value or "ok" in value)
+    return _is_trace(value)
+
+
+def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of an episode or of a trace; a trace or path that cannot be used is Rejected."""
+    row = mapping(value, "row")
+    if "traces" not in row:
+        yield from _read_trace(row, origin, options, {}, has_peers=False)
+        return
+    traces = items(row["traces"], "traces")
+    if not traces:
+        raise BadRecord(f"traces: none; {_errors_of(row)}")
+    episode = {f"episode_{key}": item for key, item in row.items() if key in ("id", "env", "group", "run")}
+    for number, trace in enumerate(traces):
+        try:
+            trace = mapping(trace, f"traces[{number}]")
+            yield from _read_trace(trace, origin, options, episode, has_peers=len(traces) > 1)
+        except (BadRecord, RecordError) as error:
+            yield Rejected(origin.file, origin.line, f"traces[{number}]: {error}", NAME)
+
+
+def _read_trace(
+    trace: Json, origin: Origin, options: Options, episode: Json, *, has_peers: bool
+) -> Iterator[Experience | Rejected]:
+    nodes = [mapping(node, f"nodes[{number}]") for number, node in enumerate(items(trace.get("nodes"), "nodes"))]
+    messages = [_message(node, f"nodes[{number}]") for number, node in enumerate(nodes)]
+    if not any(message.is_generated for message in messages):
+        raise BadRecord(f"nodes: no message that the model wrote; {_errors_of(trace)}")
+    agent = optional_mapping(trace.get("agent"), "agent")
+    reward, components, metrics = _rewards(trace, options)
+    calls = {
+        index(call.get("node")): call for call in optional_items(trace.get("calls"), "calls") if isinstance(call, dict)
+    }
+    info = {**small_fields(trace, _READ), **episode, "agent": agent.get("name")}
+    if agent.get("trainable") is False:
+        info["trainable"] = False
+    paths, num_leaves = _paths(nodes)
+    if num_leaves > len(paths):
+        reason = f"nodes: {num_leaves:,} paths, of which the first {len(paths):,} are read"
+        yield Rejected(origin.file, origin.line, reason, NAME)
+    shared: set[int] = set()
+    for step, path in enumerate(paths):
+        turns = [as_context(messages[number]) if number in shared else messages[number] for number in path]
+        if not any(turn.is_generated for turn in turns):
+            reason = f"nodes[{path[-1]}]: its path has no turn that the model wrote"
+            yield Rejected(origin.file, origin.line, reason, NAME)
+            continue
+        prompt, completion = split_at_answer(turns)
+        tools = tools_as_functions(nodes[path[0]].get("tools") or trace.get("tools"))
+        call = calls.get(path[-1], {})
+        details = {**info, **({"branch": step} if len(paths) > 1 else {})}
+        yield build(
+            NAME,
+            origin,
+            task=_task(trace, agent if has_peers else {}),
+            run=run_of(identifier(trace.get("id")), origin.ordinal),
+            step=step,
+            prompt=prompt,
+            completion=completion,
+            tools=tools,
+            reward=reward,
+            reward_components=components,
+            metrics=metrics,
+            errors=error_sites(turns, tools, result_error_kind),
+            model_version=call["model"] if isinstance(call.get("model"), str) else None,
+            truncate_status="response_truncated" if call.get("finish_reason") == "length" else None,
+            arrays=_arrays([nodes[number] for number in path], [number in shared for number in path], details),
+            info=details,
+        )
+        shared.update(path)
+
+
+def _is_trace(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("nodes"), list) or "task" not in value:
+        return False
+    return all(isinstance(node, dict) and isinstance(node.get("message"), dict) for node in value["nodes"])
+
+
+def _message(node: Json, where: str) -> Message:
+    chat = chat_with_calls(node.get("message"), f"{where}.message")
+    # Role alone does not say it: a harness may put an assistant turn into the prompt.
+    is_context = chat.get("role") == "assistant" and node.get("sampled") is not True
+    return message_from_chat(chat, f"{where}.message", generated=False if is_context else None)
+
+
+def _paths(nodes: list[Json]) -> tuple[list[list[int]], int]:
+    """Return the node numbers from root to leaf for the first leaves, and the number of all leaves."""
+    parents: list[int | None] = []
+    for number, node in enumerate(nodes):
+        parent = node.get("parent")
+        # A parent stands before its child, so that no ring is possible.
+        if parent is not None and (type(parent) is not int or not 0 <= parent < number):
+            raise BadRecord(f"nodes[{number}].parent: expected a node before it, got {parent!r}")
+        parents.append(parent)
+    leaves = sorted(set(range(len(nodes))) - set(parents))
+    paths = []
+    for leaf in leaves[:_MAX_BRANCHES]:
+        path: list[int] = []
+        node_number: int | None = leaf
+        while node_number is not None:
+            path.append(node_number)
+            node_number = parents[node_number]
+        paths.append(path[::-1])
+    return paths, len(leaves)
+
+
+def _task(trace: Json, agent: Json) -> int | str | None:
+    task = optional_mapping(trace.get("task"), "task")
+    data = optional_mapping(task.get("data"), "task.data")
+    names = (task.get("key"), task.get("hash"), data.get("id"), data.get("idx"))
+    name = next((one for one in map(identifier, names) if one is not None), None)
+    return f"{name}/{agent['name']}" if name is not None and isinstance(agent.get("name"), str) else name
+
+
+def _rewards(trace: Json, options: Options) -> tuple[float | None, Json, Json]:
+    """Return the reward, the scores by name, and the metrics."""
+    scores: Json = {}
+    total: float | None = None
+    for name, item in optional_mapping(trace.get("rewards"), "rewards").items():
+        item = mapping(item, f"rewards.{name}") if item is not None else {}
+        scores[name] = score(item.get("score"))
+        weight = score(item.get("weight", 1.0))
+        if scores[name] is not None and weight is not None:
+            total = (total or 0.0) + scores[name] * weight
+    metrics = {key: item for key, item in optional_mapping(trace.get("metrics"), "metrics").items() if item is not None}
+    # A reward that is null was never computed: the sum of the others is not the reward.
+    if None in scores.values():
+        total = None
+    components = {name: value for name, value in scores.items() if value is not None}
+    if options.reward is not None:
+        total = score(components.get(options.reward, metrics.get(options.reward)))
+    return total, components, metrics
+
+
+def _arrays(nodes: list[Json], is_shared: list[bool], info: Json) -> Json | None:
+    """Return the token fields of a path, or None; if they are dropped, the reason is put into `info`."""
+    if not any(node.get("token_ids") for node in nodes):
+        return None
+    ids: list[int] = []
+    sampled: list[bool] = []  # per token: did the model write it, in this path or an earlier one?
+    mask: list[bool] = []
+    for node, shared in zip(nodes, is_shared, strict=True):
+        tokens, node_mask = node.get("token_ids") or [], node.get("mask") or []
+        if not are_ids(tokens) or not _are_numbers(node_mask) or len(node_mask) != len(tokens):
+            info["tokens_dropped"] = "token ids and mask of a turn do not fit"
+            return None
+        if (node.get("sampled") is True) != any(node_mask):
+            info["tokens_dropped"] = "some turns have no token ids"
+            return None
+        ids += tokens
+        sampled += map(bool, node_mask)
+        mask += [bool(item) and not shared for item in node_mask]
+    start = sampled.index(True)
+    arrays: Json = {
+        "tokens": np.array(ids, dtype=np.int32),
+        "prompt_length": start,
+        "action_mask": np.array(mask[start:], dtype=bool),
+    }
+    unused = [key for key in _UNUSED if any(node.get(key) for node in nodes)]
+    for key in ("logprobs", "advantages"):
+        values = [item for node in nodes if _are_numbers(node.get(key)) for item in node[key]]
+        if len(values) == sum(sampled):
+            # One value per token that the model wrote; 0.0 at the others.
+            arrays[key] = np.zeros(len(ids) - start, dtype=np.float32)
+            arrays[key][sampled[start:]] = values
+        elif values:
+            unused.append(key)
+    if unused:
+        info["not_read"] = [*info.get("not_read", []), *unused]
+    return arrays
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(issubclass(kind, int | float) for kind in set(map(type, value)))
+
+
+def _errors_of(row: Json) -> str:
+    """Return what a failed run says of its failure."""
+    errors = row.get("errors")
+    last = errors[-1] if isinstance(errors, list) and errors and isinstance(errors[-1], dict) else {}
+    return f"it ended with {last.get('type')}: {str(last.get('message'))[:200]}" if last else "it names no error"
+
+
+read = guarded(read_unit)
+
+FORMAT = Format(
+    name=NAME, unit="record", matches=matches, read=read, summary="verifiers v1 traces, rollouts of prime-rl"
+)

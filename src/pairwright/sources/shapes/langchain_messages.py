@@ -1,0 +1,114 @@
+"""LangChain messages: {type: human | ai | system | tool, content, tool_calls[{name, args, id}]}, or {lc, kwargs{}}.
+
+A message is normalized to the chat shape. Content may hold Anthropic blocks, whose calls LangChain logs a second time
+under `tool_calls`. Older versions keep what the provider sent in `additional_kwargs`. The JavaScript library logs a
+result with the name of its tool in the place of the role.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import items, mapping, optional_items, text
+from pairwright.sources.shapes.anthropic import assistant_from_blocks, has_blocks, user_from_blocks
+from pairwright.sources.shapes.chat_messages import call_from_chat, content_from_chat, message_from_chat
+
+ROLES = {"human": "user", "ai": "assistant", "model": "assistant", "AIMessageChunk": "assistant"}
+TYPES = frozenset({"human", "ai", "system", "tool", "function", "developer", "AIMessageChunk"})
+# Bookkeeping, which is not part of the conversation.
+_NOISE = frozenset(
+    {"type", "id", "example", "additional_kwargs", "response_metadata", "invalid_tool_calls", "tool_call_chunks"}
+)
+
+
+def messages_from_langchain(messages: Any, where: str) -> list[Message]:
+    """Convert a list of messages, serialized objects or plain ones; `where` is its path, for error messages."""
+    turns: list[Message] = []
+    for number, message in enumerate(items(messages, where)):
+        turns += turn_from_langchain(mapping(message, f"{where}[{number}]"), f"{where}[{number}]")
+    return turns
+
+
+def turn_from_langchain(message: Json, where: str) -> list[Message]:
+    """Convert one message to chat; results inside a user turn become messages of their own."""
+    chat = chat_from_langchain(unwrap(message), where)
+    if has_blocks(chat.get("content")):
+        return turn_from_blocks(chat, where)
+    return [message_from_chat(chat, where)]
+
+
+def unwrap(message: Json) -> Json:
+    """Return the fields of a serialized object, {lc, type: constructor, id[..., "AIMessage"], kwargs{}}."""
+    if not isinstance(message.get("kwargs"), dict) or "role" in message:
+        return message
+    # Its class is the last name of `id`: "AIMessageChunk" -> "ai".
+    path = message.get("id")
+    name = path[-1] if isinstance(path, list) and path and isinstance(path[-1], str) else ""
+    return {"type": name.removesuffix("Chunk").removesuffix("Message").lower(), **message["kwargs"]}
+
+
+def chat_from_langchain(message: Json, where: str) -> Json:
+    """Normalize a chat or LangChain message to the chat shape."""
+    role = message.get("role", message.get("type"))
+    chat = {
+        key: value for key, value in message.items() if key not in _NOISE and not key.startswith(("gen_ai.", "event."))
+    }
+    chat["role"] = ROLES.get(text(role, f"{where}.role"), role)
+    kwargs = message.get("additional_kwargs")
+    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    calls = optional_items(message.get("tool_calls"), f"{where}.tool_calls") or kwargs.get("tool_calls")
+    chat["tool_calls"] = [_as_chat_call(call) for call in optional_items(calls, f"{where}.tool_calls")]
+    for key in ("reasoning_content", "function_call"):
+        if kwargs.get(key) is not None:
+            chat.setdefault(key, kwargs[key])
+    metadata = message.get("response_metadata")
+    reasons = [chat.pop("stop_reason", None), *(_reasons(metadata) if isinstance(metadata, dict) else ())]
+    for reason in reasons:
+        if isinstance(reason, str):
+            chat.setdefault("finish_reason", reason)
+    if not isinstance(chat.get("name"), str):  # null or an odd value; message_from_chat would refuse the latter
+        chat.pop("name", None)
+    # Only a failure is worth keeping.
+    if chat.get("status") == "success":
+        del chat["status"]
+    return chat
+
+
+def turn_from_blocks(chat: Json, where: str) -> list[Message]:
+    """Convert a message whose content has Anthropic blocks, perhaps with its calls beside them."""
+    blocks = content_from_chat(chat["content"], f"{where}.content")
+    blocks = blocks if isinstance(blocks, list) else []
+    reason = chat.get("finish_reason")
+    extra = {"finish_reason": reason} if isinstance(reason, str) else {}
+    if chat["role"] != "assistant":
+        return user_from_blocks(blocks, f"{where}.content", role=chat["role"], extra=extra)
+    calls = [call_from_chat(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(chat["tool_calls"])]
+    return [assistant_from_blocks(blocks, f"{where}.content", calls=calls, extra=extra)]
+
+
+def name_tool_turns(messages: Sequence[Any]) -> list[Any]:
+    """Give the role "tool" to results that have the name of a called tool as their role."""
+    turns: list[Any] = []
+    waiting: list[tuple[str, Any]] = []  # (name, id) of calls without a result
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if isinstance(role, str) and role not in TYPES and any(name == role for name, _ in waiting):
+            position = next(n for n, (name, _) in enumerate(waiting) if name == role)
+            message = {"tool_call_id": waiting.pop(position)[1], **message, "role": "tool", "name": role}
+        elif isinstance(message, dict):
+            for call in message["tool_calls"] if isinstance(message.get("tool_calls"), list) else ():
+                function = call.get("function", call) if isinstance(call, dict) else None
+                if isinstance(function, dict) and isinstance(function.get("name"), str):
+                    waiting.append((function["name"], call.get("id")))
+        turns.append(message)
+    return turns
+
+
+def _as_chat_call(call: Any) -> Any:
+    if isinstance(call, dict) and "args" in call and "function" not in call:
+        return {"id": call.get("id"), "name": call.get("name"), "arguments": call["args"]}
+    return call
+
+
+def _reasons(metadata: Json) -> tuple[Any, ...]:
+    return metadata.get("finish_reason"), metadata.get("stop_reason"), metadata.get("done_reason")

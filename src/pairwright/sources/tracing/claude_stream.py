@@ -1,0 +1,142 @@
+"""Streams of the Claude Agent SDK and of `claude -p --output-format stream-json`: a message a line, or a list of them.
+
+    {type: system, subtype: init, session_id, model, tools}     {type: assistant | user, message{content}, ...}
+    {type: result, subtype, is_error, result, total_cost_usd}    {type: stream_event, ...}: pieces, left out
+
+Messages with one `parent_tool_use_id` are the conversation of one subagent, whose prompt is that of the call which
+started it; the others are the session's own. Its opening prompt is on the command line and mostly not in the stream:
+the prompt is then empty, `info["prompt_from"]` says so, and the task is the session, so that runs of different prompts
+are never compared. After a result the next turn of a session begins, whose prompt is not logged either: a turn is an
+experience of its own, a step of the session.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pairwright.errors import PairwrightError
+from pairwright.records.experience import Experience
+from pairwright.records.messages import Json, Message
+from pairwright.sources.fields import BadRecord, items, mapping
+from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
+from pairwright.sources.shapes.anthropic import turn_from_anthropic
+from pairwright.sources.shapes.any_messages import error_of_mark
+from pairwright.sources.shapes.tool_errors import error_sites
+from pairwright.sources.shapes.traces import run_of
+
+NAME = "claude-stream"
+_TYPES = frozenset({"system", "assistant", "user", "result", "stream_event", "rate_limit_event"})
+
+
+def matches(value: Any) -> bool:
+    rows = value if isinstance(value, list) else []
+    if not rows or not all(isinstance(row, dict) and row.get("type") in _TYPES for row in rows[:50]):
+        return False
+    has_start = any(row["type"] == "system" and row.get("subtype") == "init" for row in rows[:50])
+    # The lines of a Claude Code session have ids of their own and a parent each.
+    return has_start and not any("parentUuid" in row for row in rows[:50]) and any(map(_is_turn, rows[:50]))
+
+
+def _is_turn(row: Json) -> bool:
+    return row.get("type") == "assistant" and isinstance(row.get("message"), dict)
+
+
+def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
+    """Yield an experience for each turn of the session and for each subagent."""
+    rows = [mapping(row, f"[{n}]") for n, row in enumerate(items(value, "stream"))]
+    session: Json = next((row for row in rows if row.get("subtype") == "init"), {})
+    turns: list[tuple[list[Json], Json]] = []  # (messages, result)
+    agents: dict[str, list[Json]] = {}
+    current: list[Json] = []
+    for row in rows:
+        parent = row.get("parent_tool_use_id")
+        if row.get("type") == "result":
+            turns.append((current, row))
+            current = []
+        elif row.get("type") in ("assistant", "user") and isinstance(row.get("message"), dict):
+            (agents.setdefault(parent, []) if isinstance(parent, str) else current).append(row)
+    if current:
+        turns.append((current, {}))
+    if not turns and not agents:
+        raise BadRecord("no message of the assistant")
+    prompts = _agent_prompts(rows)
+    conversations = [*turns, *((lines, {"agent": name, "prompt": prompts.get(name)}) for name, lines in agents.items())]
+    for step, (lines, result) in enumerate(conversations):
+        try:
+            yield _experience(lines, result, session, origin, step)
+        except PairwrightError as error:
+            yield Rejected(file=origin.file, line=origin.line, reason=f"turn {step}: {error}", format=NAME)
+
+
+def _agent_prompts(rows: list[Json]) -> dict[str, str]:
+    """Return the prompts of subagents, by the id of the call that started them."""
+    prompts: dict[str, str] = {}
+    for row in rows:
+        message = row.get("message")
+        blocks = message.get("content") if isinstance(message, dict) else None
+        for block in blocks if isinstance(blocks, list) else ():
+            arguments = block.get("input") if isinstance(block, dict) and block.get("type") == "tool_use" else None
+            if isinstance(arguments, dict) and isinstance(arguments.get("prompt"), str):
+                prompts[str(block.get("id"))] = arguments["prompt"]
+    return prompts
+
+
+def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, step: int) -> Experience:
+    messages: list[Message] = []
+    model = None
+    for number, line in enumerate(_join(lines)):
+        message = line["message"]
+        role = "assistant" if line["type"] == "assistant" else "user"
+        messages += turn_from_anthropic({**message, "role": role}, f"[{number}].message")
+        model = message.get("model") if role == "assistant" and isinstance(message.get("model"), str) else model
+    if isinstance(result.get("prompt"), str) and messages and messages[0].role == "assistant":
+        messages.insert(0, Message("user", result["prompt"]))
+    prompt, completion = split_at_first_answer(messages)
+    if not completion:
+        raise BadRecord("no message of the assistant")
+    name = session.get("session_id")
+    info: Json = {"session": name, "subagent_of": result.get("agent")}
+    if not prompt:
+        info["prompt_from"] = "nothing: the stream does not hold what the model was told"
+    info |= {key: result.get(key) for key in ("is_error", "num_turns", "total_cost_usd")}
+    tools = session.get("tools")
+    info["tools"] = tools if isinstance(tools, list) else None  # names alone: their schemas are not logged
+    return build(
+        NAME,
+        origin,
+        # Without the prompt, equal prompts say nothing: no other session may share this task.
+        task=None if prompt else f"{name or origin.file}#{step}",
+        run=run_of(name if isinstance(name, str) else None, origin.ordinal),
+        step=step,
+        prompt=prompt,
+        completion=completion,
+        errors=error_sites(messages, [], error_of_mark),
+        info={key: item for key, item in info.items() if item is not None},
+        model_version=model,
+        truncate_status="response_truncated" if result.get("subtype") == "error_max_turns" else None,
+    )
+
+
+def _join(lines: list[Json]) -> list[Json]:
+    """Join the lines of one message: the stream sends its blocks one by one, under the id of the message."""
+    joined: list[Json] = []
+    for line in lines:
+        message, last = line["message"], joined[-1] if joined else None
+        name, blocks = message.get("id"), message.get("content")
+        if (
+            last is not None
+            and line["type"] == last["type"] == "assistant"
+            and name is not None
+            and name == last["message"].get("id")
+            and isinstance(blocks, list)
+            and isinstance(last["message"].get("content"), list)
+        ):
+            content = last["message"]["content"] + [
+                block for block in blocks if block not in last["message"]["content"]
+            ]
+            joined[-1] = {**last, "message": {**last["message"], **message, "content": content}}
+        else:
+            joined.append(line)
+    return joined
+
+
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Streams of the Claude Agent SDK")

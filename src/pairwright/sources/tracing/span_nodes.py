@@ -1,0 +1,137 @@
+"""Spans of tools that log an input and an output with each: nodes, from which a Trace is made in one way for all.
+
+A format maps its spans to nodes, a table of fields. Inputs and outputs may be JSON text, in any shape of
+sources/shapes/any_messages.py. A call that cannot be read is refused with its reason; the others are read. Without any
+call, the agents' own spans stand for it, else the roots.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from pairwright.errors import PairwrightError
+from pairwright.records.messages import Json, Message
+from pairwright.sources.shapes.any_messages import (
+    answers,
+    conversation,
+    decode_input,
+    decode_json_text,
+    decode_output,
+    instructions_in,
+    tools_in,
+)
+from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace, outermost_of
+
+Role = Literal["call", "tool", "agent", "other"]
+_INPUT_TOKENS = ("input_tokens", "prompt_tokens", "promptTokens", "inputTokens")
+_OUTPUT_TOKENS = ("output_tokens", "completion_tokens", "completionTokens", "outputTokens")
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True):
+    """One span; `start` sorts it, and is None where the order of the file counts."""
+
+    id: str
+    parent: str | None
+    role: Role
+    name: str = ""
+    start: int | float | None = None
+    input: Any = None
+    output: Any = None
+    model: str | None = None
+    tools: Any = None
+    usage: Any = None
+    call_id: str | None = None
+    failure: Failure | None = None
+
+
+def trace_of_nodes(
+    trace_id: str | None,
+    nodes: list[Node],
+    *,
+    scores: list[Score] | None = None,
+    task: int | str | None = None,
+    info: Json | None = None,
+) -> Trace:
+    """Make a trace of its nodes: model calls and tool runs in order, and the reasons of calls that cannot be read."""
+    starts = {node.id: node.start for node in nodes if node.start is not None}
+    if len(starts) == len(nodes):
+        nodes = sorted(nodes, key=lambda node: starts[node.id])
+    parents = {node.id: node.parent for node in nodes}
+    # A provider's call inside a framework's is the same call: the outer one counts.
+    wanted = outermost_of([node.id for node in nodes if node.role == "call"], parents)
+    if not wanted:
+        agents = [node.id for node in nodes if node.role == "agent"]
+        wanted = outermost_of(agents, parents) or {node.id for node in nodes if _is_root(node, parents)}
+    events: list[ModelCall | ToolRun] = []
+    refused: list[str] = []
+    for node in nodes:
+        if node.id in wanted:
+            try:
+                events += _calls(node)
+            except PairwrightError as error:  # the other calls of the trace may still be good
+                refused.append(f"span {node.id!r}: {error}")
+        elif node.role == "tool":
+            run = ToolRun(
+                id=node.id,
+                name=node.name,
+                output=node.output,
+                arguments=node.input,
+                call_id=node.call_id,
+                parent=node.parent,
+                failure=node.failure,
+            )
+            events.append(run)
+    return Trace(
+        id=trace_id,
+        events=events,
+        scores=scores or [],
+        parents=parents,
+        task=task,
+        info=info or {},
+        refused=refused,
+    )
+
+
+def _is_root(node: Node, parents: dict[str, str | None]) -> bool:
+    return node.role != "tool" and node.parent not in parents
+
+
+def _calls(node: Node) -> list[ModelCall]:
+    """Convert a node to model calls, one per alternative answer."""
+    inputs, output = decode_input(node.input), decode_output(node.output)
+    messages = conversation(inputs, "input", role="user")
+    if not messages or messages[0].role not in ("system", "developer"):
+        messages = (instructions_in(inputs) or instructions_in(output)) + messages
+    call = ModelCall(
+        id=node.id,
+        input=messages,
+        output=[],
+        tools=tools_in(node.tools) or tools_in(inputs if isinstance(inputs, dict) else None),
+        parent=node.parent,
+        model=node.model or _model_in(output) or _model_in(inputs),
+        failure=node.failure,
+        usage=usage_of(node.usage) or usage_of(output.get("usage") if isinstance(output, dict) else None),
+    )
+    alternatives: list[list[Message]] = answers(output, "output")
+    if len(alternatives) < 2:
+        return [replace(call, output=alternatives[0] if alternatives else [])]
+    return [replace(call, output=one, notes={"choice": n}) for n, one in enumerate(alternatives)]
+
+
+def usage_of(value: Any) -> dict[str, int | float]:
+    """Return the token counts of a usage object, under any of its usual names."""
+    usage = decode_json_text(value)
+    counts: dict[str, int | float] = {}
+    if not isinstance(usage, dict):
+        return counts
+    for name, keys in (("input_tokens", _INPUT_TOKENS), ("output_tokens", _OUTPUT_TOKENS)):
+        count = next((usage[key] for key in keys if usage.get(key) is not None), None)
+        if isinstance(count, int | float) and not isinstance(count, bool):
+            counts[name] = count
+    return counts
+
+
+def _model_in(value: Any) -> str | None:
+    model = value.get("model") if isinstance(value, dict) else None
+    return model if isinstance(model, str) and model else None

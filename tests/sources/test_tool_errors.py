@@ -1,0 +1,60 @@
+"""Failed tool results: at least 95% of those that are marked are detected, and at most 1% of the others."""
+
+import pytest
+
+from pairwright.records.messages import ERROR_KINDS, Message, ToolCall
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind
+from sources.tool_results import FAILED, FINE
+
+
+def test_marked_failures_are_detected_and_other_results_are_not():
+    assert len(FAILED) + len(FINE) >= 150
+    missed = [text for text in FAILED if text_error_kind(text) is None]
+    alarms = [text for text in FINE if text_error_kind(text) is not None]
+    assert len(missed) <= 0.05 * len(FAILED), missed
+    assert len(alarms) <= 0.01 * len(FINE), alarms
+
+
+def test_kinds_are_known_ones():
+    assert {text_error_kind(text) for text in FAILED} - {None} <= set(ERROR_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"output": "x", "exit_code": 3}', "nonzero_exit"),
+        ("<returncode>1</returncode>\n<output></output>", "nonzero_exit"),
+        ("cat: a: No such file or directory", "file_not_found"),
+        ("Command timed out after 3 seconds", "timeout"),
+        ('{"error": "Patient not found."}', "not_found"),
+        ("x\nTraceback (most recent call last):\n  File \"a\", line 1, in f\nRuntimeError: no", "exception"),
+        ("Error: no", "tool_error"),
+    ],
+)  # fmt: skip
+def test_a_failure_has_the_kind_that_its_words_say(text, kind):
+    assert text_error_kind(text) == kind
+
+
+def test_the_flag_of_a_format_goes_before_the_text():
+    assert result_error_kind(0, Message("tool", "all is well", extra={"is_error": True})) == "tool_error"
+    assert result_error_kind(0, Message("tool", "Error: as expected", extra={"is_error": False})) is None
+    assert result_error_kind(0, Message("tool", "no", extra={"status": "error"})) == "tool_error"
+
+
+def test_a_format_with_marks_of_its_own_has_those_of_all_formats_besides():
+    call = Message("assistant", tool_calls=(ToolCall("f", "{}", "a"), ToolCall("f", "{}", "b")))
+    chat = [call, Message("tool", "marked", tool_call_id="a"), Message("tool", "Exit code 1", tool_call_id="b")]
+    sites = error_sites(chat, [], lambda _, message: "timeout" if message.content == "marked" else None)
+    assert [(site.index, site.kind, site.tool) for site in sites] == [(1, "timeout", "f"), (2, "nonzero_exit", "f")]
+
+
+def test_a_hostile_result_is_no_failure_of_ours():
+    for text in (
+        "{" * 5000,
+        "[" * 5000,
+        '{"output":' * 1200 + "1" + "}" * 1200,
+        "\n" * 100_000,
+        "\x00" * 10,
+        "a" * 10**6,
+    ):
+        assert text_error_kind(text) is None
