@@ -38,8 +38,9 @@ def matches(value: Any) -> bool:
     turns = [line for line in lines if _is_turn(line)]
     if any(map(_is_tool_line, lines)):
         return True
-    # Session files and streams of Claude Code name their session, and have readers of their own.
-    return bool(turns) and not any(_OWN_KEYS & set(line) for line in turns)
+    # Session files and streams of Claude Code have readers of their own: they name their session, or say how it began.
+    is_own = any(_OWN_KEYS & set(line) for line in turns) or any("subtype" in line for line in lines)
+    return bool(turns) and not is_own
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
