@@ -24,8 +24,8 @@ GOLDEN = {
             "user When is high tide?",
             "--",
             'assistant* <Plan|Read the table.> I will look. read_file{"path":"tide.csv"}#c1 glob{"pattern":"*.csv"}#c2',
-            "tool! #c1 File not found: tide.csv",
-            "tool #c2 tides.csv",
+            'tool! #c1 {"error":"File not found: tide.csv"}',
+            'tool #c2 {"output":"tides.csv"}',
             "assistant* At seven.",
         ],
     ],
@@ -50,7 +50,7 @@ GOLDEN = {
             "user How deep is the bay?",
             "--",
             'assistant* <Look it up.> read_file{"path":"bay.txt"}#q1',
-            "tool #q1 9 m",
+            'tool #q1 {"output":"9 m"}',
             "assistant* Nine metres.",
         ],
         [
@@ -244,16 +244,6 @@ GOLDEN = {
     "goose_stream.jsonl": [
         ["user Hoist it.", "--", "assistant* hoist{}#x", "tool #x up"],
     ],
-    "claude_stream.jsonl": [
-        [
-            "user Sound the horn.",
-            "--",
-            'assistant* <Twice.> Bash{"command":"horn"}#a Read{"path":"horn"}#b',
-            "tool! #a Exit code 1",
-            "tool #b brass",
-            "assistant* It is stuck.",
-        ],
-    ],
     "chatgpt.json": [
         [
             "user How high is the mast?",
@@ -292,7 +282,6 @@ HEADS = {
     "managed_agents.jsonl": ("managed-agents", "sonnet-5", "sesn_1"),
     "hermes.json": ("hermes", "hermes-4", "he-1"),
     "session_lines.jsonl": ("session-lines", None, "sl-1"),
-    "claude_stream.jsonl": ("session-lines", "claude-y", "st-1"),
     "chatgpt.json": ("chatgpt", "gpt-5", "cg-1"),
 }
 

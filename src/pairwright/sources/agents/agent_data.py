@@ -28,8 +28,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.row_fields import reward_of, tools_of
-from pairwright.sources.shapes.session_entries import session_error_kind
-from pairwright.sources.shapes.tool_errors import error_sites
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "agent-data"
 _CLASSES = frozenset(
@@ -67,7 +66,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
         tools=tools,
         reward=reward,
         reward_components=components,
-        errors=error_sites(messages, tools, session_error_kind),
+        errors=error_sites(messages, tools, result_error_kind),
         info=small_fields(details, frozenset({"tools"})),
         model_version=details["model_name"] if isinstance(details.get("model_name"), str) else None,
     )

@@ -26,8 +26,7 @@ from pairwright.sources.fields import (
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.chat_messages import call_from_chat
-from pairwright.sources.shapes.session_entries import session_error_kind
-from pairwright.sources.shapes.tool_errors import error_sites
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 NAME = "tau2-bench"
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
@@ -87,7 +86,7 @@ def _experience(run: Json, info: Json, origin: Origin, options: Options) -> Expe
         tools=tools,
         reward=score((components if options.reward else reward_info).get(options.reward or "reward")),
         reward_components=components,
-        errors=error_sites(messages, tools, session_error_kind),
+        errors=error_sites(messages, tools, result_error_kind),
         info={key: item for key, item in details.items() if item is not None},
         metrics={key: run[key] for key in ("agent_cost", "user_cost", "duration") if score(run.get(key)) is not None},
         model_version=agent["llm"] if isinstance(agent.get("llm"), str) else None,

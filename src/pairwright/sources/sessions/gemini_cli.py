@@ -19,17 +19,8 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, items, mapping, optional_items, optional_text
 from pairwright.sources.format import Format, Options, Origin, Rejected, guarded
-from pairwright.sources.shapes.session_entries import (
-    Entry,
-    Session,
-    call_block,
-    read_entries,
-    rejected_line,
-    result_block,
-    text_block,
-    turn_messages,
-    user_messages,
-)
+from pairwright.sources.shapes.google_genai import messages_from_genai
+from pairwright.sources.shapes.session_entries import Entry, Session, as_past, read_entries, rejected_line
 
 NAME = "gemini-cli"
 _TYPES = frozenset({"user", "gemini", "model", "info", "error", "warning"})
@@ -96,110 +87,80 @@ def _describe(session: Session, record: Json) -> None:
 
 def _read_gemini(line: Json, session: Session, last: str | None) -> Entry:
     """Read a message of Gemini CLI, and the results of its calls."""
-    entry_id, kind = optional_text(line.get("id"), "id"), line["type"]
+    entry_id, kind, content = optional_text(line.get("id"), "id"), line["type"], line.get("content")
     messages: list[Message] = []
     if kind == "user":
-        messages = user_messages(_content(line.get("content"), "content"), "content")
+        messages = messages_from_genai(content, None, "content")
     elif kind in ("gemini", "model"):
         session.model = optional_text(line.get("model"), "model") or session.model
-        blocks = [_thought(thought) for thought in optional_items(line.get("thoughts"), "thoughts")]
-        blocks += _content(line.get("content"), "content")
-        for number, item in enumerate(optional_items(line.get("toolCalls"), "toolCalls")):
-            call = mapping(item, f"toolCalls[{number}]")
-            blocks.append(call_block(call.get("id"), call.get("name"), call.get("args")))
-            blocks += _results(call)
-        messages = turn_messages(blocks, "content")
+        calls = [mapping(call, "toolCalls") for call in optional_items(line.get("toolCalls"), "toolCalls")]
+        parts = [_thought(thought) for thought in optional_items(line.get("thoughts"), "thoughts")]
+        parts += _parts(content)
+        parts += [{"functionCall": {key: call.get(key) for key in ("id", "name", "args")}} for call in calls]
+        messages = _turn("model", parts)
+        messages += [message for call in calls for message in _results(call)]
     return Entry(messages, entry_id, last or "")
 
 
-def _results(call: Json) -> list[Json]:
-    """The result of a call: its function response, else its text; none while it was not run."""
-    result = call.get("result")
-    if result is None:
+def _results(call: Json) -> list[Message]:
+    """The result of a call: its function response, and images beside it; none while it was not run."""
+    if call.get("result") is None:
         return []
-    parts = result if isinstance(result, list) else [result]
-    response = next((part["functionResponse"] for part in parts if _has(part, "functionResponse")), None)
-    if isinstance(response, dict):
-        return [_result(call.get("id"), response, is_error=call.get("status") in _FAILED)]
-    content = _content(result, "result")
-    return [result_block(call.get("id"), content, is_error=call.get("status") in _FAILED)]
+    parts = _parts(call["result"])
+    if not any("functionResponse" in part for part in parts):
+        text = "\n".join(str(part.get("text", "")) for part in parts)
+        parts = [{"functionResponse": {"name": call.get("name"), "response": {"output": text}}}]
+    for number, part in enumerate(parts):
+        if isinstance(part.get("functionResponse"), dict):  # it may lack the id, but stands beside its call
+            parts[number] = {"functionResponse": {"id": call.get("id"), **part["functionResponse"]}}
+    messages = _turn("user", parts)
+    return [_as_failed(message) if call.get("status") in _FAILED else message for message in messages]
 
 
-def _result(call_id: Any, response: Json, *, is_error: bool = False) -> Json:
-    """A function response: {output} or {error} is text, other objects are JSON text."""
-    body = response.get("response")
-    content = body
-    if isinstance(body, dict) and len(body) == 1:
-        key, inner = next(iter(body.items()))
-        is_error = is_error or key == "error"
-        content = inner if key in ("output", "error") else body
-    return result_block(call_id, content, is_error=is_error)
+def _as_failed(message: Message) -> Message:
+    if message.role != "tool":
+        return message
+    extra = {**message.extra, "is_error": True}
+    return Message("tool", message.content, tool_call_id=message.tool_call_id, name=message.name, extra=extra)
 
 
 def _read_qwen(line: Json, session: Session) -> Entry:
-    """Read a line of Qwen Code: parts of the Google API, in a tree of uuids."""
+    """Read a line of Qwen Code: contents of the Google API, in a tree of uuids."""
     session.id = identifier(line.get("sessionId")) or session.id
     session.model = optional_text(line.get("model"), "model") or session.model
     for key in ("cwd", "version", "gitBranch"):
         if isinstance(line.get(key), str):
             session.info[key] = line[key]
-    message = line.get("message")
-    blocks = _parts(mapping(message, "message").get("parts"), "message.parts") if message is not None else []
     messages: list[Message] = []
-    if line["type"] == "assistant":
-        messages = turn_messages(blocks, "message.parts")
-    elif line["type"] != "system" and blocks:
-        messages = user_messages(blocks, "message.parts")
     restarts = line.get("subtype") == "chat_compression"
     if restarts:
         payload = mapping(line.get("systemPayload"), "systemPayload")
-        history = optional_items(payload.get("compressedHistory"), "systemPayload.compressedHistory")
-        messages = [message for item in history for message in _past(mapping(item, "compressedHistory"))]
+        history = messages_from_genai(payload.get("compressedHistory"), None, "systemPayload.compressedHistory")
+        messages = [as_past(message) for message in history]
+    elif line["type"] != "system":
+        parts = _parts(mapping(line.get("message"), "message").get("parts"))
+        messages = _turn("model" if line["type"] == "assistant" else "user", parts)
     parent = optional_text(line.get("parentUuid"), "parentUuid") or ""
     return Entry(messages, optional_text(line.get("uuid"), "uuid"), parent, restarts=restarts)
 
 
-def _past(content: Json) -> list[Message]:
-    blocks = _parts(content.get("parts"), "parts")
-    is_model = content.get("role") == "model"
-    return turn_messages(blocks, "parts", generated=False) if is_model else user_messages(blocks, "parts")
+def _turn(role: str, parts: list[Json]) -> list[Message]:
+    """Convert the parts of one turn; without parts there was none."""
+    return messages_from_genai([{"role": role, "parts": parts}], None, "content") if parts else []
 
 
-def _content(value: Any, where: str) -> list[Json]:
-    """Content as blocks: text, a part, or a list of parts and texts."""
-    if value is None or value == "":
-        return []
-    return _parts(value if isinstance(value, list) else [value], where)
-
-
-def _parts(value: Any, where: str) -> list[Json]:
-    """Parts of the Google API as blocks."""
-    blocks: list[Json] = []
-    for number, item in enumerate(items(value, where)):
-        part: Json = {"text": item} if isinstance(item, str) else mapping(item, f"{where}[{number}]")
-        if _has(part, "functionCall"):
-            call = part["functionCall"]
-            blocks.append(call_block(call.get("id"), call.get("name"), call.get("args")))
-        elif _has(part, "functionResponse"):
-            blocks.append(_result(part["functionResponse"].get("id"), part["functionResponse"]))
-        elif part.get("thought") is True and isinstance(part.get("text"), str):
-            blocks.append({"type": "thinking", "thinking": part["text"]})
-        elif isinstance(part.get("text"), str):
-            blocks.append(text_block(part["text"]))
-        else:  # an image or a file
-            blocks.append({"type": next(iter(part), "part"), **part})
-    return blocks
+def _parts(value: Any) -> list[Json]:
+    """Return text, a part, or a list of parts and texts as parts; empty texts are left out."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    parts = [{"text": part} if isinstance(part, str) else mapping(part, "content") for part in listed]
+    return [part for part in parts if part != {"text": ""}]
 
 
 def _thought(value: Any) -> Json:
     """A summary of the model's reasoning: its subject and description."""
     thought = mapping(value, "thoughts")
-    texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description")]
-    return {"type": "thinking", "thinking": "\n".join(text for text in texts if text)}
-
-
-def _has(part: Any, key: str) -> bool:
-    return isinstance(part, dict) and isinstance(part.get(key), dict)
+    texts = [optional_text(thought.get(key), f"thoughts.{key}") for key in ("subject", "description", "text")]
+    return {"text": "\n".join(text for text in texts if text), "thought": True}
 
 
 def _has_turns(value: Any) -> bool:

@@ -1,11 +1,10 @@
-"""Lines in the manner of Claude Code: `{type, message{role, content}, session_id or sessionId, uuid}`.
+"""Lines in the manner of Claude Code: `{type, message{role, content}, sessionId, uuid}`, written by other programs.
 
-Its stream (`claude -p --output-format stream-json`, the Agent SDK) writes them, and so do programs that collect
-sessions of several assistants, and old versions without ids. Lines of one `message.id` are one turn. A line of type
-"tool" has a call and its result in one (`tool_name`, `tool_input`, `tool_output`); the call joins the assistant turn
-before it, in the order of the lines. A line of type "system" is the system prompt, or the start of a stream, with the
-model and the names of the tools. Lines of subagents (`parent_tool_use_id`) and others are counted in info. A stream
-does not hold the first question unless it was asked for (`info["prompt_missing"]`). There is no reward.
+Programs that collect sessions of several assistants write them, and so did old versions without ids. Lines of one
+`message.id` are one turn. A line of type "tool" has a call and its result in one (`tool_name`, `tool_input`,
+`tool_output`); the call joins the assistant turn before it, in the order of the lines. A line of type "system" is the
+system prompt; other lines are counted in info. Streams of Claude Code (`session_id`) have a reader of their own
+(tracing/claude_stream.py). There is no reward.
 """
 
 from collections import Counter
@@ -30,7 +29,7 @@ from pairwright.sources.shapes.session_entries import (
 
 NAME = "session-lines"
 _TURNS = ("user", "assistant")
-_OWN_KEYS = frozenset({"sessionId", "parentUuid"})
+_OWN_KEYS = frozenset({"sessionId", "session_id", "parentUuid"})
 _INFO_KEYS = ("agent", "agentSlug", "cwd", "workspace")
 
 
@@ -39,9 +38,9 @@ def matches(value: Any) -> bool:
     turns = [line for line in lines if _is_turn(line)]
     if any(map(_is_tool_line, lines)):
         return True
-    # Session files of Claude Code have a reader of their own, and so has Cursor's stream.
-    is_other = any(_OWN_KEYS & set(line) for line in turns) or any(line.get("type") == "tool_call" for line in lines)
-    return bool(turns) and not is_other
+    # Session files and streams of Claude Code have readers of their own: they name their session, or say how it began.
+    is_own = any(_OWN_KEYS & set(line) for line in turns) or any("subtype" in line for line in lines)
+    return bool(turns) and not is_own
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -52,7 +51,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for number, item in enumerate(items(value, "session")):
         try:
             line = mapping(item, "line")
-            session.id = session.id or identifier(line.get("sessionId", line.get("session_id")))
+            session.id = session.id or identifier(line.get("sessionId"))
             session.info = {key: line[key] for key in _INFO_KEYS if isinstance(line.get(key), str)} | session.info
             if not _take(turns, line, session):
                 others[str(line.get("type"))] += 1
@@ -65,10 +64,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 def _take(turns: EventTurns, line: Json, session: Session) -> bool:
     """Read one line; return whether it is part of the conversation."""
     kind = text(line.get("type"), "type")
-    if line.get("subtype") == "init":
-        session.model = optional_text(line.get("model"), "model")
-        session.info["tool_names"] = line.get("tools")
-    if kind not in (*_TURNS, "tool", "system") or "message" not in line or line.get("parent_tool_use_id") is not None:
+    if kind not in (*_TURNS, "tool", "system") or "message" not in line:
         return False
     message = mapping(line["message"], "message")
     if kind == "tool":
@@ -106,10 +102,4 @@ def _is_turn(line: Json) -> bool:
     return is_turn and isinstance(message, dict) and "content" in message
 
 
-FORMAT = Format(
-    name=NAME,
-    unit="file",
-    matches=matches,
-    read=guarded(read),
-    summary="Claude Code streams, and sessions that other tools export",
-)
+FORMAT = Format(name=NAME, unit="file", matches=matches, read=guarded(read), summary="Sessions that other tools export")

@@ -15,11 +15,10 @@ from pairwright.errors import RecordError
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, items, json_text
-from pairwright.sources.format import Origin, Rejected, build, label_of
+from pairwright.sources.format import Origin, Rejected, build, label_of, session_run, session_task
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, user_from_blocks
 from pairwright.sources.shapes.chat_messages import as_context, split_at_answer
-from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
-from pairwright.sources.shapes.traces import run_of
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 MAX_BRANCHES = 256  # each repeats what it shares, so their number bounds what a file can grow to
 MAX_STEPS = 256  # likewise: each repeats what was kept
@@ -57,7 +56,7 @@ class Entry:
 
 def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iterator[Experience | Rejected]:
     """Yield the experiences of a session, or raise BadRecord if the model answered nowhere in it."""
-    task: str | None = None
+    task: int | str | None = None
     earlier: set[Entry] = set()
     for branch, path in enumerate(_paths(entries)):
         if branch >= MAX_BRANCHES:
@@ -74,44 +73,38 @@ def read_entries(session: Session, entries: list[Entry], origin: Origin) -> Iter
             earlier.update(own)
             if any(message.is_generated for message in messages):
                 experience = _experience(session, messages, origin, branch, step, task)
-                task = str(experience.eid.task)
+                task = experience.eid.task
                 yield experience
     if task is None:
         raise BadRecord(NO_ANSWER if session.failure is None else f"{NO_ANSWER}: {session.failure}")
 
 
 def _experience(
-    session: Session, messages: list[Message], origin: Origin, branch: int, step: int, task: str | None
+    session: Session, messages: list[Message], origin: Origin, branch: int, step: int, task: int | str | None
 ) -> Experience:
     """Build an experience; `task` is that of the first one of the session."""
     prompt, completion = split_at_answer(messages)
     info = {"session_id": session.id, **session.info}
-    # With no prompt there is nothing to compare: the session is a task of its own.
-    if not any(message.role != "system" for message in prompt):
+    has_prompt = any(message.role != "system" for message in prompt)
+    if not has_prompt:
         info["prompt_missing"] = True
-    name = session.id if session.id is not None else label_of(origin)
+    if task is None:
+        name = session.id if session.id is not None else label_of(origin)
+        task = session_task(name, prompt if has_prompt else (), session.tools)
     return build(
         session.format,
         origin,
         task=task,
-        task_metadata=name if "prompt_missing" in info else None,
-        run=run_of(name if branch == 0 else f"{name}#{branch}", branch),
+        run=session_run(session.id, origin, branch),
         step=step,
         prompt=prompt,
         completion=completion,
         tools=session.tools,
         reward=session.reward,
-        errors=error_sites(messages, [] if session.has_other_tools else session.tools, session_error_kind),
+        errors=error_sites(messages, [] if session.has_other_tools else session.tools, result_error_kind),
         info={key: value for key, value in info.items() if value not in (None, "", {}, [])},
         model_version=session.model,
     )
-
-
-def session_error_kind(position: int, message: Message) -> str | None:
-    """Return the failure kind of a tool result: by its mark, else by its text."""
-    if message.extra.get("is_error") is True:
-        return failure_kind(message.text, "tool_error")
-    return result_error_kind(position, message)
 
 
 def _steps(path: list[Entry]) -> Iterator[tuple[list[Message], list[Entry]]]:
