@@ -81,12 +81,18 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
 
 @contextmanager
-def stdin_file() -> Iterator[Path]:
-    """Copy the standard input to a temporary file named `stdin`, since detection and reading each need its start."""
+def with_stdin(paths: list[str]) -> Iterator[list[str]]:
+    """Replace "-" among paths by a temporary copy of the standard input, named `stdin`.
+
+    A copy, since detection and reading each need its start.
+    """
+    if "-" not in paths:
+        yield paths
+        return
     with scratch() as folder:
         with open(folder / "stdin", "wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file, _CHUNK)
-        yield folder / "stdin"
+        yield [str(folder / "stdin") if path == "-" else path for path in paths]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from pairwright.paths import Place, at_once, is_address, open_binary, size_of, w
 from pairwright.paths.parquet import read_parquet
 from pairwright.records.arrays import Array
 from pairwright.sources.field_map import FieldMap, parse_map
-from pairwright.sources.files import ranges, relative_names, stdin_file
+from pairwright.sources.files import ranges, relative_names, with_stdin
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.identity import check_identity
 from pairwright.sources.reading import Layout, detect
@@ -95,20 +95,6 @@ def import_files(
     Raises:
         SourceError: No record has the reward in `options`, or none has a score in `scores`; nothing is added.
     """
-    if "-" in paths:
-        with stdin_file() as file:
-            return import_files(
-                [str(file) if path == "-" else path for path in paths],
-                table,
-                format_name=format_name,
-                options=options,
-                redact=redact,
-                scores=scores,
-                update=update,
-                num_workers=num_workers,
-                engine=engine,
-                progress=progress,
-            )
     expression, reward = None, options.reward
     check_identity(options)
     # A plain name goes to the reader, which knows its components; an expression is computed on the finished records.
@@ -117,26 +103,27 @@ def import_files(
         expression, options = options.reward, msgspec.structs.replace(options, reward=None)
     known_scores = None if scores is None else read_scores(scores)
     refused: list[Rejected] = []
-    names = relative_names(paths, refused)
-    files, labels = list(names), label_files(names, table)
-    sizes = {file: size_of(file) for file in files}
-    earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
-    maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
-    tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
-    asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
-    tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
-    ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
-    for rejected in [*refused, *unreadable]:
-        ingest.reject(rejected)
-    # Files that no reader takes have no task: their bytes count as done from the start.
-    total = done = sum(sizes.values())
-    done -= sum(task.size for task in tasks)
-    groups = list(_group_tasks(tasks))
-    engine = engine or _pool(groups, num_workers)
-    for group, result in zip(groups, engine.map(run_tasks, groups), strict=True):
-        ingest.add(group, result)
-        done += sum(task.size for task in group)
-        progress(done, total)
+    with with_stdin(paths) as files_or_folders:
+        names = relative_names(files_or_folders, refused)
+        files, labels = list(names), label_files(names, table)
+        sizes = {file: size_of(file) for file in files}
+        earlier = read_maps(table.path) if format_name == "auto" and not options.map else {}
+        maps = {file: parse_map(earlier.get(key_of(str(file)))) or options.map for file in files}
+        tasks, unreadable = _plan(sizes, maps, table.path, format_name, options)
+        asked = {"reward": expression, "redact": redact, "scores": known_scores, "keep_uids": update}
+        tasks = [msgspec.structs.replace(task, label=labels.by_file[task.path], **asked) for task in tasks]
+        ingest = _Ingest(table, wants_reward=reward is not None, wants_scores=scores is not None)
+        for rejected in [*refused, *unreadable]:
+            ingest.reject(rejected)
+        # Files that no reader takes have no task: their bytes count as done from the start.
+        total = done = sum(sizes.values())
+        done -= sum(task.size for task in tasks)
+        groups = list(_group_tasks(tasks))
+        engine = engine or _pool(groups, num_workers)
+        for group, result in zip(groups, engine.map(run_tasks, groups), strict=True):
+            ingest.add(group, result)
+            done += sum(task.size for task in group)
+            progress(done, total)
     ingest.finish(reward, known_scores)
     ingest.write_quarantine({key_of(str(file)) for file in [*files, *(rejected.file for rejected in refused)]})
     summary = ingest.summary()
@@ -149,15 +136,19 @@ def import_files(
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
     # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
     if update:
-        import polars as pl  # not needed otherwise, and it takes a while to load
-
-        keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
-        sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
-        read = sorted(file for file in sources - {None} if key_of(file) in keys)
-        stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
-        summary.num_replaced = table.delete(stale)
+        summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
     table.compact()  # many small imports do not become many small parts
     return summary
+
+
+def _delete_stale(table: Table, tasks: list[ImportTask], uids: set[str]) -> int:
+    """Delete the rows of files that the files no longer have; returns how many."""
+    import polars as pl  # not needed otherwise, and it takes a while to load
+
+    keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
+    sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
+    read = sorted(file for file in sources - {None} if key_of(file) in keys)
+    return table.delete(pl.col("source").is_in(read) & pl.col("uid").is_in(list(uids)).not_())
 
 
 def refuse_empty(summary: ImportSummary) -> None:
