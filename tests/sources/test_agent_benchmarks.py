@@ -75,6 +75,7 @@ def test_a_trajectory_is_read_whole(name):
     assert [outline(exp) for exp in experiences] == GOLDEN[name]
 
 
+@pytest.mark.slow  # every single damage; test_every_reader.py draws some of them
 @pytest.mark.parametrize("name", READERS_OF)
 def test_no_broken_trajectory_raises_anything_else(name):
     text = (FIXTURES / name).read_text()

@@ -300,6 +300,7 @@ def test_a_session_is_read_whole(name):
     assert len({(exp.eid.run, exp.eid.step) for exp in experiences}) == len(experiences)
 
 
+@pytest.mark.slow  # every single damage; test_every_reader.py draws some of them
 @pytest.mark.parametrize("name", GOLDEN)
 def test_no_broken_session_raises_anything_else(name):
     lines = (FIXTURES / name).read_text().splitlines()
