@@ -144,7 +144,7 @@ def _answer(candidate: Json, where: str) -> list[Message]:
 def _turn(content: Json, where: str, *, role: str, extra: Json | None = None) -> list[Message]:
     """Convert one content; each function response becomes a tool message before the rest of its turn."""
     name = content.get("role") or role
-    if name not in _ROLES and name != "system":
+    if not isinstance(name, str) or (name not in _ROLES and name != "system"):
         raise BadRecord(f"{where}.role: expected user, model or function, got {name!r}")
     results: list[Message] = []
     parts: list[Json] = []
