@@ -22,7 +22,7 @@ from pairwright.sources.tracing.span_nodes import Node, Role, trace_of_nodes
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "openai-agents"
-_ROLES: dict[Any, Role] = {"generation": "call", "response": "call", "function": "tool"}
+_ROLES: dict[str, Role] = {"generation": "call", "response": "call", "function": "tool"}
 
 
 def matches(value: Any) -> bool:
@@ -74,7 +74,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
 
 def _node(span: Json, number: int) -> Node:
     data = span["span_data"]
-    role = _ROLES.get(data.get("type"), "other")
+    role = _ROLES.get(str(data.get("type")), "other")
     error = span.get("error")
     failure = None
     if isinstance(error, dict):

@@ -24,7 +24,7 @@ from pairwright.sources.shapes.tool_errors import error_sites
 from pairwright.sources.shapes.traces import run_of
 
 NAME = "claude-stream"
-_TYPES = frozenset({"system", "assistant", "user", "result", "stream_event", "rate_limit_event"})
+_TYPES = ("system", "assistant", "user", "result", "stream_event", "rate_limit_event")
 
 
 def matches(value: Any) -> bool:

@@ -25,7 +25,7 @@ from pairwright.sources.tracing.span_nodes import Node, Role, trace_of_nodes
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "mlflow"
-_ROLES: dict[Any, Role] = {"CHAT_MODEL": "call", "LLM": "call", "TOOL": "tool", "AGENT": "agent"}
+_ROLES: dict[str, Role] = {"CHAT_MODEL": "call", "LLM": "call", "TOOL": "tool", "AGENT": "agent"}
 _RATINGS = {"yes": 1.0, "no": 0.0}
 
 
@@ -45,7 +45,7 @@ def _spans(value: Json) -> list[Any]:
 
 def _is_span(span: Any) -> bool:
     attributes = span.get("attributes") if isinstance(span, dict) else None
-    return isinstance(attributes, dict) and any(key.startswith("mlflow.span") for key in attributes)
+    return isinstance(attributes, dict) and any(str(key).startswith("mlflow.span") for key in attributes)
 
 
 def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | Rejected]:
@@ -90,7 +90,7 @@ def _node(span: Json, number: int) -> Node:
     status = _plain_mapping(span.get("status"))
     code = status.get("code", span.get("status_code"))
     message = status.get("message", span.get("status_message"))
-    role = _ROLES.get(_decode(attributes.get("mlflow.spanType")), "other")
+    role = _ROLES.get(str(_decode(attributes.get("mlflow.spanType"))), "other")
     failure = None
     if isinstance(code, str) and code.endswith("ERROR"):
         message = message if isinstance(message, str) else ""

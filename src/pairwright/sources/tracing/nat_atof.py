@@ -23,7 +23,7 @@ from pairwright.sources.tracing.span_nodes import Node, Role, trace_of_nodes
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
 NAME = "nat-atof"
-_ROLES: dict[Any, Role] = {"llm": "call", "tool": "tool", "agent": "agent"}
+_ROLES: dict[str, Role] = {"llm": "call", "tool": "tool", "agent": "agent"}
 
 
 def matches(value: Any) -> bool:
@@ -62,7 +62,7 @@ def _node(key: str, start: Json, end: Json) -> Node:
     for event in (start, end):
         profile |= event["category_profile"] if isinstance(event.get("category_profile"), dict) else {}
     output = end.get("data")
-    role = _ROLES.get(row.get("category"), "other")
+    role = _ROLES.get(str(row.get("category")), "other")
     # The bare fields of an assistant's message: the message itself.
     if (
         role == "call"

@@ -55,7 +55,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     for position, (trace_id, members) in enumerate(traces.items()):
         nodes = [_node(row) for row in members]
         ids = {node.id for node in nodes}
-        root = next((row for row in members if row.get("parent_id") not in ids), members[0])
+        root = next((row for row in members if _text(row.get("parent_id")) not in ids), members[0])
         info = {"name": _op(root), "thread": _text(root.get("thread_id"))}
         trace = trace_of_nodes(
             trace_id,
