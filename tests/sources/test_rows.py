@@ -35,7 +35,6 @@ SCORED = {
     "problem_prediction_success": ({"problem": Q, "prediction": GOOD, "answer": "x", "success": False}, 0.0),
     "alpaca": ({"instruction": Q, "input": "", "output": GOOD, "score": 1}, 1.0),
     "camel_case_judge": ({"userPrompt": Q, "modelResponse": GOOD, "judgeScore": 0.25}, 0.25),
-    "verl_dump": ({"input": Q, "output": GOOD, "gts": "x", "score": 1.0, "step": 1, "acc": 0.0}, 1.0),
     "verifiers": ({"prompt": [ASKED], "completion": [SAID], "answer": "x", "reward": 1.0}, 1.0),
     "messages_score": ({"messages": TALK, "score": 1.0}, 1.0),
     "messages_label": ({"messages": TALK, "label": False}, 0.0),
