@@ -249,8 +249,8 @@ def _checked(
     if layout is None and format_name != "auto":
         return Rejected(str(path), None, f"does not look like {format_name}", format_name)
     if layout is None:
-        reason = f"no known format: pairwright import --explain {path} shows what it has and a --map that may read it"
-        return Rejected(str(path), None, reason)
+        way_out = f"pairwright import --explain {path} shows what it has and a --map that may read it"
+        return Rejected(str(path), None, f"no known format: {way_out}")
     rows = [record for record in records if isinstance(record, dict)]
     reason = missing_fields(rows, options.map) if options.map else layout.reader.refuse(rows, options)
     return layout if reason is None else Rejected(str(path), None, reason, layout.format)
