@@ -137,14 +137,19 @@ def import_files(
         summary.num_scores, summary.num_scores_used = known_scores.num_rows, len(ingest.scores_used)
     # What the files gave before and do not give now goes last: a crash before it leaves old rows, never a gap.
     if update:
-        import polars as pl  # not needed otherwise, and it takes a while to load
-
-        keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
-        sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
-        read = sorted(file for file in sources - {None} if key_of(file) in keys)
-        stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(ingest.seen)).not_()
-        summary.num_replaced = table.delete(stale)
+        summary.num_replaced = _delete_stale(table, tasks, ingest.seen)
     return summary
+
+
+def _delete_stale(table: Table, tasks: list[ImportTask], uids: set[str]) -> int:
+    """Delete rows of the files of these tasks whose ids the files no longer give; returns how many."""
+    import polars as pl  # not needed otherwise, and it takes a while to load
+
+    keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
+    sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
+    read = sorted(file for file in sources - {None} if key_of(file) in keys)
+    stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(uids)).not_()
+    return table.delete(stale)
 
 
 def refuse_empty(summary: ImportSummary) -> None:
