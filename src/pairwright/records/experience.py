@@ -150,6 +150,11 @@ class Source(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_u
     line: int | None = None
     format: str | None = None
 
+    def __post_init__(self) -> None:
+        # 2**63: the line is an int64 column in the table
+        if self.line is not None and not 0 <= self.line < 2**63:
+            raise RecordError("source.line", self.line, "an int of at least 0")
+
 
 class CustomField(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     """A value of `info` that goes into the training batch: from which key, under which name, as which dtype.

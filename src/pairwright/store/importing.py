@@ -142,13 +142,14 @@ def import_files(
 
 
 def _delete_stale(table: Table, tasks: list[ImportTask], uids: set[str]) -> int:
-    """Delete the rows of files that the files no longer have; returns how many."""
+    """Delete rows of the files of these tasks whose ids the files no longer give; returns how many."""
     import polars as pl  # not needed otherwise, and it takes a while to load
 
     keys = {key_of(str(task.path)) for task in tasks}  # a file that cannot be read any more replaces nothing
     sources = {file for batch in table.scan(columns=["source"]) for file in batch[0].unique().to_pylist()}
     read = sorted(file for file in sources - {None} if key_of(file) in keys)
-    return table.delete(pl.col("source").is_in(read) & pl.col("uid").is_in(list(uids)).not_())
+    stale = pl.col("source").is_in(read) & pl.col("uid").is_in(list(uids)).not_()
+    return table.delete(stale)
 
 
 def refuse_empty(summary: ImportSummary) -> None:
