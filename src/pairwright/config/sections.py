@@ -120,7 +120,8 @@ class TokensConfig(SequenceTerms):
     """Messages to sequences."""
 
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
+    """A model's folder, with tokenizer.json, or a Hub id in the local cache; training takes the one of the model unless
+    this names another."""
     chat_template: str | None = None
     """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as
     tool_use); a trained model is saved with it."""

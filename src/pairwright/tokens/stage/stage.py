@@ -40,7 +40,8 @@ from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
 from pairwright.tokens.stage.items import Item, Source, pair_variables
-from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat_template
+from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
+from pairwright.tokens.tokenizer_files import FILES, find_folder
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -103,8 +104,11 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
 
 def hash_tokenizer(options: TokensConfig) -> str:
     """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
-    digest = folder_hash(Path(str(options.tokenizer)))
-    return digest if options.chat_template is None else content_hash(digest, read_chat_template(options.chat_template))
+    folder = str(options.tokenizer)
+    digest = folder_hash(find_folder(folder))
+    if options.chat_template is None:
+        return digest
+    return content_hash(digest, choose_template(folder, options.chat_template))
 
 
 def folder_hash(folder: Path) -> str:
@@ -112,6 +116,8 @@ def folder_hash(folder: Path) -> str:
     folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
     names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    if not (folder / "tokenizer.json").is_file():
+        names = (*FILES, *names)
     for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
             # A zero byte, which no file name has, separates name and content.
