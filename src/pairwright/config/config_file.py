@@ -280,7 +280,7 @@ def load_config(
     if flags:
         _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
-    return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
+    return config if path is None else _with_code_files(config, Path(path).resolve().parent)
 
 
 def printable_config(
@@ -405,13 +405,25 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
         raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
 
 
-def _with_hint_file(config: Config, folder: Path) -> Config:
-    """`train.sdpo.hint` as path/file.py:function counts from here, then from the folder of the configuration."""
-    place, _, function = (config.train.sdpo.hint or "").rpartition(":")
-    if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
-        return config
-    section = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
-    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": section})})
+def _with_code_files(config: Config, folder: Path) -> Config:
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`) count from here, then from the
+    folder of the configuration."""
+
+    def find(name: str | None) -> str | None:
+        place, _, function = (name or "").rpartition(":")
+        is_there = place.endswith(".py") and not Path(place).exists() and (folder / place).exists()
+        return f"{folder / place}:{function}" if is_there else name
+
+    train, tokens = config.train, config.tokens
+    if (hint := find(train.sdpo.hint)) != train.sdpo.hint:
+        train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
+    if (rule := find(tokens.train_turns)) != tokens.train_turns:
+        tokens = tokens.model_copy(update={"train_turns": rule})
+    return (
+        config
+        if (train, tokens) == (config.train, config.tokens)
+        else config.model_copy(update={"train": train, "tokens": tokens})
+    )
 
 
 def _mark(error: Exception) -> str:

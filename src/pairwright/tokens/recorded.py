@@ -26,6 +26,14 @@ from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CONTENT
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
+from pairwright.tokens.train_turns import (
+    TrainTurns,
+    as_context,
+    keep_turns,
+    refuse_empty,
+    report_left_out,
+    select_turns,
+)
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -41,26 +49,35 @@ def encode_experience(
     *,
     recorded: Literal["use", "ignore"] = "use",
     record_kwargs: Literal["use", "ignore"] = "use",
+    train_turns: TrainTurns = "all",
     **options: Any,
 ) -> list[Sequence]:
     """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
     rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token.
 
     With `record_kwargs`, the template gets the variables that the experience was sampled with
-    (info.chat_template_kwargs)."""
+    (info.chat_template_kwargs). `train_turns` says which of the generated turns are trained."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
+    prompt, completion = conversation_of(experience)
+    messages = [*prompt, *completion]
+    turns = [index for index in range(len(prompt), len(messages)) if messages[index].is_generated]
+    selected = select_turns(messages, turns, train_turns, experience.errors)
+    refuse_empty(selected, turns)
+    left_out = [turn for turn in turns if turn not in selected]
     if experience.tokens is not None and recorded == "use":
         sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
+        sequences = [keep_turns(sequence, selected) for sequence in sequences] if left_out else sequences
     else:
-        prompt, completion = conversation_of(experience)
         tools = list(experience.tools) or None
         ready = chat_tokenizer(tokenizer)
         if record_kwargs == "use":
             ready = ready.with_variables(record_variables(experience.info))
-        sequences = encode_turns(ready, [*prompt, *completion], tools, train_from=len(prompt), **options)
-        sequences = [*sequences[:-1], drop_stop(sequences[-1])] if is_cut(experience) else sequences
+        sequences = encode_turns(ready, as_context(messages, left_out), tools, train_from=len(prompt), **options)
+        if is_cut(experience) and selected and selected[-1] == turns[-1]:  # only the last turn can be cut
+            sequences = [*sequences[:-1], drop_stop(sequences[-1])]
+    sequences = report_left_out(sequences, left_out)
     num_images = count_media(experience)
     return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
 

@@ -25,6 +25,7 @@ Reason = Literal[
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
     "too_long",  # does not fit, and the rule is to drop
+    "not_selected",  # there are generated turns, but train_turns selects none of them
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
     "text_in_chat",  # raw text where a chat is needed, or beside messages of one

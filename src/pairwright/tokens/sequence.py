@@ -41,6 +41,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
+    not_selected turns of the record that `train_turns` leaves in the context; on its first sequence
     """
 
     source: str = "rendered"
@@ -58,6 +59,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     split: bool = False
     truncated: int = 0
     text_differs: tuple[int, ...] = ()
+    not_selected: tuple[int, ...] = ()
 
     @property
     def is_complete(self) -> bool:

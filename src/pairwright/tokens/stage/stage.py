@@ -42,6 +42,7 @@ from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_
 from pairwright.tokens.stage.items import Item, Source, pair_variables
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
 from pairwright.tokens.tokenizer_files import FILES, find_folder
+from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule, select_in_sides
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -69,6 +70,8 @@ def encode_source(
     _loaded[_loaded_key(options)] = load_tokenizer(options)
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
+    if read.is_pairs and options.train_turns == "after-error":
+        raise ConfigError(f"{source}: {NO_SITES}")
     output.mkdir(parents=True, exist_ok=True)
     # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
@@ -95,7 +98,7 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
         source,
-        salt=content_hash(_VERSION, tokenizer_hash, options.content()),
+        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *fingerprint_rule(options.train_turns)),
         experience=options.experience,
         use_recorded=options.recorded == "use",
         use_variables=options.record_kwargs == "use",
@@ -168,6 +171,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         experience,
         recorded=options.recorded,
         record_kwargs=options.record_kwargs,
+        train_turns=options.train_turns,
         boundaries=options.boundaries,
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
@@ -198,6 +202,14 @@ def _encode_pairs(
     for ready, numbers in groups.items():
         compared = [items[number] for number in numbers]
         results |= zip(numbers, _encode_alike(ready, compared, options), strict=True)
+    for number, pair in results.items() if options.train_turns != "all" else ():
+        if isinstance(pair, EncodedPair):
+            item, sides = items[number], (pair.chosen, pair.rejected)
+            try:
+                sides = select_in_sides(item.prompt, (item.chosen, item.rejected), sides, options.train_turns)
+                results[number] = msgspec.structs.replace(pair, chosen=sides[0], rejected=sides[1])
+            except TokensError as error:
+                results[number] = error
     return [results[number] for number in range(len(items))]
 
 

@@ -334,7 +334,8 @@ def _likely_of_runs(parts: list[PolicyData]) -> Likely:
 
 
 def _make_held(name: str, sequence: Sequence) -> Held:
-    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
+    left_out = sequence.report.not_selected
+    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index, not_selected=left_out)
 
 
 def _order(config: Config, items: Array, pairs: PairData | None = None) -> Order:

@@ -145,7 +145,8 @@ class PolicyChannel:
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
             unused = "no advantage: equal rewards" if is_scored else "unscored"
-        return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
+        arrays, left_out = (sequence.ids, sequence.mask, sequence.message_index), sequence.report.not_selected
+        return [Held(self.data.ids[item], "", *arrays, unused, left_out)]
 
     @property
     def refusals(self) -> dict[str, str]:
