@@ -221,7 +221,7 @@ def test_turns_that_are_not_selected_have_that_fate_in_every_channel(models, tmp
         assert found["not selected (tokens.train_turns)"][1] > 0
         assert len(found) == 2
     assert fates(folder, "sft")["not selected (tokens.train_turns)"][0] == 2
-    last = {"ok": letters("ok") + [STOP], "please": letters("please") + [STOP]}
+    last = {"ok": [*letters("ok"), STOP], "please": [*letters("please"), STOP]}
     if is_recorded:
         assert {tuple(trained) for name, _, _, trained in dumped(folder) if name == "grpo"} == set(
             map(tuple, last.values())

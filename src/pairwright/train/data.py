@@ -181,6 +181,11 @@ class PolicyData:
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
 
+    def weigh(self, by: str) -> Array:
+        """The weight (N,) of each sequence: 1, or by "run" its share of the run that it is a part of."""
+        num_parts = Counter(self.ids if by == "run" else ())
+        return np.array([1 / num_parts.get(uid, 1) for uid in self.ids], np.float32)
+
     @property
     def fingerprint(self) -> str:
         lengths = [len(sequence) for sequence in self.sequences]
