@@ -75,6 +75,18 @@ class Config(Section):
             "backend.name to local or ray"
         )
 
+    @model_validator(mode="after")
+    def _is_encoded_here(self) -> "Config":
+        """Other trainers encode the texts of pairs by themselves, with the model's own template."""
+        names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")
+        changed = [name for name in names if getattr(self.tokens, name) != getattr(TokensConfig(), name)]
+        for name in changed if self.backend.name not in ("local", "ray") else ():
+            raise ValueError(
+                f"tokens.{name}: backend {self.backend.name} encodes texts by itself and would not follow it: leave it "
+                "out, or set backend.name to local or ray"
+            )
+        return self
+
 
 # Dotted keys: which exist, their fields, and what to write instead of one that does not exist.
 

@@ -97,6 +97,7 @@ class SourcesConfig(Section):
 # `tokens`: how messages become sequences.
 
 
+ToolsAsText = Literal["off", "hermes"]
 TURN_RULES = ("all", "last", "after-error", "calls", "text")  # of tokens.train_turns
 
 
@@ -138,6 +139,9 @@ class TokensConfig(SequenceTerms):
     """Which generated turns are trained, the others being context: all, last, after-error (the next turn after a
     failure), calls, text (turns without calls), or a function of (messages, index) as module:function or
     path/file.py:function. In pairs, both sides are compared by their selected turns."""
+    tools_as_text: ToolsAsText = "off"
+    """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
+    (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""

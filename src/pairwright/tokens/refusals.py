@@ -39,7 +39,8 @@ WAY_OUT = {
     "no_stop": "pass require_stop=False to train without a stop token",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
-    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
+    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped; for a "
+    "template without a tool role: tokens.tools_as_text, --tools-as-text hermes",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",

@@ -1,5 +1,6 @@
 """Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
 
+from collections.abc import Sequence as Items
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -76,6 +77,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("rewritten", "unstopped", "text_differs")  # numbers in a report
+
+
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Token ids (S), what the model generated (mask), and which message each token belongs to (-1: the template)."""
 
@@ -115,6 +119,18 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def num_trained(self) -> int:
         return int(self.mask.sum())
+
+    def renumber(self, origins: Items[int]) -> "Sequence":
+        """The same tokens for a conversation in which message n is message `origins[n]`; -1 is none."""
+        # One entry more, so that -1, a token of the template, stays -1.
+        numbers = np.array([*origins, -1], np.int32)
+        report = self.report
+        pairs = {
+            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(report, name)) for name in _PAIRS
+        }
+        turns = {name: tuple(origins[n] for n in getattr(report, name)) for name in _TURNS}
+        report = msgspec.structs.replace(report, **pairs, **turns)
+        return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
 
     def take(self, positions: Array) -> "Sequence":
         """The tokens at these positions; what is left out is counted as truncated."""

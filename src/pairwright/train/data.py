@@ -301,6 +301,8 @@ def load_distill_data(
     source: Path, options: TokensConfig, settings: DistillConfig, show: Show, *, where: str | None = None
 ) -> DistillData:
     """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
+    if options.tools_as_text != "off":
+        raise DataError("tokens.tools_as_text: hints are not written into such text: leave out the channel sdpo")
     tokenizer = load_tokenizer(options)
     hinter = Hinter(settings)
     ids: list[str] = []

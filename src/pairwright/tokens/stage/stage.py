@@ -39,10 +39,11 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
-from pairwright.tokens.stage.items import Item, Source, pair_variables
+from pairwright.tokens.stage.items import Item, Source
+from pairwright.tokens.stage.pair_items import encode_pair_items
 from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
 from pairwright.tokens.tokenizer_files import FILES, find_folder
-from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule, select_in_sides
+from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -156,7 +157,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
             except TokensError as error:
                 rows.append(_refusal_row(item, error))
     compared = [item for item in items if item.experience is None]  # pairs: encoded together, which is faster
-    for item, encoded in zip(compared, _encode_pairs(tokenizer, compared, options), strict=True):
+    for item, encoded in zip(compared, encode_pair_items(tokenizer, compared, options, _encode_pairs), strict=True):
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
@@ -172,6 +173,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         recorded=options.recorded,
         record_kwargs=options.record_kwargs,
         train_turns=options.train_turns,
+        tools_as_text=options.tools_as_text,
         boundaries=options.boundaries,
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
@@ -188,32 +190,6 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
 
 
 def _encode_pairs(
-    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
-) -> list[EncodedPair | TokensError]:
-    """Pairs in their order. Those with the same template variables are encoded together."""
-    results: dict[int, EncodedPair | TokensError] = {}
-    groups: dict[ChatTokenizer, list[int]] = {}
-    for number, item in enumerate(items):
-        try:
-            ready = tokenizer.with_variables(pair_variables(item)) if options.record_kwargs == "use" else tokenizer
-            groups.setdefault(ready, []).append(number)
-        except TokensError as error:
-            results[number] = error
-    for ready, numbers in groups.items():
-        compared = [items[number] for number in numbers]
-        results |= zip(numbers, _encode_alike(ready, compared, options), strict=True)
-    for number, pair in results.items() if options.train_turns != "all" else ():
-        if isinstance(pair, EncodedPair):
-            item, sides = items[number], (pair.chosen, pair.rejected)
-            try:
-                sides = select_in_sides(item.prompt, (item.chosen, item.rejected), sides, options.train_turns)
-                results[number] = msgspec.structs.replace(pair, chosen=sides[0], rejected=sides[1])
-            except TokensError as error:
-                results[number] = error
-    return [results[number] for number in range(len(items))]
-
-
-def _encode_alike(
     tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
 ) -> Iterator[EncodedPair | TokensError]:
     compared = (
