@@ -26,9 +26,17 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _SAVE = "save it with transformers' save_pretrained in the model's own environment"
 _PROBES = (
-    "hello world", "  two  spaces   é 日本", "def f(x):\n    return x+1\n\n\n", "a\tb\r\n  c ", "1234567 8,9",
-    "   lead", "naïve café — “quote” don't", "🙂🙂 👩‍👩‍👧", "ALLCAPS camelCase", "trail   ",
-)  # fmt: skip
+    "hello world",
+    "  two  spaces   é 日本",
+    "def f(x):\n    return x+1\n\n\n",
+    "a\tb\r\n  c ",
+    "1234567 8,9",
+    "   lead",
+    "naïve café — “quote” don't",
+    "🙂🙂 👩‍👩‍👧",
+    "ALLCAPS camelCase",
+    "trail   ",
+)
 
 
 def find_folder(name: str | Path) -> Path:

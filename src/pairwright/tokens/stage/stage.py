@@ -119,10 +119,9 @@ def folder_hash(folder: Path) -> str:
     """128 bits of a tokenizer's files: vocabulary, special tokens, templates."""
     folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
-    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-    if not (folder / "tokenizer.json").is_file():
-        names = (*FILES, *names)
-    for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
+    names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    vocabulary = FILES[:1] if (folder / FILES[0]).is_file() else FILES
+    for path in [*(folder / name for name in (*vocabulary, *names)), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
             # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
