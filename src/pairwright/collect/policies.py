@@ -15,7 +15,7 @@ from pairwright.collect.tasks import Task
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
-from pairwright.generate.tool_calls import format_of, split_calls
+from pairwright.generate.tool_calls import split_calls
 from pairwright.paths import write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
@@ -122,9 +122,11 @@ class RunPolicy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
         seed: int | None = None,
+        chat_template_kwargs: Json | None = None,
     ) -> list[Completion]:
         """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
 
+        `chat_template_kwargs` are variables of the chat template, over those of the configuration.
         `on_answer` is called with new answers only, `on_call` with those from the log, too.
         """
         config = self._config
@@ -137,6 +139,7 @@ class RunPolicy:
             max_tokens=config.max_tokens if max_tokens is None else max_tokens,
             stop=config.stop if stop is None else tuple(stop),
             seed=0 if seed is None else seed,
+            chat_template_kwargs={**config.chat_template_kwargs, **(chat_template_kwargs or {})},
         )
         answers = await self._answer(ask, seed)
         if self._on_call is not None:
@@ -172,11 +175,17 @@ class LocalPolicy:
         self.name: str | int = engine.name if name is None else name
         self.engine = engine
         self._batcher = Batcher(engine)
-        self._call_format = format_of(engine.tokenizer.chat_template)
+        self._call_format = engine.call_format
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
-        engine = Engine.load(folder, device=config.device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
+        engine = Engine.load(
+            folder,
+            device=config.device,
+            dtype=config.dtype,
+            max_batch_tokens=config.max_batch_tokens,
+            tools_as_text=config.tools_as_text,
+        )
         if config.num_threads is not None:
             import torch
 
@@ -185,7 +194,7 @@ class LocalPolicy:
 
     async def complete(self, ask: Ask) -> list[Completion]:
         try:
-            prompt = self.engine.prompt_ids(ask.messages, ask.tools)
+            prompt = self.engine.prompt_ids(ask.messages, ask.tools, variables=ask.chat_template_kwargs)
             sampling = Sampling(
                 temperature=ask.temperature,
                 top_p=ask.top_p,

@@ -5,9 +5,10 @@
 description. Classes named `*Terms` hold what functions of a later package take as options, too.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -15,6 +16,19 @@ class Section(BaseModel):
 
     # hide_input_in_errors: values may be secrets from the environment; attribute docstrings become help and schema
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+def _parse_object(value: Any) -> Any:
+    """An option of the command line has its object as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('expected a JSON object such as {"enable_thinking": false}') from None
+
+
+TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
 
 
 # `engine`: where the pieces of import, pairs, tokens and train run.
@@ -91,6 +105,10 @@ class SourcesConfig(Section):
 # `tokens`: how messages become sequences.
 
 
+ToolsAsText = Literal["off", "hermes"]
+TURN_RULES = ("all", "last", "after-error", "calls", "text")  # of tokens.train_turns
+
+
 class SequenceTerms(Section):
     """What fits into a sequence, and what is refused; `tokens.CombineOptions` has the same options with lengths set."""
 
@@ -114,9 +132,24 @@ class TokensConfig(SequenceTerms):
     """Messages to sequences."""
 
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
+    """A model's folder, with tokenizer.json, or a Hub id in the local cache; training takes the one of the model unless
+    this names another."""
     chat_template: str | None = None
-    """A file with a chat template (Jinja) to use instead of the tokenizer's own; a trained model is saved with it."""
+    """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as
+    tool_use); a trained model is saved with it."""
+    chat_template_kwargs: TemplateVariables = Field(default={})
+    """Variables of the chat template, such as {"enable_thinking": false}; one that it does not read is an error. Those
+    of a record (info.chat_template_kwargs) override them."""
+    record_kwargs: Literal["use", "ignore"] = "use"
+    """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
+    does not read them; or ignore them."""
+    train_turns: str = "all"
+    """Which generated turns are trained, the others being context: all, last, after-error (the next turn after a
+    failure), calls, text (turns without calls), or a function of (messages, index) as module:function or
+    path/file.py:function. In pairs, both sides are compared by their selected turns."""
+    tools_as_text: ToolsAsText = "off"
+    """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
+    (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
@@ -134,6 +167,13 @@ class TokensConfig(SequenceTerms):
     lineage.json names."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; by default one a core."""
+
+    @field_validator("train_turns")
+    @classmethod
+    def _check_rule(cls, rule: str) -> str:
+        if rule not in TURN_RULES and ":" not in rule:
+            raise ValueError(f"expected one of {', '.join(TURN_RULES)}, module:function or path/file.py:function")
+        return rule
 
     @property
     def pair_length(self) -> int | None:

@@ -2,10 +2,12 @@
 
 Needs no transformers.
 
-Reads what a model folder has: tokenizer.json, tokenizer_config.json (special tokens, one template or a list of named
-ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a generation).
+Reads what a model folder has: its vocabulary (tokenizer_files.py), tokenizer_config.json (special tokens, one template
+or a list of named ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a
+generation).
 """
 
+import copy
 import itertools
 import json
 import re
@@ -21,12 +23,13 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from pairwright.config import TokensConfig
-from pairwright.paths import is_address, place
+from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
 
 # Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.
 
@@ -97,20 +100,14 @@ def _with_spaces(token: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones for themselves, the others from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = byte_alphabet()
 
 
 # The tokenizer with its templates.
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_SCHEMAS = 256  # lists of tool schemas that are kept
+_MAX_VARIANTS = 64  # sets of template variables whose tokenizers are kept
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
@@ -172,6 +169,7 @@ class ChatTokenizer:
         self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
+        self._variants: dict[bytes, ChatTokenizer] = {}  # by the variables that they add to those of this one
         self._clock = clock
         self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
         self._renderers: dict[str, Renderer] = {}
@@ -182,25 +180,17 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
-        """Read a model's folder; `template` is a template or the name of one to use instead of the default.
+        """Read a model's folder, or that of a Hub id in the local cache; `template` is a template or the name of one to
+        use instead of the default.
 
         A folder without a template, as base models have it, gives a tokenizer that encodes raw text and no chats.
         """
-        if is_address(folder):
-            raise TokensError(
-                f"{place(folder)}: an address, but a tokenizer is read on this machine: copy its folder here"
-            )
-        folder = Path(folder)
-        if folder.name == "tokenizer.json" and folder.is_file():
-            folder = folder.parent
-        if not folder.is_dir():
-            raise TokensError(f"{folder}: no such folder; expected the folder of a model, with tokenizer.json")
-        if not (folder / "tokenizer.json").is_file():
-            raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
+        folder = find_folder(folder)
         config = _read_json(folder / "tokenizer_config.json")
-        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        _follow_config(backend, config)
-        special = special_tokens_of({**_read_json(folder / "special_tokens_map.json"), **config})
+        backend, own = load_backend(folder)
+        if (folder / "tokenizer.json").is_file():
+            _follow_config(backend, config)
+        special = own | special_tokens_of({**_read_json(folder / "special_tokens_map.json"), **config})
         _add_missing(backend, config, special)
         stops = _stop_tokens(_read_json(folder / "generation_config.json"), backend)
         templates = read_templates(folder, config)
@@ -223,6 +213,26 @@ class ChatTokenizer:
                 raise TokensError(f"no default chat template among {sorted(self._templates)}: pass template=<name>")
             self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
         return self._renderers[name]
+
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """The same tokenizer for templates that get these variables, too: `{"enable_thinking": False}`.
+
+        What was learnt about its templates is learnt anew. A variable that they do not read is a Refusal.
+        """
+        if not variables:
+            return self
+        key = msgspec.json.encode(variables, order="sorted")
+        if key not in self._variants:
+            problem = explain_variables(variables, self._templates.values())
+            if problem is not None:
+                raise Refusal("template_variables", problem)
+            if len(self._variants) >= _MAX_VARIANTS:
+                self._variants.clear()
+            variant = copy.copy(self)
+            variant.variables = {**self.variables, **variables}
+            variant.learnt, variant._renderers, variant._variants = {}, {}, {}
+            self._variants[key] = variant
+        return self._variants[key]
 
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
         """Tool schemas as a list; equal ones as the same list, so that a file's tools are worked through once."""
@@ -269,18 +279,43 @@ class ChatTokenizer:
 
 
 def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
-    """The tokenizer that the options name, with their chat template where they name one."""
-    template = None if options.chat_template is None else read_chat_template(options.chat_template)
-    return ChatTokenizer.from_folder(str(options.tokenizer), template=template)
-
-
-def read_chat_template(path: str | Path) -> str:
-    """The text of a chat template's file."""
+    """The tokenizer that the options name, with their chat template where they name one, and its variables."""
+    folder = str(options.tokenizer)
+    template = None if options.chat_template is None else choose_template(folder, options.chat_template)
+    tokenizer = ChatTokenizer.from_folder(folder, template=template)
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return tokenizer.with_variables(options.chat_template_kwargs)
+    except Refusal as refusal:
+        raise TokensError(f"tokens.chat_template_kwargs: {refusal.detail}") from None
+
+
+def record_variables(info: Mapping[str, Any]) -> Json:
+    """The template variables that a record was sampled with, from its `info`."""
+    variables = info.get(KEY)
+    if not variables:
+        return {}
+    if not isinstance(variables, dict):
+        raise Refusal("template_variables", f"info.{KEY}: got {variables!r}, expected an object")
+    return variables
+
+
+def choose_template(folder: str | Path, template: str | Path) -> str:
+    """The chat template that a name of the tokenizer's own (`tool_use`), or a file's path, stands for."""
+    folder = find_folder(folder)
+    named = read_templates(folder, _read_json(folder / "tokenizer_config.json"))
+    is_file = Path(template).is_file()
+    if str(template) in named:
+        if is_file:
+            raise TokensError(f"{template}: a file, and a template of the tokenizer: write ./{template} for the file")
+        return named[str(template)]
+    try:
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise TokensError(f"{path}: no chat template: {why}; expected a file with a Jinja template") from error
+        names = f", or one of {', '.join(sorted(named))}" if named else ""
+        raise TokensError(
+            f"{template}: no chat template: {why}; expected a file with a Jinja template{names}"
+        ) from error
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Any, ChatTokenizer]] = weakref.WeakKeyDictionary()
@@ -313,20 +348,20 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
 
 
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
-    """Named templates; a file beats the configuration."""
-    templates: dict[str, str] = {}
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        templates["default"] = value
-    elif isinstance(value, list):
-        templates = {item["name"]: item["template"] for item in value}
-    if (folder / "chat_template.json").is_file():
-        templates["default"] = _read_json(folder / "chat_template.json")["chat_template"]
+    """Named templates, as transformers reads them: where there are Jinja files, those of the configuration are none."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
-    return templates
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    # Processors have a file of their own.
+    value = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if value is None or isinstance(value, str):
+        return {} if value is None else {"default": value}
+    try:
+        return dict(msgspec.convert([(item["name"], item["template"]) for item in value], list[tuple[str, str]]))
+    except (TypeError, KeyError, msgspec.ValidationError):
+        raise TokensError(f"{folder}: chat_template: expected text, or a list of {{name, template}}") from None
 
 
 def special_tokens_of(config: Json) -> dict[str, Any]:

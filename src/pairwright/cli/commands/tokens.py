@@ -19,7 +19,8 @@ app = typer.Typer(help="Messages to training sequences: build, show, check.", no
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
 TemplateFile = Annotated[
-    Path | None, typer.Option(help="A chat template to use instead of the tokenizer's own.", show_default=False)
+    Path | None,
+    typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -96,11 +97,11 @@ def show(
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
     from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, paint_text, preview, token_rows
-    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
+    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    template = None if chat_template is None else read_chat_template(chat_template)
+    template = None if chat_template is None else choose_template(tokenizer, chat_template)
     chat_tokenizer = ChatTokenizer.from_folder(tokenizer, template=template)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
@@ -141,9 +142,9 @@ def check(tokenizer: TokenizerDir, chat_template: TemplateFile = None, as_json: 
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
-    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
+    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
-    template = None if chat_template is None else read_chat_template(chat_template)
+    template = None if chat_template is None else choose_template(tokenizer, chat_template)
     report = check_template(ChatTokenizer.from_folder(tokenizer, template=template))
     if as_json:
         print_json(msgspec.to_builtins(report))

@@ -40,7 +40,10 @@ from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
 from pairwright.tokens.stage.items import Item, Source
-from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat_template
+from pairwright.tokens.stage.pair_items import encode_pair_items
+from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
+from pairwright.tokens.tokenizer_files import FILES, find_folder
+from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -65,9 +68,11 @@ def encode_source(
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
-    _loaded[options.tokenizer, options.chat_template] = load_tokenizer(options)
+    _loaded[_loaded_key(options)] = load_tokenizer(options)
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
+    if read.is_pairs and options.train_turns == "after-error":
+        raise ConfigError(f"{source}: {NO_SITES}")
     output.mkdir(parents=True, exist_ok=True)
     # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
@@ -94,24 +99,29 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
         source,
-        salt=content_hash(_VERSION, tokenizer_hash, options.content()),
+        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *fingerprint_rule(options.train_turns)),
         experience=options.experience,
         use_recorded=options.recorded == "use",
+        use_variables=options.record_kwargs == "use",
     )
 
 
 def hash_tokenizer(options: TokensConfig) -> str:
     """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
-    digest = folder_hash(Path(str(options.tokenizer)))
-    return digest if options.chat_template is None else content_hash(digest, read_chat_template(options.chat_template))
+    folder = str(options.tokenizer)
+    digest = folder_hash(find_folder(folder))
+    if options.chat_template is None:
+        return digest
+    return content_hash(digest, choose_template(folder, options.chat_template))
 
 
 def folder_hash(folder: Path) -> str:
     """128 bits of a tokenizer's files: vocabulary, special tokens, templates."""
     folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
-    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-    for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
+    names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    vocabulary = FILES[:1] if (folder / FILES[0]).is_file() else FILES
+    for path in [*(folder / name for name in (*vocabulary, *names)), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
             # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -124,14 +134,17 @@ def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
-# By folder and chat template, in each process: loading takes longer than encoding a task.
-_loaded: dict[tuple[str, str | None], ChatTokenizer] = {}
+# By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
+_loaded: dict[str, ChatTokenizer] = {}
+
+
+def _loaded_key(options: TokensConfig) -> str:
+    return content_hash(options.tokenizer, options.chat_template, options.chat_template_kwargs)
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
     """The rows of items: one a sequence, or one with the refusal."""
-    assert options.tokenizer is not None
-    key = options.tokenizer, options.chat_template
+    key = _loaded_key(options)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(options)
     tokenizer = _loaded[key]
@@ -143,7 +156,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
             except TokensError as error:
                 rows.append(_refusal_row(item, error))
     compared = [item for item in items if item.experience is None]  # pairs: encoded together, which is faster
-    for item, encoded in zip(compared, _encode_pairs(tokenizer, compared, options), strict=True):
+    for item, encoded in zip(compared, encode_pair_items(tokenizer, compared, options, _encode_pairs), strict=True):
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
@@ -157,6 +170,9 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         tokenizer,
         experience,
         recorded=options.recorded,
+        record_kwargs=options.record_kwargs,
+        train_turns=options.train_turns,
+        tools_as_text=options.tools_as_text,
         boundaries=options.boundaries,
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
