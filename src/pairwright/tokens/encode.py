@@ -132,8 +132,9 @@ def encode_located(
     boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
 ) -> Sequence:
-    """Encode a conversation whose regions are known."""
+    """Encode a conversation whose regions are known. A turn that was joined to its prompt is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
+    boundaries = "split" if located.is_spoken else boundaries
     encoded, num_controls = encode_text(tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens)
     mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat)
     report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)

@@ -131,4 +131,5 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
         left_out.prompt_dropped,
         left_out.num_images,
         (turn,) if result.is_stop_added else (),
+        is_spoken=True,
     )

@@ -11,6 +11,7 @@ refuse their ids.
 
 import hashlib
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class Forms(msgspec.Struct, frozen=True):
     arguments    "object" or "text"
     empty        the content beside calls where there is no text: None or ""
     drops_text   arguments given as JSON text would not be rendered, as an object they are
+    needs_text   arguments given as an object are refused, as JSON text they are not
     prints_null  null content beside calls is printed, "" is not
     wants_parts  content given as text is not rendered, as a list of parts it is
     short_ids    ids of calls other than nine letters or digits are refused
@@ -41,6 +43,7 @@ class Forms(msgspec.Struct, frozen=True):
     arguments: str = "object"
     empty: str | None = None
     drops_text: bool = False
+    needs_text: bool = False
     prints_null: bool = False
     wants_parts: bool = False
     short_ids: bool = False
@@ -68,10 +71,13 @@ def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[J
             continue
         if forms.prints_null and message.get("content", "") is None:
             message["content"] = ""
-        for call in calls if forms.drops_text else ():
+        for call in calls if forms.drops_text or forms.needs_text else ():
             function = call.get("function", call) if isinstance(call, dict) else {}
-            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
-                function["arguments"] = _decode_object(function["arguments"])
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if forms.drops_text and isinstance(arguments, str):
+                function["arguments"] = _decode_object(arguments)
+            elif forms.needs_text and isinstance(arguments, dict):
+                function["arguments"] = json.dumps(arguments, ensure_ascii=False)
     return _fit_chat(chat, forms)
 
 
@@ -152,7 +158,8 @@ def _try_forms(renderer: Renderer) -> Forms:
     arguments, empty = (whole or accepted or forms)[0]
     as_text = renders["text", empty]
     drops_text = arguments == "object" and bool(whole) and (as_text is None or "zqx" not in as_text.text)
-    return Forms(arguments, empty, drops_text, prints_null, wants_parts, short_ids)
+    needs_text = arguments == "text" and bool(whole) and renders["object", empty] is None
+    return Forms(arguments, empty, drops_text, needs_text, prints_null, wants_parts, short_ids)
 
 
 _USER: Json = {"role": "user", "content": "zqu"}

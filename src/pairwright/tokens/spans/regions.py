@@ -52,6 +52,7 @@ class Located(NamedTuple):
     num_images: int = 0
     stop_added: tuple[int, ...] = ()
     rewritten_ids: int = 0
+    is_spoken: bool = False  # the turn is joined to its prompt, not rendered with it
 
 
 def locate(

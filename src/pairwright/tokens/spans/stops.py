@@ -128,8 +128,9 @@ def _adds_prompt_always(tokenizer: ChatTokenizer, renderer: Renderer) -> str:
     if key not in tokenizer.learnt:
         chat = [{"role": "user", "content": "zqu"}, {"role": "assistant", "content": "zqa"}]
         try:
-            text = renderer.text(chat)
-            tokenizer.learnt[key] = text if text == renderer.text(chat, prompt=True) else ""
+            # With a prompt and without, before a turn and after it.
+            texts = [[renderer.text(part, prompt=prompt) for prompt in (False, True)] for part in (chat, chat[:1])]
+            tokenizer.learnt[key] = texts[0][0] if all(without == with_ for without, with_ in texts) else ""
         except TemplateError:
             tokenizer.learnt[key] = ""  # a template that takes no such conversation teaches nothing
     return str(tokenizer.learnt[key])

@@ -69,6 +69,11 @@ class PlainList(list[Any]):
     _json: dict[Any, str]
 
 
+# As Jinja names them in an error: "'dict object' has no attribute ...".
+for _kind, _name in ((PlainDict, "dict"), (PlainList, "list")):
+    _kind.__name__, _kind.__module__ = _name, "builtins"
+
+
 def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
     """Messages as plain data with the reasoning under every name that templates read."""
     chat = []
