@@ -40,6 +40,7 @@ from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.regions import Located, Region, Verify, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_text
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING
@@ -63,6 +64,7 @@ def encode_chat(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> Sequence:
@@ -74,7 +76,10 @@ def encode_chat(
     boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
                     merge across the start of a turn, encode both sides apart, as inference did
     control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
-    verify          "quick": render the prompts of four turns and compare them; "all": of every turn
+    verify          "quick": render the prompts of four turns and compare them, of every turn where the template tests
+                    text for a word that is in the conversation; "all": of every turn
+    missing_reasoning  a turn without reasoning after a prompt that opens a thinking block: "close" it at once, as the
+                    template writes an empty one, or "refuse"
     allow_dropped   train turns of which the template does not render everything; `report.dropped` says what is missing
     allow_images    train on the tokens of conversations with images, audio, video or files
     """
@@ -89,7 +94,9 @@ def encode_chat(
     turns = [index for index in generated if index >= train_from]
     located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     located = located._replace(rewritten_ids=rewritten_ids)
-    refuse_dropped(located.dropped, allow=allow_dropped)
+    refuse_missing_reasoning(ready, chat, schemas, located, missing_reasoning)
+    advice = advise_mode(ready.renderer(schemas), located.dropped)
+    refuse_dropped(located.dropped, allow=allow_dropped, advice=advice)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
 
 

@@ -16,6 +16,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
 from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
 from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
@@ -30,14 +31,19 @@ def encode_turns(
     tools: Items[Json] | None = None,
     *,
     train_from: int = 0,
-    boundaries: Boundaries = "whole",
+    boundaries: Boundaries = "split",
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Sequence]:
-    """A conversation as as few sequences as are exact, in the order of their turns."""
+    """A conversation as as few sequences as are exact, in the order of their turns.
+
+    Options are those of `encode_chat`. Tokens do not reach across the start of a turn ("split"): the prompt has the ids
+    that inference had.
+    """
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
         options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
@@ -46,7 +52,10 @@ def encode_turns(
     chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     groups = locate_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
-    refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
+    for part, located in groups:
+        refuse_missing_reasoning(ready, part, schemas, located, missing_reasoning)
+    dropped = tuple(item for _, located in groups for item in located.dropped)
+    refuse_dropped(dropped, allow=allow_dropped, advice=advise_mode(ready.renderer(schemas), dropped))
     options = {"boundaries": boundaries, "control_tokens": control_tokens}
     return [
         encode_located(ready, part, schemas, located._replace(rewritten_ids=rewritten_ids), **options)
@@ -118,7 +127,8 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
     turn = len(chat) - 1
     result = speak_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
     if isinstance(result, Unfit):
-        raise Refusal(result.reason, result.detail, message=turn)
+        advice = advise_mode(tokenizer.renderer(tools)) if result.reason == "prompt_not_continued" else ""
+        raise Refusal(result.reason, result.detail + advice, message=turn)
     if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
     left_out = find_left_out(result.rendered, chat, tools, [turn])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
-from pairwright.tokens.spans.stops import find_stop
+from pairwright.tokens.spans.stops import control_pattern, find_stop
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
@@ -125,6 +125,8 @@ def _describe_turn(
     if not stop.is_next_header and stop.token != stop_last.token:
         detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
         return Unfit("history_rewritten", detail)
+    if find_inner_stop(tokenizer, full, start, turn_end) is not None:
+        return Unfit("history_rewritten", "the template writes a stop token inside the turn")
     # Template text inside the region may differ from when the turn was generated; it is reported, not refused.
     rewritten = full.text[start : turn_end + stop.end] != last.text[start : last_end + stop_last.end]
     lead_end = pieces[own[0]].start if size else after
@@ -140,6 +142,19 @@ def _describe_turn(
         literals_rewritten=rewritten and not stop.is_next_header,
         added=stop.added,
     )
+
+
+def find_inner_stop(tokenizer: ChatTokenizer, rendered: Rendered, start: int, end: int) -> tuple[int, str] | None:
+    """The first token that ends generation in what the template itself writes between two positions: where it ends, and
+    the token. The model would have stopped there."""
+    if not any(token in rendered.text[start:end] for token in tokenizer.eos):
+        return None
+    for match in control_pattern(tokenizer).finditer(rendered.text, start, end):
+        if match.group() in tokenizer.eos and not any(
+            piece.start < match.end() and piece.end > match.start() for piece in rendered.pieces
+        ):
+            return match.end(), match.group()
+    return None
 
 
 def find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:

@@ -20,6 +20,7 @@ from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_const
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
+from pairwright.tokens.template.variables import find_tested_words
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole
@@ -161,7 +162,10 @@ class Finder:
         for left, right in itertools.pairwise(regions):
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
-        every = verify == "all" or (len(regions) > _VERIFIED and not is_regular(self._tokenizer, self._renderer))
+        every = verify == "all" or (
+            len(regions) > _VERIFIED
+            and (self._has_tested_word() or not is_regular(self._tokenizer, self._renderer))
+        )
         checked = regions if every else _sample_regions(regions)
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
@@ -180,6 +184,12 @@ class Finder:
             left_out.num_images,
             added,
         )
+
+
+    def _has_tested_word(self) -> bool:
+        """Does the conversation hold a plain word that the template tests text for? Skeletons do not have it."""
+        words = find_tested_words(self._renderer.source) if isinstance(self._renderer, Template) else None
+        return words is not None and words.search(self._rendered.text) is not None
 
 
 def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Rendered, list[Region]]:

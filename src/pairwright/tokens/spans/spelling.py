@@ -72,12 +72,15 @@ def index_tokens(
     return Encoded(ids, starts, ends, reach, tokenizer.is_control[ids], is_split)
 
 
-def encode_continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Encode text that continues other text: without the space that some tokenizers put before a first word."""
+def encode_continuation(
+    tokenizer: ChatTokenizer, text: str, after: str | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Encode text that continues other text: without the space that some tokenizers put before a first word. `after` is
+    the control token before it, if there is one: some tokenizers treat what follows one specially."""
     if not _adds_prefix(tokenizer):
         return tokenizer.encode(text)
     # Encode after an anchor and drop its tokens; an anchor that merges with the text is replaced by the next.
-    for anchor in ("\n", "a", ".", "0"):
+    for anchor in (*([after] if after else []), "\n", "a", ".", "0"):
         ids, offsets = tokenizer.encode(anchor + text)
         cut = int(np.searchsorted(offsets[:, 0], np.int32(len(anchor)), side="left"))
         if np.all(offsets[:cut, 1] <= len(anchor)):

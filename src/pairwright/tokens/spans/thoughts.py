@@ -8,15 +8,19 @@ show reasoning and only cut it out of the text.
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pairwright.records.messages import Json
-from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.refusals import Refusal, TemplateError
+from pairwright.tokens.spans.dropped import Fields
+from pairwright.tokens.spans.regions import Located
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import REASONING_KEYS, Chat
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING
 from pairwright.tokens.template.variables import find_variables
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+MissingReasoning = Literal["close", "refuse"]
 
 # Opening and closing tags of thinking blocks, where a template does not show its own.
 _KNOWN = (
@@ -27,6 +31,8 @@ _KNOWN = (
 )
 _ANGLE = re.compile(r"<([\w:.-]*(?:think|thought|reason)[\w:.-]*)>")
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
+# Variables that choose a mode of thinking, as templates name them.
+_MODES = re.compile(r"think|reason|is_training")
 # Settings of templates under which the prompt closes its own thinking block.
 _OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled", "reasoning_effort": "none"}
 
@@ -103,6 +109,33 @@ def close_empty(grammar: Grammar, thought: Thought) -> str:
 def close_reasoning(thought: Thought) -> str:
     """What closes an open thinking block where the template shows none: the mirror image of how it was opened."""
     return thought.space + thought.tags.closing + ("\n\n" if "\n" in thought.space else "")
+
+
+def refuse_missing_reasoning(
+    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, located: Located, rule: MissingReasoning
+) -> None:
+    """Raise a Refusal where a turn without reasoning follows a prompt that opens a thinking block, by that rule."""
+    if rule == "close":
+        return
+    grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
+    for region in located.regions:
+        message = chat[region.message]
+        thought = find_thought(grammar, located.rendered.text[: region.start])
+        if thought is None or not thought.is_open or reasoning_of(message):
+            continue
+        content = message.get("content")
+        if not isinstance(content, str) or thought.tags.closing not in content:
+            detail = "the prompt opens a thinking block, and the turn has no reasoning"
+            raise Refusal("missing_reasoning", detail, message=region.message)
+
+
+def advise_mode(renderer: Renderer, dropped: Fields | None = None) -> str:
+    """Names the variables of a template that choose a mode of thinking; for dropped fields, where reasoning is one."""
+    if dropped is not None and all(field != "reasoning" for _, field in dropped):
+        return ""
+    names = find_variables(renderer.source) if isinstance(renderer, Template) else ()
+    modes = [name for name in names if _MODES.search(name)]
+    return f"; the template reads {', '.join(modes)}: set it in tokens.chat_template_kwargs" if modes else ""
 
 
 def _learn(renderer: Renderer) -> Grammar:

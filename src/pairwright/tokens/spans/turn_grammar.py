@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError
-from pairwright.tokens.spans.probes import Unfit, describe_difference, find_tail, render_continuations
-from pairwright.tokens.spans.stops import find_stop, split_symbols
+from pairwright.tokens.spans.probes import Unfit, describe_difference, find_inner_stop, find_tail, render_continuations
+from pairwright.tokens.spans.stops import Stop, find_stop, split_symbols
 from pairwright.tokens.spans.thoughts import (
     Grammar,
     Thought,
@@ -86,8 +86,13 @@ def speak_turn(
     parts = _write_lead(grammar, thought, chat[turn], last, [last.pieces[number] for number in own], begin)
     if parts is None:
         return Unfit("prompt_not_continued", "the thinking block that the prompt opens cannot be told from the turn")
-    turn_end = last.pieces[own[-1]].end
     own_last = [last.pieces[number] for number in own]
+    turn_end = own_last[-1].end
+    inner = find_inner_stop(tokenizer, last, parts.rest, turn_end)
+    if inner is not None:  # what the template shows after it, the model did not write in this turn
+        own_last = [piece for piece in own_last if piece.end <= inner[0]]
+        end = inner[0] - own_last[-1].end if own_last else inner[0] - parts.rest
+        return _join(prompt, parts, last, own_last, turn, Stop(end, inner[1]), drops_reasoning=drops_reasoning)
     others = [
         find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
     ]
@@ -95,7 +100,7 @@ def speak_turn(
     tails = [text for text in others if text is not None]
     has_calls = bool(chat[turn].get("tool_calls"))
     stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
-    return _join(prompt, parts, last, own_last, turn, stop.end, stop.token, stop.added, drops_reasoning)
+    return _join(prompt, parts, last, own_last, turn, stop, drops_reasoning=drops_reasoning)
 
 
 def _join(
@@ -104,9 +109,8 @@ def _join(
     last: Rendered,
     own: list[Piece],
     turn: int,
-    stop_end: int,
-    stop: str | None,
-    added: str,
+    stop: Stop,
+    *,
     drops_reasoning: bool,
 ) -> Spoken:
     """The prompt, what the model writes first, and the rest of the shown turn up to its stop."""
@@ -117,10 +121,10 @@ def _join(
             pieces.append(Piece(position, position + len(text), turn, field))
         position += len(text)
     # Pieces of the shown turn move with it.
-    shift, end = position - parts.rest, own[-1].end + stop_end
+    shift, end = position - parts.rest, (own[-1].end if own else parts.rest) + stop.end
     pieces += [Piece(p.start + shift, p.end + shift, turn, p.field) for p in own if p.start >= parts.rest]
-    text = prompt.text + "".join(text for text, _ in parts.written) + last.text[parts.rest : end] + added
-    return Spoken(Rendered(text, pieces), start, len(text), stop, bool(added), drops_reasoning)
+    text = prompt.text + "".join(text for text, _ in parts.written) + last.text[parts.rest : end] + stop.added
+    return Spoken(Rendered(text, pieces), start, len(text), stop.token, bool(stop.added), drops_reasoning)
 
 
 def _find_begin(
