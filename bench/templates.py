@@ -110,7 +110,8 @@ def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None 
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = sorted({token for text in texts for token in _CONTROL.findall(text)})
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    return ChatTokenizer(backend, source, special_tokens=base.special_tokens, variables=variables)
+    special = {"bos_token": "<|endoftext|>", **base.special_tokens}
+    return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
 
 
 def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: bool) -> Outcome:

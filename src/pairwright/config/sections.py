@@ -109,7 +109,7 @@ class TokensConfig(SequenceTerms):
     """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
     chat_template: str | None = None
     """A file with a chat template (Jinja) to use instead of the tokenizer's own; a trained model is saved with it."""
-    boundaries: Literal["whole", "split"] = "whole"
+    boundaries: Literal["whole", "split"] = "split"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
     control_tokens: Literal["keep", "escape", "refuse"] = "keep"
