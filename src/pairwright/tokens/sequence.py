@@ -41,6 +41,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unstopped    turns that end without a stop token
     stop_added   turns whose stop token the template does not write when they are last: it was added
     probed       turns that had to be located on the conversation itself
+    left_out     turns of a pair's side that are not trained: they follow the first turns that differ, in contexts of
+                 their own
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
     """
@@ -60,13 +62,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     control_tokens: int = 0
     probed: int = 0
     split: bool = False
+    left_out: tuple[int, ...] = ()
     truncated: int = 0
     text_differs: tuple[int, ...] = ()
 
     @property
     def is_complete(self) -> bool:
         """Nothing that the model generated is missing from the sequence."""
-        return not self.dropped and not self.truncated and not self.unstopped
+        return not (self.dropped or self.truncated or self.unstopped or self.left_out)
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {
