@@ -7,6 +7,7 @@ from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_t
 
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.spans.spelling import PrefixEncoder
 from pairwright.tokens.template.render import plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -77,3 +78,15 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
     assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye"
     assert first.report.unstopped == (1,)
     assert check(tokenizer, "steps with reasoning") == 1
+
+
+def test_texts_that_begin_alike_are_encoded_as_if_alone() -> None:
+    tokenizer = small_tokenizer("chatml")
+    encoder = PrefixEncoder(tokenizer)
+    chat = [item for number in range(6) for item in (user(f"question {number}"), assistant(f"answer {number}"))]
+    for size in (3, 5, 4, 9, 2):
+        text = tokenizer.renderer(None).text(chat[:size], prompt=True)
+        ids, offsets = encoder.encode(text)
+        expected_ids, expected_offsets = tokenizer.encode(text)
+        assert ids.tolist() == expected_ids.tolist()
+        assert offsets.tolist() == expected_offsets.tolist()

@@ -39,7 +39,7 @@ from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.regions import Located, Region, Verify, locate
-from pairwright.tokens.spans.spelling import Encoded, encode_text
+from pairwright.tokens.spans.spelling import Encoded, PrefixEncoder, encode_text
 from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_messages import Chat
@@ -138,11 +138,14 @@ def encode_located(
     *,
     boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
+    encoder: PrefixEncoder | None = None,
 ) -> Sequence:
     """Encode a conversation whose regions are known. A turn that was joined to its prompt is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
     boundaries = "split" if located.is_spoken else boundaries
-    encoded, num_controls = encode_text(tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens)
+    encoded, num_controls = encode_text(
+        tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens, encoder=encoder
+    )
     mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat)
     report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)

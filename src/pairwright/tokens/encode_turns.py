@@ -16,6 +16,7 @@ from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
 from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
+from pairwright.tokens.spans.spelling import PrefixEncoder
 from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
 from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.tracked_messages import Chat
@@ -56,9 +57,18 @@ def encode_turns(
         refuse_missing_reasoning(ready, part, schemas, located, missing_reasoning)
     dropped = tuple(item for _, located in groups for item in located.dropped)
     refuse_dropped(dropped, allow=allow_dropped, advice=advise_mode(ready.renderer(schemas), dropped))
-    options = {"boundaries": boundaries, "control_tokens": control_tokens}
+    # Prompts of one run begin alike: what they share is encoded once.
+    encoder = PrefixEncoder(ready) if len(groups) > 1 else None
     return [
-        encode_located(ready, part, schemas, located._replace(rewritten_ids=rewritten_ids), **options)
+        encode_located(
+            ready,
+            part,
+            schemas,
+            located._replace(rewritten_ids=rewritten_ids),
+            boundaries=boundaries,
+            control_tokens=control_tokens,
+            encoder=encoder,
+        )
         for part, located in groups
     ]
 
