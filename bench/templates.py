@@ -136,7 +136,9 @@ def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, 
     """What is wrong with a sequence by transformers' render of the prompts before its turns, or ""."""
     for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
         positions = [
-            number for number, own in enumerate(sequence.message_index.tolist()) if own == turn and sequence.mask[number]
+            number
+            for number, own in enumerate(sequence.message_index.tolist())
+            if own == turn and sequence.mask[number]
         ]
         prompt = render_theirs(source, chat[:turn], tools, tokenizer.variables, prompt=True)
         if tokenizer.decode(sequence.ids[: positions[0]]) != prompt:

@@ -50,7 +50,9 @@ HEADERS = (
 
 def headers(**options: Any) -> ChatTokenizer:
     special = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>")
-    tokenizer: ChatTokenizer = tokenizer_of(HEADERS, "<|endoftext|>", special, ("<tool_call>", "</tool_call>"), **options)
+    tokenizer: ChatTokenizer = tokenizer_of(
+        HEADERS, "<|endoftext|>", special, ("<tool_call>", "</tool_call>"), **options
+    )
     return tokenizer
 
 
@@ -137,11 +139,15 @@ def test_a_closed_thought_of_the_prompt_is_not_written_again() -> None:
     assert trained(tokenizer, sequence) == "a<turn|>"
 
 
-@pytest.mark.parametrize("test", ["'quickly' in messages[-1].content", "(messages[-1].content | lower).startswith('quickly')"])
+@pytest.mark.parametrize(
+    "test", ["'quickly' in messages[-1].content", "(messages[-1].content | lower).startswith('quickly')"]
+)
 def test_a_word_that_the_template_tests_for_is_looked_for_at_every_turn(test: str) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% if " + test + " %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% if "
+        + test
+        + " %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
     )
     tokenizer = tokenizer_of(template, "<|im_end|>", MARKS)
     plain = [item for k in range(12) for item in (user(f"q{k}"), answer(f"a{k}"))]

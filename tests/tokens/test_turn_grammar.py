@@ -80,7 +80,7 @@ def test_reasoning_after_a_thought_that_the_prompt_closes_is_dropped_or_refused_
     prompt = "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
     tokenizer = thinker(EMPTY + "{{ m.content }}", prompt)
     turn = answer("a", reasoning_content="why")
-    with pytest.raises(Refusal, match="dropped: .*reasoning.*the template reads enable_thinking"):
+    with pytest.raises(Refusal, match=r"dropped: .*reasoning.*the template reads enable_thinking"):
         speak(tokenizer, turn)
     assert speak(tokenizer, turn, allow_dropped=True)[0][1] == "a<|im_end|>"
     thinking = thinker(EMPTY + "{{ m.content }}", prompt, variables={"enable_thinking": True})
@@ -105,7 +105,7 @@ def test_a_stop_that_the_template_writes_inside_a_turn_ends_it() -> None:
     )
     ready = tokenizer_of(template, "<|im_end|>", MARKS)
     turn = answer("text", tool_calls=[call({})])
-    with pytest.raises(Refusal, match="dropped: .*content"):
+    with pytest.raises(Refusal, match=r"dropped: .*content"):
         speak(ready, turn)
     assert speak(ready, turn, allow_dropped=True) == [("\n", '{"name": "look", "arguments": {}}<|im_end|>')]
 

@@ -74,9 +74,9 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
     tokenizer = small_tokenizer("drops old reasoning, the next header is the stop")
     chat, tools = CASES["reasoning in both turns"]
     first, second = encode_turns(tokenizer, chat, tools)
-    assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello"
-    assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye"
-    assert first.report.unstopped == (1,)
+    assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello<|user|>"
+    assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye<|user|>"
+    assert (first.report.unstopped, first.report.stop_added) == ((), (1,))
     assert check(tokenizer, "steps with reasoning") == 1
 
 

@@ -2,7 +2,7 @@
 
 Templates disagree on a few things, which are found out once by rendering a small conversation each way. Arguments: most
 want an object (and write it as JSON), some want text. The content beside tool calls: some want it null, some fail on
-null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts and no text.
+null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts, no text.
 Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike.
 
 Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print a null, or
@@ -62,7 +62,7 @@ def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: 
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
-    """Chat dicts as they are, but for what the template would drop, print or refuse; and the ids that were rewritten."""
+    """Chat dicts as they are, but for what the template would drop, print or refuse; and the number of ids rewritten."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
     chat = plain_chat(messages)
     for message in chat:

@@ -14,6 +14,7 @@ from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
+
 class Turn(NamedTuple):
     """What was learnt about a turn: the literals around its text, and where in them its region starts and ends.
 
@@ -61,7 +62,9 @@ def probe(
     except TemplateError as error:
         return Unfit("template_error", f"the prompt before this turn cannot be rendered: {error}")
     if not last.text.startswith(prompt):
-        return Unfit("prompt_not_continued", describe_difference(prompt, last.text, "the generation prompt", "the turn"))
+        return Unfit(
+            "prompt_not_continued", describe_difference(prompt, last.text, "the generation prompt", "the turn")
+        )
     if not full.text.startswith(prompt):
         return Unfit("context_differs", describe_difference(prompt, full.text, "inference", "the conversation"))
     start = len(prompt)

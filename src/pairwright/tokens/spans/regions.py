@@ -163,8 +163,7 @@ class Finder:
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
         every = verify == "all" or (
-            len(regions) > _VERIFIED
-            and (self._has_tested_word() or not is_regular(self._tokenizer, self._renderer))
+            len(regions) > _VERIFIED and (self._has_tested_word() or not is_regular(self._tokenizer, self._renderer))
         )
         checked = regions if every else _sample_regions(regions)
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
@@ -184,7 +183,6 @@ class Finder:
             left_out.num_images,
             added,
         )
-
 
     def _has_tested_word(self) -> bool:
         """Does the conversation hold a plain word that the template tests text for? Skeletons do not have it."""

@@ -168,7 +168,10 @@ def _learn_empty(renderer: Renderer, tags: tuple[Tags, ...]) -> tuple[str, str] 
     """An empty block in a turn without reasoning, or in the prompt of a mode without thinking."""
     user: Json = {"role": "user", "content": "zqu"}
     texts = []
-    for chat in ([user, {"role": "assistant", "content": "zqc"}], [user, {"role": "assistant", "content": "zqc"}, user]):
+    for chat in (
+        [user, {"role": "assistant", "content": "zqc"}],
+        [user, {"role": "assistant", "content": "zqc"}, user],
+    ):
         rendered = _try_render(renderer, chat)
         if rendered is not None:
             own = [piece.start for piece in rendered.pieces if piece.message == 1]

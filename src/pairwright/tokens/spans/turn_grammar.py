@@ -143,8 +143,10 @@ def _find_begin(
     # The end of the prompt, from its last piece of a message to its thinking block.
     prompt_end = thought.start if thought is not None else len(prompt.text)
     prompt_low = prompt.pieces[-1].end if prompt.pieces else 0
-    is_same = before is not None and prompt.pieces != [] and _field_text(last, before) == _field_text(
-        prompt, prompt.pieces[-1]
+    is_same = (
+        before is not None
+        and prompt.pieces != []
+        and _field_text(last, before) == _field_text(prompt, prompt.pieces[-1])
     )
     ending = prompt.text[prompt_low:prompt_end]
     if is_same and lead.startswith(ending):
@@ -224,9 +226,7 @@ def _write_lead(
     return _Parts([(text, REASONING), (grammar.closer or close_reasoning(thought), -1)], rest)
 
 
-def _raw_content(
-    grammar: Grammar, thought: Thought, message: Json, last: Rendered, own: list[Piece]
-) -> _Parts | None:
+def _raw_content(grammar: Grammar, thought: Thought, message: Json, last: Rendered, own: list[Piece]) -> _Parts | None:
     """The content as the model wrote it, where it holds the thinking block and the template shows only what follows."""
     content = message.get("content")
     if not isinstance(content, str) or thought.tags.closing not in content or own[0].field != CONTENT:

@@ -1,4 +1,4 @@
-"""What a chat template reads, from its syntax tree: the variables that set its mode, and the words it tests text for."""
+"""What a chat template reads, by its syntax tree: variables that set its mode, and words that it tests text for."""
 
 import functools
 import re
@@ -12,11 +12,31 @@ from pairwright.tokens.template.limits import Limits
 
 # What every render gets, and what belongs to the environment: no setting of the template.
 _GIVEN = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "continue_final_message")
-)  # fmt: skip
+    [
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "raise_exception",
+        "strftime_now",
+    ]
+)
 _SEARCHES = frozenset(
-    ("startswith", "endswith", "find", "rfind", "index", "rindex", "count", "split", "rsplit", "partition", "rpartition")
-)  # fmt: skip
+    [
+        "startswith",
+        "endswith",
+        "find",
+        "rfind",
+        "index",
+        "rindex",
+        "count",
+        "split",
+        "rsplit",
+        "partition",
+        "rpartition",
+    ]
+)
 # Keys of a message that hold what somebody wrote.
 _TEXT_KEYS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
@@ -54,7 +74,7 @@ def find_tested_words(source: str) -> re.Pattern[str] | None:
 
     Words with a bracket or a bar are constants of skeletons (spans/skeletons.py); roles and keys are no text.
 
-    >>> find_tested_words("{% if 'quickly' in messages[-1].content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
+    >>> find_tested_words("{% if 'quickly' in m.content and 'tool_calls' in m and m.role == 'user' %}{% endif %}")
     re.compile('quickly', re.IGNORECASE)
     """
     tree = _parse(source)
