@@ -5,6 +5,7 @@ import pytest
 from token_cases import CASES, assistant, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
+from pairwright.tokens.encode import prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.spans.spelling import PrefixEncoder
@@ -22,6 +23,7 @@ def check(tokenizer: ChatTokenizer, case: str) -> int:
     except Refusal as caught:
         return {"template_error": 0, "no_stop": 0, "prompt_not_continued": 0}[caught.reason]
     renderer = tokenizer.renderer(tools)
+    chat = prepare_chat(tokenizer, chat, tools).chat  # as the template takes it: null that it would print is ""
     seen: list[int] = []
     for sequence in sequences:
         for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):

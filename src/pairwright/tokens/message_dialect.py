@@ -62,7 +62,7 @@ def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: 
 
 
 def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
-    """Chat dicts as they are, but for what the template would drop, print or refuse; and the number of ids rewritten."""
+    """Chat dicts as they are, but for what the template would drop, print or refuse; and the number of new ids."""
     forms = find_forms(tokenizer, tokenizer.renderer(tools))
     chat = plain_chat(messages)
     for message in chat:

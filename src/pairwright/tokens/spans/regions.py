@@ -169,7 +169,8 @@ class Finder:
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
-        rendered, added = self._rendered, ()
+        rendered = self._rendered
+        added: tuple[int, ...] = ()
         if self._added and regions and regions[-1].message == len(self._chat) - 1:
             rendered, regions = add_stop(rendered, regions, self._added)
             added = (regions[-1].message,)

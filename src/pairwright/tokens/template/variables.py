@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Iterator
+from datetime import datetime
 
 import jinja2
 from jinja2 import meta, nodes
@@ -11,32 +12,16 @@ from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.limits import Limits
 
 # What every render gets, and what belongs to the environment: no setting of the template.
-_GIVEN = frozenset(
-    [
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "raise_exception",
-        "strftime_now",
-    ]
-)
-_SEARCHES = frozenset(
-    [
-        "startswith",
-        "endswith",
-        "find",
-        "rfind",
-        "index",
-        "rindex",
-        "count",
-        "split",
-        "rsplit",
-        "partition",
-        "rpartition",
-    ]
-)
+_GIVEN = frozenset({"messages", "tools", "documents", "raise_exception", "strftime_now"}) | {
+    "add_generation_prompt",
+    "continue_final_message",
+}
+_SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"}) | {
+    "split",
+    "rsplit",
+    "partition",
+    "rpartition",
+}
 # Keys of a message that hold what somebody wrote.
 _TEXT_KEYS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
@@ -93,18 +78,19 @@ def _parse(source: str) -> nodes.Template | None:
         return None
 
 
-def _no_clock() -> None:  # the tree is read, never run
+def _no_clock() -> datetime:  # the tree is read, never run
     raise NotImplementedError
 
 
 def _find_mappings(tree: nodes.Template) -> frozenset[str]:
     """Names that are used as mappings somewhere: `x.role`, `x['content']`."""
     names = set()
-    for node in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        is_key = isinstance(node, nodes.Getattr) or isinstance(getattr(node.arg, "value", None), str)
-        is_method = isinstance(node, nodes.Getattr) and node.attr in dir(str)
-        if is_key and not is_method and isinstance(node.node, nodes.Name):
+    for node in tree.find_all(nodes.Getattr):
+        if isinstance(node.node, nodes.Name) and node.attr not in dir(str):
             names.add(node.node.name)
+    for item in tree.find_all(nodes.Getitem):
+        if isinstance(item.node, nodes.Name) and isinstance(getattr(item.arg, "value", None), str):
+            names.add(item.node.name)
     return frozenset(names)
 
 
