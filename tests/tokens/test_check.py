@@ -32,7 +32,7 @@ def test_a_template_with_tools_shows_a_call_in_its_example() -> None:
         ("channels, return becomes end", "no_parallel_calls"),
         ("drops old reasoning", "rewrites_history"),
         ("the prompt opens the reasoning", "refused_plain"),
-        ("no stop at all", "refused_plain"),
+        ("no stop at all", "refused_calls"),
         ("no header, system in the first user", "refuses_system_in_the_middle"),
         ("results in groups, content dropped beside calls", "drops_content"),
         ("chatml", "no_calls"),

@@ -114,8 +114,10 @@ def test_arguments_that_a_template_drops_are_noticed() -> None:
     tokenizer = made(ONLY_MAPPINGS)
     text, value = '{"city": "Paris"}', {"city": "Paris"}
     with pytest.raises(Refusal, match="dropped: the template does not render tool_calls"):
-        encode_chat(tokenizer, [user("q"), assistant("", calls=[call(0, text)])])
-    assert encode_chat(tokenizer, [user("q"), assistant("", calls=[call(0, value)])]).report.dropped == ()
+        encode_chat(tokenizer, [user("q"), assistant("", calls=[call(0, "{city: Paris}")])])
+    # JSON text is given to it as the object that it is.
+    for arguments in (text, value):
+        assert encode_chat(tokenizer, [user("q"), assistant("", calls=[call(0, arguments)])]).report.dropped == ()
     for nothing in ("{}", "", {}):
         assert encode_chat(tokenizer, [user("q"), assistant("", calls=[call(0, nothing)])]).report.dropped == ()
 

@@ -137,7 +137,7 @@ def test_control_tokens_in_text() -> None:
 def test_refusals_name_the_turn_and_the_reason() -> None:
     cases = [
         ("the prompt opens the reasoning", [user("a"), assistant("b")], "prompt_not_continued", 1),
-        ("no stop at all", [user("a"), assistant("b")], "no_stop", 1),
+        ("no stop at all", [user("a"), assistant("b"), user("c"), assistant("d")], "no_stop", 1),
         (
             "channels, return becomes end",
             [user("a"), assistant("b"), user("c"), assistant("d")],
@@ -250,6 +250,8 @@ def test_what_is_trained_is_what_follows_the_prompt_of_each_turn(chat: list, nam
     renderer = tokenizer.renderer(None)
     sequence = encode_chat(tokenizer, chat, boundaries="split", allow_dropped=True)
     full = renderer.text(chat)
+    if sequence.report.stop_added:  # the header that would follow the last turn
+        full += sequence.report.stops[-1] if len(sequence.report.stops) == 1 else "<|user|>"
     assert tokenizer.decode(sequence.ids) == full
     for turn, message in enumerate(chat):
         if message["role"] != "assistant":

@@ -168,3 +168,18 @@ def test_control_tokens_in_the_text_of_pairs() -> None:
     assert trained(tokenizer, escaped.chosen) == trained(tokenizer, kept.chosen)
     with pytest.raises(Refusal, match="message 0: control_tokens"):
         encode_pair(tokenizer, *sides, control_tokens="refuse")
+
+
+def test_steps_in_contexts_of_their_own_become_a_pair_of_the_first_turns_that_differ() -> None:
+    tokenizer = small_tokenizer("channels, return becomes end")
+    shared = [assistant("same"), user("go on")]
+    chosen, rejected = [*shared, assistant("good"), user("c"), assistant("d")], [*shared, assistant("bad")]
+    pair = encode_pair(tokenizer, [user("a")], chosen, rejected)
+    texts = [tokenizer.decode(side.ids[pair.prompt_length :]) for side in (pair.chosen, pair.rejected)]
+    assert ["good" in texts[0], "bad" in texts[1]] == [True, True]
+    assert pair.chosen.report.left_out == (5,)
+    assert pair.rejected.report.left_out == ()
+    prompt = tokenizer.renderer(None).text([user("a"), *shared], prompt=True)
+    assert tokenizer.decode(pair.chosen.ids[: pair.prompt_length]) == prompt
+    with pytest.raises(Refusal, match="context_differs"):  # what differs first was not generated
+        encode_pair(tokenizer, [user("a")], chosen, [assistant("same"), user("no"), assistant("bad")])

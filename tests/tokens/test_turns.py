@@ -5,8 +5,10 @@ import pytest
 from token_cases import CASES, assistant, user
 from token_families import FAMILIES, REAL_STOPS, SHARED, real_tokenizer, small_tokenizer
 
+from pairwright.tokens.encode import prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.spans.spelling import PrefixEncoder
 from pairwright.tokens.template.render import plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -21,6 +23,7 @@ def check(tokenizer: ChatTokenizer, case: str) -> int:
     except Refusal as caught:
         return {"template_error": 0, "no_stop": 0, "prompt_not_continued": 0}[caught.reason]
     renderer = tokenizer.renderer(tools)
+    chat = prepare_chat(tokenizer, chat, tools).chat  # as the template takes it: null that it would print is ""
     seen: list[int] = []
     for sequence in sequences:
         for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
@@ -73,7 +76,19 @@ def test_old_reasoning_is_no_reason_to_miss_the_stop() -> None:
     tokenizer = small_tokenizer("drops old reasoning, the next header is the stop")
     chat, tools = CASES["reasoning in both turns"]
     first, second = encode_turns(tokenizer, chat, tools)
-    assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello"
-    assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye"
-    assert first.report.unstopped == (1,)
+    assert tokenizer.decode(first.ids[first.mask]) == "\n<think>one</think>\nhello<|user|>"
+    assert tokenizer.decode(second.ids[second.mask]) == "\n<think>two</think>\nbye<|user|>"
+    assert (first.report.unstopped, first.report.stop_added) == ((), (1,))
     assert check(tokenizer, "steps with reasoning") == 1
+
+
+def test_texts_that_begin_alike_are_encoded_as_if_alone() -> None:
+    tokenizer = small_tokenizer("chatml")
+    encoder = PrefixEncoder(tokenizer)
+    chat = [item for number in range(6) for item in (user(f"question {number}"), assistant(f"answer {number}"))]
+    for size in (3, 5, 4, 9, 2):
+        text = tokenizer.renderer(None).text(chat[:size], prompt=True)
+        ids, offsets = encoder.encode(text)
+        expected_ids, expected_offsets = tokenizer.encode(text)
+        assert ids.tolist() == expected_ids.tolist()
+        assert offsets.tolist() == expected_offsets.tolist()

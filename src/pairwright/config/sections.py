@@ -150,7 +150,7 @@ class TokensConfig(SequenceTerms):
     tools_as_text: ToolsAsText = "off"
     """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
     (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
-    boundaries: Literal["whole", "split"] = "whole"
+    boundaries: Literal["whole", "split"] = "split"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
     control_tokens: Literal["keep", "escape", "refuse"] = "keep"

@@ -27,21 +27,22 @@ Where that cannot be had, a Refusal names the turn and the reason. Raw text has 
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.tokens.message_dialect import adapt_chat
+from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
 from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.regions import Located, Region, Verify, locate
-from pairwright.tokens.spans.spelling import Encoded, encode_text
+from pairwright.tokens.spans.spelling import Encoded, PrefixEncoder, encode_text
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
 from pairwright.tokens.template.render import Rendered
-from pairwright.tokens.template.tracked_messages import Chat, plain_chat
+from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
@@ -63,6 +64,7 @@ def encode_chat(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> Sequence:
@@ -74,7 +76,10 @@ def encode_chat(
     boundaries      "whole": encode the text as a whole, as `apply_chat_template` does; "split": where a token would
                     merge across the start of a turn, encode both sides apart, as inference did
     control_tokens  in user, tool or system text: kept as they are, encoded as text, or refused
-    verify          "quick": render the prompts of four turns and compare them; "all": of every turn
+    verify          "quick": render the prompts of four turns and compare them, of every turn where the template tests
+                    text for a word that is in the conversation; "all": of every turn
+    missing_reasoning  a turn without reasoning after a prompt that opens a thinking block: "close" it at once, as the
+                    template writes an empty one, or "refuse"
     allow_dropped   train turns of which the template does not render everything; `report.dropped` says what is missing
     allow_images    train on the tokens of conversations with images, audio, video or files
     """
@@ -85,16 +90,27 @@ def encode_chat(
             ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
         )
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
-    refuse_dropped(located.dropped, allow=allow_dropped)
+    located = located._replace(rewritten_ids=rewritten_ids)
+    refuse_missing_reasoning(ready, chat, schemas, located, missing_reasoning)
+    advice = advise_mode(ready.renderer(schemas), located.dropped)
+    refuse_dropped(located.dropped, allow=allow_dropped, advice=advice)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+
+
+class Prepared(NamedTuple):
+    """Messages as the template takes them, which of them the model generated, and how many ids were rewritten."""
+
+    chat: Chat
+    generated: list[int]
+    rewritten_ids: int
 
 
 def prepare_chat(
     tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None, *, allow_images: bool = False
-) -> tuple[Chat, list[int]]:
+) -> Prepared:
     """Messages in the form that the template takes, and which of them the model generated."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
@@ -102,14 +118,16 @@ def prepare_chat(
     if len(records) == len(messages):
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
-        chat = adapt_chat(tokenizer, records, tools)
+        chat, rewritten = adapt_records(tokenizer, records, tools)
         refuse_media(chat, allow=allow_images)
-        return chat, [index for index, record in enumerate(records) if record.is_generated]
-    chat = plain_chat([message for message in messages if not isinstance(message, Message)])
+        return Prepared(chat, [index for index, record in enumerate(records) if record.is_generated], rewritten)
+    dicts = [message for message in messages if not isinstance(message, Message)]
+    chat, rewritten = adapt_dicts(tokenizer, dicts, tools)
     if len(chat) != len(messages):
         raise Refusal("not_generated", "messages are either all records or all dicts")
     refuse_media(chat, allow=allow_images)
-    return chat, [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+    generated = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+    return Prepared(chat, generated, rewritten)
 
 
 def encode_located(
@@ -120,10 +138,14 @@ def encode_located(
     *,
     boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
+    encoder: PrefixEncoder | None = None,
 ) -> Sequence:
-    """Encode a conversation whose regions are known."""
+    """Encode a conversation whose regions are known. A turn that was joined to its prompt is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
-    encoded, num_controls = encode_text(tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens)
+    boundaries = "split" if located.is_spoken else boundaries
+    encoded, num_controls = encode_text(
+        tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens, encoder=encoder
+    )
     mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat)
     report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
@@ -142,8 +164,10 @@ def build_report(
         prompt_dropped=located.prompt_dropped,
         images=located.num_images,
         rewritten=located.rewritten,
+        rewritten_ids=located.rewritten_ids,
         merged=merged,
         unstopped=tuple(region.message for region in regions if region.stop is None),
+        stop_added=located.stop_added,
         stops=tuple(sorted({region.stop for region in regions if region.stop is not None})),
         control_tokens=num_controls,
         probed=located.probed,

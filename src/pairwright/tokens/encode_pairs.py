@@ -2,9 +2,13 @@
 
 Invariants: the first `prompt_length` ids of both sides are equal and untrained; what follows is each side's own
 completion, every generated turn of it trained, tool results not. The two sides are cut alike or not at all.
+
+Where a template rewrites history within a completion, no one sequence is exact for all of its turns. The pair is then
+the first turns that differ, after the context that both share: later turns have contexts of their own, in which there
+is nothing to compare them with. The report names them (`left_out`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -29,6 +33,7 @@ from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 Encodings = dict[Part, tuple[Array, Array]]  # part -> its ids (N,) and their character offsets (N, 2)
 _AT_ONCE = 64  # pairs that are rendered, then encoded, then masked together
+_REWRITES = "the template rewrites history within the completion: no one sequence is exact"
 Name = Literal["chosen", "rejected"]
 SIDES: tuple[Name, Name] = ("chosen", "rejected")
 
@@ -121,7 +126,7 @@ def encode_pairs(
         drafts: list[_Draft | TokensError] = []
         for pair in group:
             try:
-                draft = _draft_pair(
+                draft = _draft_or_cut(
                     ready,
                     pair,
                     recorded=recorded,
@@ -202,11 +207,51 @@ class _Rendered(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A pair; each side is rendered, or encoded already: recorded ids, and raw text."""
+    """A pair; each side is rendered, or encoded already: recorded ids, and raw text. `left_out` are turns of a side
+    that are not trained."""
 
     tools: list[Json] | None
     rendered: dict[str, _Rendered]
     encoded: dict[str, EncodedSide]
+    left_out: dict[str, tuple[int, ...]]
+
+
+def _draft_or_cut(tokenizer: ChatTokenizer, pair: PairMessages, **options: Any) -> _Draft:
+    """A pair as a whole; where a side has no one exact sequence, the first turns that differ."""
+    try:
+        return _draft_pair(tokenizer, pair, **options)
+    except Refusal as refusal:
+        if refusal.detail != _REWRITES:
+            raise
+        step = _first_difference(pair)
+        if step is None:
+            raise
+        draft = _draft_pair(tokenizer, step, **options)
+    first = len(step.prompt)
+    for name, side in zip(SIDES, (pair.chosen, pair.rejected), strict=True):
+        messages = [*pair.prompt, *side]
+        draft.left_out[name] = tuple(n for n in range(first + 1, len(messages)) if _is_generated(messages[n]))
+    return draft
+
+
+def _first_difference(pair: PairMessages) -> PairMessages | None:
+    """The first turns in which the sides differ, after what they have in common; None where these were not generated
+    or are all there is."""
+    shared = 0
+    for left, right in zip(pair.chosen, pair.rejected, strict=False):
+        if left != right:
+            break
+        shared += 1
+    sides = pair.chosen[shared:], pair.rejected[shared:]
+    if not all(sides) or not all(_is_generated(side[0]) for side in sides) or max(map(len, sides)) == 1:
+        return None
+    cut = tuple(is_cut and len(side) == 1 for is_cut, side in zip(pair.cut, sides, strict=True))
+    prompt: Any = [*pair.prompt, *pair.chosen[:shared]]
+    return pair._replace(prompt=prompt, chosen=sides[0][:1], rejected=sides[1][:1], cut=(cut[0], cut[1]))
+
+
+def _is_generated(message: Message | Mapping[str, Any]) -> bool:
+    return message.is_generated if isinstance(message, Message) else message.get("role") == "assistant"
 
 
 def _draft_pair(
@@ -224,7 +269,7 @@ def _draft_pair(
     if not allow_images:
         _refuse_recorded_media(pair)
     is_text = is_raw_text([*pair.prompt, *pair.chosen, *pair.rejected])
-    draft = _Draft(tokenizer.schemas(pair.tools), {}, {})
+    draft = _Draft(tokenizer.schemas(pair.tools), {}, {}, {})
     sides = zip(SIDES, (pair.chosen, pair.rejected), pair.sources, pair.cut, strict=True)
     for name, completion, source, is_cut in sides:
         if source is not None and source.tokens is not None and recorded == "use":
@@ -239,7 +284,8 @@ def _draft_pair(
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
-        chat, generated = prepare_chat(tokenizer, [*pair.prompt, *completion], draft.tools, allow_images=allow_images)
+        messages = [*pair.prompt, *completion]
+        chat, generated, rewritten = prepare_chat(tokenizer, messages, draft.tools, allow_images=allow_images)
         first = len(pair.prompt)
         turns = [index for index in generated if index >= first]
         if not turns or turns[0] != first:
@@ -247,9 +293,8 @@ def _draft_pair(
             raise Refusal("not_generated", detail, message=first)
         groups = locate_groups(tokenizer, chat, draft.tools, turns, require_stop=require_stop, verify=verify)
         if len(groups) > 1:
-            detail = "the template rewrites history within the completion: no one sequence is exact"
-            raise Refusal("context_differs", detail, message=first)
-        chat, located = groups[0]
+            raise Refusal("context_differs", _REWRITES, message=first)
+        chat, located = groups[0][0], groups[0][1]._replace(rewritten_ids=rewritten)
         refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
         prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
         draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)
@@ -322,6 +367,9 @@ def _encode_draft(tokenizer: ChatTokenizer, draft: _Draft, prompts: Encodings, t
         report = build_report(tokenizer, draft.tools, encoded, located, num_controls=num_controls)
         sequence = Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
         sides[name] = EncodedSide(drop_stop(sequence) if side.is_cut else sequence, size)
+    for name, turns in draft.left_out.items():
+        report = msgspec.structs.replace(sides[name].sequence.report, left_out=turns)
+        sides[name] = sides[name]._replace(sequence=msgspec.structs.replace(sides[name].sequence, report=report))
     chosen, rejected = sides["chosen"], sides["rejected"]
     # Two rendered sides have the same prompt ids; recorded ones may differ.
     prompt_length = count_shared_prompt(tokenizer, chosen, rejected) if draft.encoded else chosen.start

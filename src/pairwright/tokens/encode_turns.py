@@ -14,13 +14,16 @@ from pairwright.tokens.plain_text import is_raw_text
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
-from pairwright.tokens.spans.probes import Unfit, stitch_turn
+from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
+from pairwright.tokens.spans.spelling import PrefixEncoder
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
+from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 # Reasons against one sequence for all turns that go away where groups of turns have sequences of their own.
-_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
+_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued", "no_stop")
 
 
 def encode_turns(
@@ -29,25 +32,43 @@ def encode_turns(
     tools: Items[Json] | None = None,
     *,
     train_from: int = 0,
-    boundaries: Boundaries = "whole",
+    boundaries: Boundaries = "split",
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Sequence]:
-    """A conversation as as few sequences as are exact, in the order of their turns."""
+    """A conversation as as few sequences as are exact, in the order of their turns.
+
+    Options are those of `encode_chat`. Tokens do not reach across the start of a turn ("split"): the prompt has the ids
+    that inference had.
+    """
     ready = chat_tokenizer(tokenizer)
     if is_raw_text(messages):
         options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
         return [encode_chat(ready, messages, train_from=train_from, **options)]
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     groups = locate_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
-    refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
+    for part, located in groups:
+        refuse_missing_reasoning(ready, part, schemas, located, missing_reasoning)
+    dropped = tuple(item for _, located in groups for item in located.dropped)
+    refuse_dropped(dropped, allow=allow_dropped, advice=advise_mode(ready.renderer(schemas), dropped))
+    # Prompts of one run begin alike: what they share is encoded once.
+    encoder = PrefixEncoder(ready) if len(groups) > 1 else None
     return [
-        encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+        encode_located(
+            ready,
+            part,
+            schemas,
+            located._replace(rewritten_ids=rewritten_ids),
+            boundaries=boundaries,
+            control_tokens=control_tokens,
+            encoder=encoder,
+        )
         for part, located in groups
     ]
 
@@ -108,17 +129,27 @@ def last_group(
     except TemplateError as error:
         raise Refusal("template_error", str(error), message=turns[-1]) from None
     # Not even the last turn alone: join the rendered prompt and the rendered turn.
-    return _locate_stitched(tokenizer, chat, tools, require_stop=require_stop)
+    return _locate_spoken(tokenizer, chat, tools, require_stop=require_stop)
 
 
-def _locate_stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+    """The last turn alone, after exactly what inference is given."""
     turn = len(chat) - 1
-    result = stitch_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
+    result = speak_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
     if isinstance(result, Unfit):
-        raise Refusal(result.reason, result.detail, message=turn)
-    rendered, start, end, stop = result
-    if stop is None and require_stop:
+        advice = advise_mode(tokenizer.renderer(tools)) if result.reason == "prompt_not_continued" else ""
+        raise Refusal(result.reason, result.detail + advice, message=turn)
+    if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
-    left_out = find_left_out(rendered, chat, tools, [turn])
-    regions = [Region(turn, start, end, stop)]
-    return Located(rendered, regions, left_out.dropped, (), 1, left_out.prompt_dropped, left_out.num_images)
+    left_out = find_left_out(result.rendered, chat, tools, [turn])
+    return Located(
+        result.rendered,
+        [Region(turn, result.start, result.end, result.stop)],
+        left_out.dropped,
+        (),
+        1,
+        left_out.prompt_dropped,
+        left_out.num_images,
+        (turn,) if result.is_stop_added else (),
+        is_spoken=True,
+    )

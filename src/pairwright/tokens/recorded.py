@@ -234,7 +234,7 @@ def encode_recorded(
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)
@@ -253,17 +253,18 @@ def build_from_turns(
     """A located conversation with the recorded ids in the place of its turns."""
     text = located.rendered.text
     # Template text between turns is encoded, turns are copied; regions shrink where a stop was not sampled.
-    parts, regions, position = _Parts(), [], 0
+    parts, regions, position, stop = _Parts(), [], 0, None
     for region in located.regions:
         between = text[position : region.start]
-        ids, offsets = tokenizer.encode(between) if position == 0 else encode_continuation(tokenizer, between)
+        ids, offsets = tokenizer.encode(between) if position == 0 else encode_continuation(tokenizer, between, stop)
         parts.add_context(ids, offsets + position)
         turn = recorded[region.message]
         position = _find_sample_end(tokenizer, region, turn)
         parts.add_sampled(turn, region.message, region.start, position)
         regions.append(region._replace(end=position))
+        stop = region.stop if position == region.end else None
     if position < len(text):
-        ids, offsets = encode_continuation(tokenizer, text[position:])
+        ids, offsets = encode_continuation(tokenizer, text[position:], stop)
         parts.add_context(ids, offsets + position)
     encoded = index_tokens(tokenizer, np.concatenate(parts.ids), np.concatenate(parts.offsets), is_split=True)
     mask, message_index, paint = paint_tokens(encoded, located.rendered, regions, chat)

@@ -16,6 +16,7 @@ Reason = Literal[
     "history_rewritten",  # the turn itself is rendered differently once later turns follow
     "prompt_not_continued",  # the rendered turn does not start with the generation prompt
     "no_stop",  # no stop token follows the turn
+    "missing_reasoning",  # the prompt opens a thinking block, the turn has no reasoning, and that is to be refused
     "not_located",  # the turn's text could not be found by provenance
     "foreign_text",  # a token of the turn also holds text of another message
     "dropped",  # the template does not render what the model generated in a trained turn
@@ -36,7 +37,11 @@ Reason = Literal[
 WAY_OUT = {
     "context_differs": "use encode_turns: one sequence for each turn, each in the context that inference has",
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
-    "no_stop": "pass require_stop=False to train without a stop token",
+    "no_stop": "use encode_turns, which ends each turn with EOS; name the stop in generation_config.json or with "
+    "stop_tokens; or pass require_stop=False to train without one",
+    "prompt_not_continued": "use encode_turns: one sequence for each turn, after the prompt that inference has",
+    "missing_reasoning": "set missing_reasoning to close: the thinking block is closed at once",
+    "text_differs": "use a template that does not mark text as safe HTML",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped; for a "

@@ -61,8 +61,8 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
     return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)
 
 
-def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
-    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed."""
+def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "", advice: str = "") -> None:
+    """Raise a Refusal where something of a trained turn is not rendered, unless that is allowed. `advice` follows."""
     if not dropped or allow:
         return
     fields: dict[int, list[str]] = {}
@@ -73,7 +73,7 @@ def refuse_dropped(dropped: Fields, *, allow: bool, where: str = "") -> None:
     if others:
         more = ", ".join(f"{message} ({' and '.join(names)})" for message, names in others[:_MAX_NAMED])
         detail += f"; the same in message {more}" + (", ..." if len(others) > _MAX_NAMED else "")
-    raise Refusal("dropped", f"{where}{detail}", message=first)
+    raise Refusal("dropped", f"{where}{detail}{advice}", message=first)
 
 
 def refuse_media(chat: Sequence[Json], *, allow: bool) -> None:

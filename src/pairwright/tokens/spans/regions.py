@@ -20,6 +20,7 @@ from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_const
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
+from pairwright.tokens.template.variables import find_tested_words
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole
@@ -50,6 +51,9 @@ class Located(NamedTuple):
     probed: int
     prompt_dropped: Fields = ()
     num_images: int = 0
+    stop_added: tuple[int, ...] = ()
+    rewritten_ids: int = 0
+    is_spoken: bool = False  # the turn is joined to its prompt, not rendered with it
 
 
 def locate(
@@ -122,6 +126,7 @@ class Finder:
         for number, piece in enumerate(rendered.pieces):
             self._own.setdefault(piece.message, []).append(number)
         self._rewritten: list[int] = []
+        self._added = ""  # the stop of the last turn, where the template does not write it
         self._probed = 0
 
     def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
@@ -142,7 +147,11 @@ class Finder:
             region = _place_turn(self._rendered, own, turn, learnt)
         if region is None or not isinstance(learnt, Turn):
             return Unfit("not_located", "its text was not found where the template puts it")
-        if region.stop is None and require_stop and not learnt.stop_is_next_header:
+        if learnt.added and require_stop and turn == len(self._chat) - 1:
+            self._added = learnt.added
+        elif learnt.added:
+            region = region._replace(stop=None)
+        if region.stop is None and require_stop:
             return Unfit("no_stop", "no stop token follows the turn")
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
@@ -153,21 +162,39 @@ class Finder:
         for left, right in itertools.pairwise(regions):
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
-        every = verify == "all" or (len(regions) > _VERIFIED and not is_regular(self._tokenizer, self._renderer))
+        every = verify == "all" or (
+            len(regions) > _VERIFIED and (self._has_tested_word() or not is_regular(self._tokenizer, self._renderer))
+        )
         checked = regions if every else _sample_regions(regions)
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
-        rewritten = tuple(turn for turn in self._rewritten if turn in turns)
+        rendered = self._rendered
+        added: tuple[int, ...] = ()
+        if self._added and regions and regions[-1].message == len(self._chat) - 1:
+            rendered, regions = add_stop(rendered, regions, self._added)
+            added = (regions[-1].message,)
         return Located(
-            self._rendered,
+            rendered,
             regions,
             left_out.dropped,
-            rewritten,
+            tuple(turn for turn in self._rewritten if turn in turns),
             self._probed,
             left_out.prompt_dropped,
             left_out.num_images,
+            added,
         )
+
+    def _has_tested_word(self) -> bool:
+        """Does the conversation hold a plain word that the template tests text for? Skeletons do not have it."""
+        words = find_tested_words(self._renderer.source) if isinstance(self._renderer, Template) else None
+        return words is not None and words.search(self._rendered.text) is not None
+
+
+def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Rendered, list[Region]]:
+    """The conversation up to the end of its last turn, followed by a stop that the template does not write there."""
+    last = regions[-1]._replace(end=regions[-1].end + len(added))
+    return Rendered(rendered.text[: regions[-1].end] + added, rendered.pieces), [*regions[:-1], last]
 
 
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.spans.probes import control_pattern
 from pairwright.tokens.spans.regions import Region
+from pairwright.tokens.spans.stops import control_pattern
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 
@@ -37,6 +37,49 @@ class Part(NamedTuple):
     escaped: tuple[tuple[int, int], ...] = ()
 
 
+class PrefixEncoder:
+    """Encodes texts of which each begins like the one before it, as the prompts of one run do: the common part once.
+
+    Exact, since the text is cut right after a special token, which no merge reaches across. A tokenizer that treats the
+    start of a text specially, or whose special tokens take white space around them, encodes every text as a whole.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._text = ""
+        self._ids = np.zeros(0, dtype=np.int32)
+        self._offsets = np.zeros((0, 2), dtype=np.int32)
+        self._hard = np.zeros(0, dtype=bool)  # ids that a text may be cut after
+        if not _adds_prefix(tokenizer):
+            self._hard = np.zeros(len(tokenizer.is_control), dtype=bool)
+            for number, token in tokenizer.backend.get_added_tokens_decoder().items():
+                takes_more = token.lstrip or token.rstrip or token.single_word or token.normalized
+                self._hard[number] = token.special and not takes_more
+
+    def encode(self, text: str) -> Offset:
+        """As `ChatTokenizer.encode`."""
+        number = self._count_shared(text)
+        cut = int(self._offsets[number - 1, 1]) if number else 0
+        ids, offsets = self._tokenizer.encode(text[cut:])
+        if number:
+            ids = np.concatenate([self._ids[:number], ids])
+            offsets = np.concatenate([self._offsets[:number], offsets + np.int32(cut)])
+        self._text, self._ids, self._offsets = text, ids, offsets
+        return ids, offsets
+
+    def _count_shared(self, text: str) -> int:
+        """How many tokens of the last text stay: up to the last hard cut in what both texts have in common."""
+        if not len(self._hard) or not len(self._ids):
+            return 0
+        low, high = 0, min(len(text), len(self._text))
+        while low < high:  # the longest common beginning, by halving
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if text[low:middle] == self._text[low:middle] else (low, middle - 1)
+        inside = int(np.searchsorted(self._offsets[:, 1], np.int32(low), side="right"))
+        hard = np.flatnonzero(self._hard[self._ids[:inside]])
+        return int(hard[-1]) + 1 if len(hard) else 0
+
+
 def encode_text(
     tokenizer: ChatTokenizer,
     rendered: Rendered,
@@ -44,6 +87,7 @@ def encode_text(
     *,
     boundaries: Literal["whole", "split"],
     controls: Controls,
+    encoder: PrefixEncoder | None = None,
 ) -> tuple[Encoded, int]:
     """Encode a rendered conversation; also how many control tokens stand in text that the model did not generate."""
     escaped = find_escaped_controls(tokenizer, rendered, regions, controls)
@@ -51,7 +95,8 @@ def encode_text(
         cuts = [edge for region in regions for edge in (region.start, region.end)] if boundaries == "split" else []
         parts = _encode_in_parts(tokenizer, rendered.text, cuts, escaped)
         return index_tokens(tokenizer, *parts, is_split=True), len(escaped)
-    encoded = index_tokens(tokenizer, *tokenizer.encode(rendered.text), is_split=False)
+    tokens = (encoder or tokenizer).encode(rendered.text)
+    encoded = index_tokens(tokenizer, *tokens, is_split=False)
     if boundaries == "split":
         cuts = [edge for region in regions for edge in (region.start, region.end) if _is_inside(encoded, edge)]
         if cuts:
@@ -72,12 +117,15 @@ def index_tokens(
     return Encoded(ids, starts, ends, reach, tokenizer.is_control[ids], is_split)
 
 
-def encode_continuation(tokenizer: ChatTokenizer, text: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Encode text that continues other text: without the space that some tokenizers put before a first word."""
+def encode_continuation(
+    tokenizer: ChatTokenizer, text: str, after: str | None = None
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Encode text that continues other text: without the space that some tokenizers put before a first word. `after` is
+    the control token before it, if there is one: some tokenizers treat what follows one specially."""
     if not _adds_prefix(tokenizer):
         return tokenizer.encode(text)
     # Encode after an anchor and drop its tokens; an anchor that merges with the text is replaced by the next.
-    for anchor in ("\n", "a", ".", "0"):
+    for anchor in (*([after] if after else []), "\n", "a", ".", "0"):
         ids, offsets = tokenizer.encode(anchor + text)
         cut = int(np.searchsorted(offsets[:, 0], np.int32(len(anchor)), side="left"))
         if np.all(offsets[:cut, 1] <= len(anchor)):

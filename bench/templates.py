@@ -1,0 +1,196 @@
+"""Templates by cases: what is exact as one sequence, exact by turn, and refused, for every template of a folder.
+
+    python -m bench templates [FOLDER]    a table in Markdown; the folder of shared templates where none is named
+
+A template comes without a tokenizer: it is combined with a real one whose special tokens are extended by the control
+tokens that the template writes. Every sequence is checked against transformers' own render: the prompt before each
+trained turn is what `apply_chat_template` gives with the generation prompt, and what is trained ends with a stop token
+and holds the text of the turn. A refusal is marked `theirs` where transformers refuses the conversation as well.
+"""
+
+import copy
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokenizers import AddedToken, Tokenizer
+
+from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_turns
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+# Names in pointed or square brackets, with bars or without.
+_CONTROL = re.compile(
+    r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|\[/?[A-Z_]{2,30}\]|\]~!?b\[|\]~b\]|\[e~\["
+    r"|<seed:\w+>|<(?:sep|eos|bos)>|</?(?:[\w-]+:)?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|s)(?::\w+)?>"
+)
+CASES = ("chat", "agent")
+Chat = list[dict[str, Any]]
+Tools = list[dict[str, Any]] | None
+
+
+class Outcome(NamedTuple):
+    """`kind`: one, turns, theirs, refused, or wrong; `detail` says why, or in how many sequences."""
+
+    kind: str
+    detail: str
+
+
+def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
+    """A plain chat of two exchanges, or an agent's run: text with a call, its result, an answer, one exchange more."""
+
+    def turn(content: str, thought: str, **fields: Any) -> dict[str, Any]:
+        extra = {"reasoning_content": thought} if reasoning else {}
+        return {"role": "assistant", "content": content, **extra, **fields}
+
+    start: Chat = [{"role": "system", "content": "Be brief."}]
+    if name == "chat":
+        return [
+            *start,
+            {"role": "user", "content": "Hi there"},
+            turn("Hello.", "A greeting."),
+            {"role": "user", "content": "And now?"},
+            turn("Still here.", "They ask again."),
+        ], None
+    call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "The weather of a city.", "parameters": schema}
+    return [
+        *start,
+        {"role": "user", "content": "Weather in Paris?"},
+        turn("Let me look.", "This needs the tool.", tool_calls=[call]),
+        {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "content": "18 C"},
+        turn("It is 18 C.", "The tool says so."),
+        {"role": "user", "content": "Is that warm?"},
+        turn("It is mild.", "18 is neither warm nor cold."),
+    ], [{"type": "function", "function": function}]
+
+
+def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, Any], *, prompt: bool = False) -> str:
+    """The render of transformers; arguments of calls as JSON text, content as parts, where it takes no others."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    def render(messages: Chat) -> str:
+        rendered, _ = render_jinja_template(
+            conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=prompt, **variables
+        )
+        return str(rendered[0])
+
+    try:
+        text = render(chat)
+    except TypeError:
+        return render(_with_text_arguments(chat))
+    return text if "Hi there" in text or "Weather in Paris" in text else render(_with_parts(chat))
+
+
+def _with_text_arguments(chat: Chat) -> Chat:
+    result = copy.deepcopy(chat)
+    for message in result:
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    return result
+
+
+def _with_parts(chat: Chat) -> Chat:
+    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in chat]
+
+
+def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None = None) -> ChatTokenizer:
+    """A real tokenizer with the control tokens that a template writes."""
+    base = ChatTokenizer.from_folder(folder, template=source)
+    texts = [source]
+    for name in CASES:
+        for reasoning in (True, False):
+            try:
+                texts.append(base.renderer(None).text(*build_case(name, reasoning=reasoning)))
+            except ValueError:
+                continue  # a conversation that the template refuses
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokens = sorted({token for text in texts for token in _CONTROL.findall(text)})
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    special = {"bos_token": "<|endoftext|>", **base.special_tokens}
+    return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
+
+
+def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: bool) -> Outcome:
+    """Encode one case and check every sequence of it."""
+    chat, tools = build_case(name, reasoning=reasoning)
+    try:
+        sequences = encode_turns(tokenizer, chat, tools, allow_dropped=True)
+    except Refusal as refusal:
+        if refusal.reason == "template_error" and _is_refused_by_theirs(source, chat, tools, tokenizer.variables):
+            return Outcome("theirs", refusal.detail)
+        return Outcome("refused", str(refusal))
+    for sequence in sequences:
+        fault = find_fault(tokenizer, source, chat, tools, sequence)
+        if fault:
+            return Outcome("wrong", fault)
+    dropped = sorted({field for sequence in sequences for _, field in sequence.report.dropped})
+    detail = f"{len(sequences)} sequences" if len(sequences) > 1 else ""
+    return Outcome("one" if len(sequences) == 1 else "turns", "; ".join(filter(None, [detail, *dropped])))
+
+
+def find_fault(tokenizer: ChatTokenizer, source: str, chat: Chat, tools: Tools, sequence: Sequence) -> str:
+    """What is wrong with a sequence by transformers' render of the prompts before its turns, or ""."""
+    for turn in sorted(set(sequence.message_index[sequence.mask].tolist())):
+        positions = [
+            number
+            for number, own in enumerate(sequence.message_index.tolist())
+            if own == turn and sequence.mask[number]
+        ]
+        prompt = render_theirs(source, chat[:turn], tools, tokenizer.variables, prompt=True)
+        if tokenizer.decode(sequence.ids[: positions[0]]) != prompt:
+            return f"message {turn}: the prompt is not what inference is given"
+        trained = tokenizer.decode(sequence.ids[positions[0] : positions[-1] + 1])
+        last = int(sequence.ids[positions[-1]])
+        if not tokenizer.is_control[last]:
+            return f"message {turn}: no stop token at the end of {trained!r}"
+        dropped = [field for message, field in sequence.report.dropped if message == turn]
+        texts = {"content": chat[turn]["content"], "reasoning": chat[turn].get("reasoning_content", "")}
+        missing = [name for name, text in texts.items() if text not in trained and name not in dropped]
+        if missing:
+            return f"message {turn}: {missing} not in {trained!r}"
+    return ""
+
+
+def _is_refused_by_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, Any]) -> bool:
+    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
+    try:
+        for turn in turns:
+            render_theirs(source, chat[:turn], tools, variables, prompt=True)
+        render_theirs(source, chat, tools, variables)
+    except Exception:  # a template may raise anything
+        return True
+    return False
+
+
+def try_template(path: Path, folder: Path) -> dict[tuple[str, bool], Outcome]:
+    """Every case of one template."""
+    source = path.read_text(encoding="utf-8")
+    tokenizer = build_tokenizer(source, folder)
+    return {
+        (name, reasoning): try_case(tokenizer, source, name, reasoning=reasoning)
+        for name in CASES
+        for reasoning in (True, False)
+    }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    words = sys.argv[2:] if arguments is None else arguments
+    templates = Path(words[0]) if words else SHARED / "templates"
+    folder = Path(words[1]) if len(words) > 1 else SHARED / "tokenizers" / "qwen2_5"
+    if not templates.is_dir() or not folder.is_dir():
+        sys.exit(f"bench: {templates if folder.is_dir() else folder}: no such folder")
+    keys = [(name, reasoning) for name in CASES for reasoning in (True, False)]
+    print("| template | " + " | ".join(f"{name}, reasoning {'on' if on else 'off'}" for name, on in keys) + " |")
+    print("|---" * (len(keys) + 1) + "|")
+    totals: dict[tuple[str, bool], Counter[str]] = {key: Counter() for key in keys}
+    for path in sorted(templates.glob("*.jinja")):
+        outcomes = try_template(path, folder)
+        for key in keys:
+            totals[key][outcomes[key].kind] += 1
+        cells = [f"{kind} ({detail})" if detail else kind for kind, detail in (outcomes[key] for key in keys)]
+        print(f"| {path.stem} | " + " | ".join(cell.replace("|", "¦").replace("\n", " ") for cell in cells) + " |")
+    print("| all | " + " | ".join(", ".join(f"{n} {k}" for k, n in totals[key].items()) for key in keys) + " |")

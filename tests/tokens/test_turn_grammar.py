@@ -1,0 +1,118 @@
+"""Turns in sequences of their own: the prompt of inference, and the turn in the model's own grammar."""
+
+from typing import Any
+
+import pytest
+from test_template_faults import MARKS, answer, call, tokenizer_of, trained, user
+
+from pairwright.tokens import ChatTokenizer, Refusal, encode_turns
+from pairwright.tokens.template.variables import find_variables
+
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
+def thinker(shown: str, prompt: str, **options: Any) -> ChatTokenizer:
+    """A template that shows a turn as `shown`, after a generation prompt that ends with `prompt`."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}" + shown + CALLS
+        + "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n" + prompt + "{% endif %}"
+    )  # fmt: skip
+    tokenizer: ChatTokenizer = tokenizer_of(template, "<|im_end|>", MARKS, TAGS, **options)
+    return tokenizer
+
+
+SPLIT = "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+EMPTY = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% else %}<think></think>{% endif %}"
+
+
+def speak(tokenizer: ChatTokenizer, *turns: dict[str, Any], **options: Any) -> list[tuple[str, str]]:
+    """(end of the prompt, what is trained) of each turn; the prompt is what inference is given."""
+    chat = [item for number, turn in enumerate(turns) for item in (user(f"q{number}"), turn)]
+    result = []
+    for number, sequence in enumerate(encode_turns(tokenizer, chat, **options)):
+        start = int(sequence.mask.argmax())
+        prompt = tokenizer.decode(sequence.ids[:start])
+        assert prompt == tokenizer.renderer(None).text(chat[: 2 * number + 1], prompt=True)
+        result.append((prompt.rpartition("assistant")[2], trained(tokenizer, sequence)))
+    return result
+
+
+def test_reasoning_that_the_template_never_shows_is_trained_after_an_open_thought() -> None:
+    tokenizer = thinker(SPLIT, "<think>\n")
+    assert speak(tokenizer, answer("a", reasoning_content="why"), answer("b", reasoning_content="so")) == [
+        ("\n<think>\n", "why\n</think>\n\na<|im_end|>"),
+        ("\n<think>\n", "so\n</think>\n\nb<|im_end|>"),
+    ]
+
+
+def test_content_that_holds_its_own_thought_is_trained_as_it_was_written() -> None:
+    tokenizer = thinker(SPLIT, "<think>\n")
+    assert speak(tokenizer, answer("<think>\nwhy\n</think>\n\na")) == [("\n<think>\n", "why\n</think>\n\na<|im_end|>")]
+    assert speak(tokenizer, answer("why not</think> a")) == [("\n<think>\n", "why not</think> a<|im_end|>")]
+
+
+def test_an_open_thought_without_reasoning_is_closed_as_the_template_writes_an_empty_one() -> None:
+    assert speak(thinker(EMPTY + "{{ m.content }}", "<think>\n"), answer("a"), answer("b")) == [
+        ("\n<think>\n", "</think>a<|im_end|>"),
+        ("\n<think>\n", "</think>b<|im_end|>"),
+    ]
+    assert speak(thinker(SPLIT, "<think>\n"), answer("a")) == [("\n<think>\n", "\n</think>\n\na<|im_end|>")]
+    off = "<think>\n{% if enable_thinking is false %}</think>{% endif %}"
+    assert speak(thinker(SPLIT, off), answer("a")) == [("\n<think>\n", "</think>a<|im_end|>")]
+
+
+def test_a_call_alone_follows_the_closed_thought() -> None:
+    turn = answer("", tool_calls=[call({})])
+    assert speak(thinker(SPLIT, "<think>\n"), turn) == [
+        ("\n<think>\n", '\n</think>\n\n<tool_call>{"name": "look", "arguments": {}}</tool_call><|im_end|>')
+    ]
+
+
+def test_missing_reasoning_is_refused_by_rule() -> None:
+    tokenizer = thinker(EMPTY + "{{ m.content }}", "<think>\n")
+    with pytest.raises(Refusal, match="message 3: missing_reasoning"):
+        speak(tokenizer, answer("a", reasoning_content="why"), answer("b"), missing_reasoning="refuse")
+
+
+def test_reasoning_after_a_thought_that_the_prompt_closes_is_dropped_or_refused_with_the_variable_named() -> None:
+    prompt = "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}"
+    tokenizer = thinker(EMPTY + "{{ m.content }}", prompt)
+    turn = answer("a", reasoning_content="why")
+    with pytest.raises(Refusal, match=r"dropped: .*reasoning.*the template reads enable_thinking"):
+        speak(tokenizer, turn)
+    assert speak(tokenizer, turn, allow_dropped=True)[0][1] == "a<|im_end|>"
+    thinking = thinker(EMPTY + "{{ m.content }}", prompt, variables={"enable_thinking": True})
+    assert speak(thinking, turn)[0][1] == "why\n</think>\na<|im_end|>"
+
+
+def test_history_that_is_closed_otherwise_once_a_turn_follows_is_rendered_as_inference_has_it() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' and not loop.last %}!{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    tokenizer = tokenizer_of(template, "<|im_end|>", MARKS)
+    assert speak(tokenizer, answer("a"), answer("b")) == [("\n", "a<|im_end|>"), ("\n", "b<|im_end|>")]
+
+
+def test_a_stop_that_the_template_writes_inside_a_turn_ends_it() -> None:
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for c in m.tool_calls or [] %}"
+        "{{ c.function | tojson }}<|im_end|><|im_start|>assistant\n{% endfor %}{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    ready = tokenizer_of(template, "<|im_end|>", MARKS)
+    turn = answer("text", tool_calls=[call({})])
+    with pytest.raises(Refusal, match=r"dropped: .*content"):
+        speak(ready, turn)
+    assert speak(ready, turn, allow_dropped=True) == [("\n", '{"name": "look", "arguments": {}}<|im_end|>')]
+
+
+def test_variables_of_a_template() -> None:
+    source = (
+        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% set x = 1 %}{{ x }}{{ bos_token }}"
+        "{% for m in messages %}{{ m.content if reasoning_effort == 'high' }}{% endfor %}"
+    )
+    assert find_variables(source) == ("reasoning_effort", "thinking")
