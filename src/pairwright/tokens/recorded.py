@@ -50,12 +50,13 @@ def encode_experience(
         tools = list(experience.tools) or None
         sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
         sequences = [*sequences[:-1], drop_stop(sequences[-1])] if is_cut(experience) else sequences
-    num_images = count_media(experience)
-    return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
-
-
-def _count_images(sequence: Sequence, num_images: int) -> Sequence:
-    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, images=num_images))
+    known: dict[str, Any] = {"uid": experience.eid.uid}
+    if num_images := count_media(experience):
+        known["images"] = num_images
+    return [
+        msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **known))
+        for sequence in sequences
+    ]
 
 
 def is_cut(experience: Experience) -> bool:

@@ -1,7 +1,7 @@
 """Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
 
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,8 +41,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
+    uid          the experience that the sequence is of; of a side of a pair, that side's
     """
 
+    uid: str = ""
     source: str = "rendered"
     template: str = ""
     num_turns: int = 0
@@ -63,6 +65,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_complete(self) -> bool:
         """Nothing that the model generated is missing from the sequence."""
         return not self.dropped and not self.truncated and not self.unstopped
+
+
+class Origin(NamedTuple):
+    """What a row of a batch is of: the experience, and the messages that are trained, counted from 0."""
+
+    uid: str
+    turns: tuple[int, ...]
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -114,6 +123,16 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def num_trained(self) -> int:
         return int(self.mask.sum())
 
+    @property
+    def origin(self) -> Origin:
+        """Which experience this is of, and which of its messages are trained.
+
+        >>> sequence = Sequence(ids=[1, 2, 3, 4], mask=[0, 1, 0, 1], message_index=[0, 1, 2, 3], paint=[0] * 4)
+        >>> name_record(sequence, "t-1").origin
+        Origin(uid='t-1', turns=(1, 3))
+        """
+        return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
+
     def take(self, positions: Array) -> "Sequence":
         """The tokens at these positions; what is left out is counted as truncated."""
         return Sequence(
@@ -124,6 +143,11 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             logprobs=None if self.logprobs is None else self.logprobs[positions],
             report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
         )
+
+
+def name_record(sequence: Sequence, uid: str) -> Sequence:
+    """The same sequence, with the id of the experience that it is of."""
+    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
 
 
 # Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.

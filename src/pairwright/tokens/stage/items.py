@@ -34,7 +34,8 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 class Item(msgspec.Struct, frozen=True):
     """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
-    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short."""
+    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `uids` are
+    the experiences that the sides are of."""
 
     key: str
     id: str
@@ -45,6 +46,7 @@ class Item(msgspec.Struct, frozen=True):
     rejected: tuple[Message, ...] = ()
     sources: tuple[Experience | None, Experience | None] = (None, None)
     cut: tuple[bool, bool] = (False, False)
+    uids: tuple[str, str] = ("", "")
 
 
 class Source:
@@ -132,7 +134,8 @@ class Source:
                 )
                 left, right = (self._source(row, side, experiences) for side in _SIDES)
                 tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut)
+                uids = row["chosen_uid"] or "", row["rejected_uid"] or ""
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, uids)
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
         """The experience that recorded the ids of a side."""
@@ -166,7 +169,8 @@ def _item_of(key: str, experience: Experience) -> Item:
     cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
     has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
     sources = (experience, experience) if has_more else (None, None)
-    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut)
+    uids = experience.eid.uid, experience.eid.uid
+    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut, uids)
 
 
 def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:
