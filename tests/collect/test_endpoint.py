@@ -206,3 +206,16 @@ def test_token_ids_and_logprobs_are_read_where_they_are_given():
     for nonsense in ({}, {"choices": []}, {"choices": [{}]}, "text", {"choices": [{"message": {"content": 5}}]}):
         with pytest.raises(PolicyError, match="endpoint"):
             completions_of_chat(nonsense)
+
+
+def test_template_variables_are_sent_and_those_of_a_call_come_on_top(tmp_path):
+    async def ask(task, policy, recorder):
+        recorder.trajectory("q", (await policy.complete("q", chat_template_kwargs={"b": 2}))[0], reward=1.0)
+
+    with FailingEndpoint(fault_rate=0) as endpoint:
+        settings = config(endpoint, num_tasks=1)
+        policy = settings.policy.model_copy(update={"chat_template_kwargs": {"a": 1, "b": 1}})
+        collect(settings.model_copy(update={"policy": policy}), output=tmp_path, workflow=ask)
+        assert endpoint.bodies[0]["chat_template_kwargs"] == {"a": 1, "b": 2}
+    (record,) = Table(tmp_path / "experience").records()
+    assert record.info["chat_template_kwargs"] == {"a": 1, "b": 2}

@@ -358,3 +358,19 @@ def test_a_workflow_that_records_nothing_ends_with_exit_code_1(project, engine, 
     assert code == 1, told
     assert "8 runs are done and recorded nothing" in told.splitlines()[-1]
     assert "recorder.trajectory" in told.splitlines()[-1]
+
+
+def test_template_variables_of_the_requests_are_recorded():
+    made, emitted = recorder()
+    ask = Ask(messages=(Message("user", "q"),), chat_template_kwargs={"enable_thinking": False})
+    made.calls.add(ask, [completion := answer(DONE, [1, 2], [3])])
+    made.trajectory("q", completion, reward=1)
+    assert emitted[0].info["chat_template_kwargs"] == {"enable_thinking": False}
+    assert ask.key() != Ask(messages=ask.messages).key()
+    # Turns with different variables: no one render is theirs, and the tokens stage says so.
+    made, emitted = recorder()
+    user = Message("user", "time?")
+    for messages, message, variables in (([user], CALL, {"a": 1}), ([user, CALL, TOOL], DONE, {})):
+        made.calls.add(Ask(messages=tuple(messages), chat_template_kwargs=variables), [Completion(message=message)])
+    made.trajectory("time?", [CALL, TOOL, DONE], reward=1)
+    assert emitted[0].info["chat_template_kwargs"] == [{"a": 1}, {}]

@@ -60,3 +60,17 @@ def test_the_engine_and_the_tokens_stage_make_the_same_prompt(family):
         text = ours.renderer(schemas).text(adapt_chat(ours, messages, schemas), schemas, prompt=True)
         assert encoder.text(messages, tools) == text
         assert encoder.ids(messages, tools).tolist() == ours.encode(text)[0].tolist()
+
+
+def test_a_template_gets_variables_that_it_reads_and_no_others():
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{{ ' thinks' if enable_thinking else '' }}"
+    encoder = ChatEncoder(tokenizer)
+    assert encoder.text([Message("user", "hi")], variables={"enable_thinking": True}) == "hi thinks"
+    assert encoder.ids([Message("user", "hi")]).tolist() != encoder.ids(
+        [Message("user", "hi")], variables={"enable_thinking": True}
+    ).tolist()  # fmt: skip
+    # As keyword arguments of apply_chat_template these would replace the template, or its way to make text.
+    for name, value in (("chat_template", "{{ 'mine' }}"), ("tokenize", True), ("thinking", True)):
+        with pytest.raises(GenerateError, match=f"chat_template_kwargs: .*no variable '{name}'; it reads enable_think"):
+            encoder.text([Message("user", "hi")], variables={name: value})

@@ -37,6 +37,8 @@ def client(place):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"extra_body": {"temprature": 1}}, "temprature"),
+        ({"extra_body": {"chat_template_kwargs": {"chat_template": "{{ 'mine' }}"}}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": {"no_such": 1}}}, "chat_template_kwargs"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0]"),

@@ -191,6 +191,7 @@ _SPELLINGS = {
     "pairs.votes": Spelling(metavar=PLACE),
     "pairs.memory_megabytes": Spelling("--memory", metavar="<text>"),
     "tokens.experience": Spelling(metavar=PLACE),
+    "tokens.chat_template_kwargs": Spelling(metavar="JSON"),
     "tokens.allow_dropped": Spelling("--allow-dropped/--refuse-dropped"),
     "tokens.allow_images": Spelling("--allow-images/--refuse-images"),
     "train.dpo.loss": Spelling(complete=complete_loss),

@@ -28,11 +28,13 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     seed: int = 0
+    chat_template_kwargs: Json = {}  # variables of the chat template
 
     def key(self) -> str:
         """A hash that is equal for equal requests, whatever their seed."""
         sampling = (self.n, self.temperature, self.top_p, self.max_tokens, self.stop)
-        return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling)
+        variables = [self.chat_template_kwargs] if self.chat_template_kwargs else []
+        return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling, *variables)
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

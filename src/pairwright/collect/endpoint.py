@@ -285,6 +285,8 @@ def _body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
     }
     if ask.tools:
         body["tools"] = list(ask.tools)
+    if ask.chat_template_kwargs:
+        body["chat_template_kwargs"] = ask.chat_template_kwargs
     if ask.max_tokens is not None:
         body["max_tokens"] = ask.max_tokens
     if ask.stop:

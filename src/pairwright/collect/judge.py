@@ -102,6 +102,7 @@ class Judge:
                 max_tokens=config.max_tokens,
                 stop=config.stop,
                 seed=seed + attempt,  # a retry with the same seed might get the same answer
+                chat_template_kwargs=config.chat_template_kwargs,
             )
             try:
                 (completion,) = await self._policy.complete(ask)

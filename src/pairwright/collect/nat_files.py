@@ -153,10 +153,16 @@ def _resume(folder: Path, identity: Json) -> str:
     return str(known["run_id"])
 
 
+def _variables(policy: Json) -> Json:
+    variables = policy["chat_template_kwargs"]
+    return {"chat_template_kwargs": variables} if variables else {}
+
+
 def _identity(config: Config, workflow: str) -> Json:
     policy = config.policy.model_dump(mode="json")
     scorer = config.collect.scorer.model_dump(mode="json")
-    scorer["judge"] = {key: scorer["judge"][key] for key in _SAMPLING}
+    judge = scorer["judge"]
+    scorer["judge"] = {key: judge[key] for key in _SAMPLING} | _variables(judge)
     for key in ("timeout_seconds", "max_concurrency"):  # these may change on resume: they do not change results
         del scorer[key]
     identity: Json = {
@@ -165,6 +171,8 @@ def _identity(config: Config, workflow: str) -> Json:
         "workflow": workflow,
         "scorer": scorer,
         **{f"policy.{key}": policy[key] for key in _SAMPLING},
+        # null where there are none, as in collections that were begun before this key existed
+        "policy.chat_template_kwargs": policy["chat_template_kwargs"] or None,
     }
     # a round trip through JSON, so that it compares equal to the file (tuples become lists)
     plain: Json = msgspec.json.decode(msgspec.json.encode(identity))

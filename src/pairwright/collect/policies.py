@@ -122,9 +122,11 @@ class RunPolicy:
         max_tokens: int | None = None,
         stop: Sequence[str] | None = None,
         seed: int | None = None,
+        chat_template_kwargs: Json | None = None,
     ) -> list[Completion]:
         """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
 
+        `chat_template_kwargs` are variables of the chat template, over those of the configuration.
         `on_answer` is called with new answers only, `on_call` with those from the log, too.
         """
         config = self._config
@@ -137,6 +139,7 @@ class RunPolicy:
             max_tokens=config.max_tokens if max_tokens is None else max_tokens,
             stop=config.stop if stop is None else tuple(stop),
             seed=0 if seed is None else seed,
+            chat_template_kwargs={**config.chat_template_kwargs, **(chat_template_kwargs or {})},
         )
         answers = await self._answer(ask, seed)
         if self._on_call is not None:
@@ -185,7 +188,7 @@ class LocalPolicy:
 
     async def complete(self, ask: Ask) -> list[Completion]:
         try:
-            prompt = self.engine.prompt_ids(ask.messages, ask.tools)
+            prompt = self.engine.prompt_ids(ask.messages, ask.tools, variables=ask.chat_template_kwargs)
             sampling = Sampling(
                 temperature=ask.temperature,
                 top_p=ask.top_p,

@@ -16,6 +16,7 @@ import numpy as np
 
 from pairwright.collect.completion import Ask, Completion
 from pairwright.collect.tasks import Task
+from pairwright.generate.template_variables import KEY
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message
@@ -35,13 +36,15 @@ class Sampled:
     """The completions of a candidate's generated messages.
 
     `completions` has one item per generated message, None if the policy did not return it. `tools` are those of the
-    first request, None if no request is known. `arrays` are the token fields of the experience; if they are empty,
-    `without_ids` is the reason.
+    first request, None if no request is known. `variables` are those of the chat template; a list where the requests of
+    a candidate had different ones, which no one sequence can be rendered with. `arrays` are the token fields of the
+    experience; if they are empty, `without_ids` is the reason.
     """
 
     completions: tuple[Completion | None, ...] = ()
     tools: tuple[Json, ...] | None = None
     has_other_tools: bool = False
+    variables: Json | list[Json] = field(default_factory=dict)
     arrays: Json = field(default_factory=dict)
     without_ids: str | None = None
 
@@ -89,7 +92,10 @@ class SampledCalls:
             answer.is_recorded = True
         arrays = arrays_of(completion)
         tools = None if answer is None else answer.ask.tools
-        return Sampled((completion,), tools, arrays=arrays, without_ids=None if arrays else "no_ids")
+        variables = {} if answer is None else answer.ask.chat_template_kwargs
+        return Sampled(
+            (completion,), tools, variables=variables, arrays=arrays, without_ids=None if arrays else "no_ids"
+        )
 
     def match_messages(self, prompt: Sequence[Message], messages: Sequence[Message]) -> Sampled:
         """Match a candidate of messages: the completion of each generated one, and their ids as one sequence."""
@@ -107,6 +113,7 @@ class SampledCalls:
                 answer.is_recorded = True
         asked = [answer.ask.tools for answer in answers if answer is not None]
         has_other_tools = any(tools != asked[0] for tools in asked)
+        variables = [answer.ask.chat_template_kwargs for answer in answers if answer is not None]
         without_ids = None if arrays else _reason(answers, has_other_tools=has_other_tools)
         if len(messages) == 1:
             arrays.pop("action_mask", None)  # a single turn: the whole response was generated
@@ -114,6 +121,7 @@ class SampledCalls:
             completions=tuple(None if answer is None else answer.completion for answer in answers),
             tools=asked[0] if asked else None,
             has_other_tools=has_other_tools,
+            variables=variables if any(item != variables[0] for item in variables) else (variables or [{}])[0],
             arrays=arrays,
             without_ids=without_ids,
         )
@@ -228,6 +236,9 @@ def experience_of(
     # the id depends on content only: a repeated run gets the same ids, which the runner recognises
     suffix = content_hash(prompt_hash, number, canonical_messages(messages))[:24]
     facts: Json = {"candidate": number, **({} if step_name is None else {"step_name": step_name})}
+    info = {**facts, **facts_of_turns(sampled), **info}
+    if not info.get(KEY):
+        info.pop(KEY, None)
     is_cut = any(completion is not None and completion.finish_reason == "length" for completion in sampled.completions)
     return Experience(
         eid=EID(task.batch, task.id, task.run, step, suffix),
@@ -239,7 +250,7 @@ def experience_of(
         reward_components=components,
         truncate_status="response_truncated" if is_cut else None,
         model_version=model_version,
-        info={**facts, **facts_of_turns(sampled), **info},
+        info=info,
         metrics=metrics,
         **sampled.arrays,
     )
@@ -261,6 +272,8 @@ def facts_of_turns(sampled: Sampled) -> Json:
         facts["without_ids"] = sampled.without_ids
     if sampled.has_other_tools:
         facts["has_other_tools"] = True
+    if sampled.variables:
+        facts[KEY] = sampled.variables
     return facts
 
 

@@ -20,6 +20,7 @@ from pairwright.collect.runner import Collected, Watch, collect
 from pairwright.collect.tasks import Task
 from pairwright.config import Config, PolicyConfig
 from pairwright.errors import ConfigError
+from pairwright.generate.template_variables import KEY
 from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message
@@ -37,6 +38,7 @@ class Decision:
     position: int
     state: tuple[Message, ...]
     tools: tuple[Json, ...]
+    variables: Json = field(default_factory=dict)  # of the student's chat template
 
 
 @dataclass
@@ -68,7 +70,8 @@ def read_states(table: Table) -> States:
             state = experience.prompt + experience.completion[:position]
             key = prompt_hash(state, experience.tools)
             if key not in states.decisions:
-                states.decisions[key] = Decision(experience.eid, position, state, experience.tools)
+                variables = experience.info.get(KEY) or {}
+                states.decisions[key] = Decision(experience.eid, position, state, experience.tools, variables)
     return states
 
 
@@ -123,7 +126,9 @@ async def ask_teacher(task: Task, policy: Any, recorder: Any) -> None:
     recorder.place(task=student.task, run=student.run)
     async with recorder.step(decision.state, tools=decision.tools, index=student.step) as step:
         (answer,) = await policy.complete(decision.state, n=1, tools=decision.tools)
-        step.candidate(answer, info={"student": student.uid, "decision": decision.position})
+        # the student is trained on the answer: the teacher's own template variables do not count
+        info = {"student": student.uid, "decision": decision.position, KEY: decision.variables}
+        step.candidate(answer, info=info)
 
 
 def _skip_reason(experience: Experience, positions: list[int]) -> str | None:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pairwright.config.sections import Section
+from pairwright.config.sections import Section, TemplateVariables
 
 # `policy`: the model that answers, at an OpenAI-compatible endpoint or in this process.
 
@@ -35,6 +35,9 @@ class PolicyConfig(Section):
     """Answers to each question where the workflow does not say how many."""
     stop: tuple[str, ...] = ()
     """Texts that end an answer."""
+    chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
+    """Variables of the chat template, such as {"enable_thinking": false}: sent to an endpoint (as vLLM and `pairwright
+    serve model` take them), or rendered by the local model; recorded with each experience."""
     # what is asked of an endpoint
     logprobs: bool = False
     """Ask the endpoint for log-probabilities; a local model always records them."""
@@ -70,6 +73,12 @@ class PolicyConfig(Section):
     """Local model: prompt tokens that go through the model at once."""
     num_threads: Count | None = None
     """Local model: threads of torch; null: what torch chooses."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "PolicyConfig":
+        if "chat_template_kwargs" in self.extra_body:
+            raise ValueError("extra_body: chat_template_kwargs has a key of its own, beside extra_body")
+        return self
 
 
 # `collect` and `teach`: tasks, the workflow that is run on them, its scorer, and the teachers of a table.

@@ -5,9 +5,10 @@
 description. Classes named `*Terms` hold what functions of a later package take as options, too.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -15,6 +16,19 @@ class Section(BaseModel):
 
     # hide_input_in_errors: values may be secrets from the environment; attribute docstrings become help and schema
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, use_attribute_docstrings=True)
+
+
+def _parse_object(value: Any) -> Any:
+    """An option of the command line has its object as JSON text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError('expected a JSON object such as {"enable_thinking": false}') from None
+
+
+TemplateVariables = Annotated[dict[str, Any], BeforeValidator(_parse_object)]  # of chat templates, by name
 
 
 # `engine`: where the pieces of import, pairs, tokens and train run.
@@ -108,7 +122,14 @@ class TokensConfig(SequenceTerms):
     tokenizer: str | None = None
     """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
     chat_template: str | None = None
-    """A file with a chat template (Jinja) to use instead of the tokenizer's own; a trained model is saved with it."""
+    """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as
+    tool_use); a trained model is saved with it."""
+    chat_template_kwargs: TemplateVariables = Field(default={})
+    """Variables of the chat template, such as {"enable_thinking": false}; one that it does not read is an error. Those
+    of a record (info.chat_template_kwargs) override them."""
+    record_kwargs: Literal["use", "ignore"] = "use"
+    """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
+    does not read them; or ignore them."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""

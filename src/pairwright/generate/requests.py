@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.errors import PairwrightError
+from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -140,6 +141,11 @@ class ChatEncoder:
     def text(self, messages: Sequence[Message], tools: Sequence[Json] = (), *, variables: Json | None = None) -> str:
         if not self._tokenizer.chat_template:
             raise GenerateError("the model has no chat template: ask for a completion of text instead of a chat")
+        if variables:  # checked before they become keyword arguments of apply_chat_template
+            template = self._tokenizer.chat_template
+            problem = explain_variables(variables, template.values() if isinstance(template, dict) else [template])
+            if problem is not None:
+                raise GenerateError(f"{KEY}: {problem}")
         if not any(message.tool_calls for message in messages):
             return self._render(messages, tools, "object", "", variables)
         # templates differ in how they take arguments and empty content: try all forms, then reuse the first that works

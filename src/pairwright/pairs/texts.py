@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pairwright.errors import TableError
+from pairwright.generate.template_variables import KEY
 from pairwright.pairs.candidates.candidates import PLACE_BITS, Indices, distinct
 from pairwright.pairs.candidates.pair_ids import hex_digits, pair_key, pair_keys, words_of
 from pairwright.pairs.candidates.trajectories import messages_of
@@ -26,7 +27,7 @@ from pairwright.pairs.strategies.imported import side_messages
 from pairwright.paths import Place
 from pairwright.paths.parquet import footers_of
 from pairwright.records.canonical import canonical_messages, content_hash, prompt_hash
-from pairwright.records.json_text import encode
+from pairwright.records.json_text import encode, from_json
 from pairwright.records.messages import TEXT, Message, completion_of_text, text_prompt
 from pairwright.store.table import Table
 
@@ -34,6 +35,7 @@ from pairwright.store.table import Table
 
 _LONG = pa.large_string()
 _OF_TEXT = ("prompt_text", "response_text")
+REJECTED_KEY = f"rejected_{KEY}"  # in the info of a pair whose rejected side had other template variables
 REWRITTEN = ("cut", "row_uid", "chosen_at", "rejected_at")  # a draft that has one of them is not a mere copy
 _REWRITTEN_COLUMNS = ("id", "prompt_hash", "prompt", "tools", "chosen", "rejected")
 
@@ -45,6 +47,7 @@ def with_messages(rows: pa.RecordBatch) -> pa.RecordBatch:
     and so does the completion that follows it.
     """
     columns = {name: rows.column(name) for name in rows.schema.names if name not in _OF_TEXT}
+    columns["info"] = _select_variables(columns["info"])
     for name, text in (("prompt", "prompt_text"), ("completion", "response_text")):
         hashes: list[str | None] = []
         if rows.column(text).null_count < len(rows) and columns[name].null_count:
@@ -195,7 +198,7 @@ def slice_rows(drafts: pl.DataFrame, texts: pa.Table, filling: Filling) -> Itera
             arrays |= _identities(some, texts, one, other)
         else:
             arrays = rewrite_texts(some, texts, one, other)
-        arrays |= _token_facts(some, texts, one, other)
+        arrays |= _token_facts(some, texts, one, other) | _template_facts(some, texts, one, other)
         columns = [arrays[name] if name in arrays else some[name].to_arrow() for name in PAIR_SCHEMA.names]
         yield pa.RecordBatch.from_arrays(columns, names=PAIR_SCHEMA.names)
 
@@ -220,6 +223,32 @@ def _token_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejecte
             is_last = pc.equal(drafts[f"{side}_at"].to_arrow(), last.take(int64_array(rows)).combine_chunks())
             facts[f"{side}_cut"] = pc.and_(facts[f"{side}_cut"], is_last.fill_null(True))
     return facts
+
+
+def _select_variables(info: pa.Array) -> pa.Array:
+    """Of the `info` of experiences only the variables of the chat template, as JSON; null where there are none."""
+    mentions = pc.match_substring(info, f'"{KEY}"').fill_null(False)
+    if not pc.any(mentions).as_py():
+        return pa.nulls(len(info), _LONG)
+    values = [
+        from_json(text).get(KEY) if mentioned else None
+        for text, mentioned in zip(info.to_pylist(), mentions.to_pylist(), strict=True)
+    ]
+    return pa.array([encode(value, order="sorted").decode() if value else None for value in values], _LONG)
+
+
+def _template_facts(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected: Indices) -> dict[str, pa.Array]:
+    """Return `info` with the template variables that the sides were sampled with, where there are any."""
+    if texts["info"].null_count == texts.num_rows:
+        return {}
+    left, right = (texts["info"].take(int64_array(rows)).to_pylist() for rows in (chosen, rejected))
+    infos = []
+    for info, mine, theirs in zip(drafts["info"].to_list(), left, right, strict=True):
+        facts = {} if mine is None and theirs is None else {KEY: from_json(mine or "{}")}
+        if mine != theirs:
+            facts[REJECTED_KEY] = from_json(theirs or "{}")
+        infos.append(encode({**from_json(info or "{}"), **facts}).decode() if facts else info)
+    return {"info": pa.array(infos, _LONG)}
 
 
 def _pieces(
@@ -282,7 +311,7 @@ def _identities(drafts: pl.DataFrame, texts: pa.Table, chosen: Indices, rejected
 MAX_SLICES = 1024
 _CONTENT = (
     "uid", "prompt", "tools", "completion", "prompt_text", "response_text", "num_prompt_messages",
-    "num_completion_messages", "num_tokens", "truncate_status",
+    "num_completion_messages", "num_tokens", "truncate_status", "info",
 )  # fmt: skip
 _OF_CHOSEN = ("prompt", "tools", "prompt_text")  # what a pair copies from its chosen row alone
 _PIECE_BYTES = 8 * 2**20  # of texts that are parted into slices together

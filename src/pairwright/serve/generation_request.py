@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from pairwright.errors import RecordError
 from pairwright.generate import Engine, GenerateError, Request, Sampling
+from pairwright.generate.template_variables import KEY
 from pairwright.records.messages import Json, Message
 from pairwright.serve.openai_schema import ChatAsked, CompletionAsked, Refused
 from pairwright.sources.fields import BadRecord
@@ -97,4 +98,4 @@ def _check_request(engine: Engine, request: Request) -> Request:
 def _refusal_of(error: GenerateError) -> Refused:
     # The engine has one exception for all refusals; clients tell a prompt that is too long by the code.
     code = "context_length_exceeded" if "the context of" in str(error) else None
-    return Refused(str(error), code=code)
+    return Refused(str(error), param=KEY if str(error).startswith(f"{KEY}: ") else None, code=code)

@@ -238,7 +238,8 @@ class HintJudge:
         # What an answer depends on, the wording of the question included: it names the folder of the cache.
         answers = ("model", "temperature", "top_p", "max_tokens", "stop", "extra_body")
         settings = config.model_dump(mode="json")
-        self.identity = content_hash({key: settings[key] for key in answers}, _question((), "", ""))[:16]
+        variables = [config.chat_template_kwargs] if config.chat_template_kwargs else []
+        self.identity = content_hash({key: settings[key] for key in answers}, _question((), "", ""), *variables)[:16]
 
     def __call__(self, messages: Sequence[Message], site: ErrorSite) -> str | None:
         config = self._config
@@ -250,6 +251,7 @@ class HintJudge:
             top_p=config.top_p,
             max_tokens=config.max_tokens,
             stop=config.stop,
+            chat_template_kwargs=config.chat_template_kwargs,
         )
         (answer,) = self._runner.run(self._complete(ask))
         return first_sentences(answer.text)

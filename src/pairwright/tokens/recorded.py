@@ -25,7 +25,7 @@ from pairwright.tokens.spans.regions import Located, Region, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index_tokens
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CONTENT
-from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -36,10 +36,18 @@ class RecordedTurn(msgspec.Struct, frozen=True):
 
 
 def encode_experience(
-    tokenizer: Any, experience: Experience, *, recorded: Literal["use", "ignore"] = "use", **options: Any
+    tokenizer: Any,
+    experience: Experience,
+    *,
+    recorded: Literal["use", "ignore"] = "use",
+    record_kwargs: Literal["use", "ignore"] = "use",
+    **options: Any,
 ) -> list[Sequence]:
     """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
-    rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token."""
+    rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token.
+
+    With `record_kwargs`, the template gets the variables that the experience was sampled with
+    (info.chat_template_kwargs)."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
@@ -48,7 +56,10 @@ def encode_experience(
     else:
         prompt, completion = conversation_of(experience)
         tools = list(experience.tools) or None
-        sequences = encode_turns(tokenizer, [*prompt, *completion], tools, train_from=len(prompt), **options)
+        ready = chat_tokenizer(tokenizer)
+        if record_kwargs == "use":
+            ready = ready.with_variables(record_variables(experience.info))
+        sequences = encode_turns(ready, [*prompt, *completion], tools, train_from=len(prompt), **options)
         sequences = [*sequences[:-1], drop_stop(sequences[-1])] if is_cut(experience) else sequences
     known: dict[str, Any] = {"uid": experience.eid.uid}
     if num_images := count_media(experience):

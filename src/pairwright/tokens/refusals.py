@@ -28,6 +28,7 @@ Reason = Literal[
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
     "text_in_chat",  # raw text where a chat is needed, or beside messages of one
+    "template_variables",  # the template does not read a variable that the record was sampled with
     "no_template",  # the tokenizer has no chat template, and the conversation is a chat
 ]
 
@@ -40,6 +41,7 @@ WAY_OUT = {
     "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
+    "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",
     "control_tokens": "pass control_tokens='escape' to encode them as text",
     "recorded_ids": "set tokens.recorded: ignore to encode the messages instead",
 }

@@ -31,7 +31,7 @@ from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located
 from pairwright.tokens.template.tracked_messages import Chat
-from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
+from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
 
 class Distillation(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -189,12 +189,15 @@ def distill_experience(
     hints: Items[Hint],
     *,
     recorded: Literal["use", "ignore"] = "use",
+    record_kwargs: Literal["use", "ignore"] = "use",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
     """The hinted turns of an experience. Recorded ids are the student's sequence, and the completion's ids in both."""
     refuse_media_inputs(experience, allow=allow_images)
     messages, tools = experience.messages, list(experience.tools) or None
+    if record_kwargs == "use":
+        tokenizer = tokenizer.with_variables(record_variables(experience.info))
     encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
     if experience.tokens is None or recorded == "ignore":
         start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"

@@ -6,6 +6,7 @@ Reads what a model folder has: tokenizer.json, tokenizer_config.json (special to
 ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a generation).
 """
 
+import copy
 import itertools
 import json
 import re
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from pairwright.config import TokensConfig
+from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.paths import is_address, place
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
@@ -111,6 +113,7 @@ _BYTES = _byte_alphabet()
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_SCHEMAS = 256  # lists of tool schemas that are kept
+_MAX_VARIANTS = 64  # sets of template variables whose tokenizers are kept
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
 
 
@@ -172,6 +175,7 @@ class ChatTokenizer:
         self.learnt: dict[Any, Any] = {}  # what was found out once: patterns, forms of calls, shapes of turns
         self._bytes: TokenBytes | None = None
         self._schemas: dict[bytes, list[Json]] = {}
+        self._variants: dict[bytes, ChatTokenizer] = {}  # by the variables that they add to those of this one
         self._clock = clock
         self._templates: Mapping[str, str] = {"default": template} if isinstance(template, str) else {}
         self._renderers: dict[str, Renderer] = {}
@@ -224,6 +228,26 @@ class ChatTokenizer:
             self._renderers[name] = Template(self._templates[name], variables=self.variables, clock=self._clock)
         return self._renderers[name]
 
+    def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
+        """The same tokenizer for templates that get these variables, too: `{"enable_thinking": False}`.
+
+        What was learnt about its templates is learnt anew. A variable that they do not read is a Refusal.
+        """
+        if not variables:
+            return self
+        key = msgspec.json.encode(variables, order="sorted")
+        if key not in self._variants:
+            problem = explain_variables(variables, self._templates.values())
+            if problem is not None:
+                raise Refusal("template_variables", problem)
+            if len(self._variants) >= _MAX_VARIANTS:
+                self._variants.clear()
+            variant = copy.copy(self)
+            variant.variables = {**self.variables, **variables}
+            variant.learnt, variant._renderers, variant._variants = {}, {}, {}
+            self._variants[key] = variant
+        return self._variants[key]
+
     def schemas(self, tools: Sequence[Json] | None) -> list[Json] | None:
         """Tool schemas as a list; equal ones as the same list, so that a file's tools are worked through once."""
         if not tools:
@@ -269,9 +293,23 @@ class ChatTokenizer:
 
 
 def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
-    """The tokenizer that the options name, with their chat template where they name one."""
+    """The tokenizer that the options name, with their chat template where they name one, and its variables."""
     template = None if options.chat_template is None else read_chat_template(options.chat_template)
-    return ChatTokenizer.from_folder(str(options.tokenizer), template=template)
+    tokenizer = ChatTokenizer.from_folder(str(options.tokenizer), template=template)
+    try:
+        return tokenizer.with_variables(options.chat_template_kwargs)
+    except Refusal as refusal:
+        raise TokensError(f"tokens.chat_template_kwargs: {refusal.detail}") from None
+
+
+def record_variables(info: Mapping[str, Any]) -> Json:
+    """The template variables that a record was sampled with, from its `info`."""
+    variables = info.get(KEY)
+    if not variables:
+        return {}
+    if not isinstance(variables, dict):
+        raise Refusal("template_variables", f"info.{KEY}: got {variables!r}, expected an object")
+    return variables
 
 
 def read_chat_template(path: str | Path) -> str:

@@ -320,6 +320,7 @@ def load_distill_data(
                 experience,
                 hints,
                 recorded=options.recorded,
+                record_kwargs=options.record_kwargs,
                 allow_dropped=options.allow_dropped,
                 allow_images=options.allow_images,
             )

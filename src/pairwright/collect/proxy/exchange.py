@@ -16,6 +16,7 @@ from pairwright.collect.completion import Completion
 from pairwright.collect.endpoint import completions_of_chat
 from pairwright.collect.sampled_tokens import arrays_of, facts_of
 from pairwright.errors import PairwrightError
+from pairwright.generate.template_variables import KEY
 from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.messages import Json, Message
@@ -198,8 +199,10 @@ class Exchanges:
         tools = tuple(tools_from_chat(request.get("tools"), "tools"))
         completions = completions_of_chat(answer)
         where = self._where(place, prompt, tools)
+        variables = request.get(KEY)
+        info: Json = {KEY: variables} if variables else {}
         return [
-            self._experience(where, number, prompt, tools, (completion.message,), completion, place)
+            self._experience(where, number, prompt, tools, (completion.message,), completion, place, info)
             for number, completion in enumerate(completions)
         ]
 
@@ -258,8 +261,9 @@ class Exchanges:
         messages: tuple[Message, ...],
         completion: Completion,
         place: Place,
+        more: Json | None = None,
     ) -> Experience:
-        info: Json = {"candidate": number, **facts_of(completion)}
+        info: Json = {"candidate": number, **facts_of(completion), **(more or {})}
         if place.session is not None:
             info["session"] = place.session
         return Experience(

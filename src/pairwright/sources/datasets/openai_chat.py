@@ -133,9 +133,9 @@ def _info(row: Json, request: Json) -> Json:
     for key in REWARD_KEYS:  # a score that is no number, such as "good", stays
         if isinstance(info.get(key), dict) or score(info.get(key)) is not None:
             del info[key]
-    parallel = request.get("parallel_tool_calls")
-    if parallel is not None:
-        info["parallel_tool_calls"] = parallel
+    for key in ("parallel_tool_calls", "chat_template_kwargs"):  # of the request, where that is not the row itself
+        if request.get(key) is not None:
+            info[key] = request[key]
     return info
 
 

@@ -13,20 +13,27 @@ import polars as pl
 import pyarrow as pa
 
 from pairwright.errors import TableError
+from pairwright.generate.template_variables import KEY
 from pairwright.pairs.outcomes import source_tables
 from pairwright.pairs.pair_table import FILE_NAME, pair_batches
+from pairwright.pairs.texts import REJECTED_KEY
 from pairwright.paths import Place
 from pairwright.records.canonical import content_hash
 from pairwright.records.experience import EID, Experience, Kind
 from pairwright.records.grouping import conversation_of
+from pairwright.records.json_text import from_json
 from pairwright.records.messages import Json, Message
 from pairwright.store.arrow import from_arrow, from_batch
 from pairwright.store.table import Table
 from pairwright.tokens.recorded import is_cut_side
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.tokenizer import record_variables
 
 # Columns that identify an item: hashes and counts, so that keys are computed without reading any text.
-_EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length")
-_PAIR_KEY = ("id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut")
+_EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length", "info")
+_PAIR_KEY = (
+    "id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut", "info",
+)  # fmt: skip
 _SIDES = ("chosen", "rejected")
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
@@ -34,8 +41,8 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 
 class Item(msgspec.Struct, frozen=True):
     """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
-    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `uids` are
-    the experiences that the sides are of."""
+    `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `info` has
+    the template variables that a pair was sampled with, `uids` are the experiences that the sides are of."""
 
     key: str
     id: str
@@ -46,15 +53,36 @@ class Item(msgspec.Struct, frozen=True):
     rejected: tuple[Message, ...] = ()
     sources: tuple[Experience | None, Experience | None] = (None, None)
     cut: tuple[bool, bool] = (False, False)
+    info: Json = {}
     uids: tuple[str, str] = ("", "")
+
+
+def pair_variables(item: Item) -> Json:
+    """The template variables of a pair; two sides that were sampled with different ones have no prompt in common."""
+    if REJECTED_KEY in item.info:
+        left, right = item.info.get(KEY), item.info[REJECTED_KEY]
+        raise Refusal("prompts_differ", f"the sides were sampled with other template variables: {left!r}, {right!r}")
+    # Recorded ids are taken as they are: nothing is rendered.
+    if all(source is not None and source.tokens is not None for source in item.sources):
+        return {}
+    return record_variables(item.info)
 
 
 class Source:
     """An experience table or a folder of pairs. `experience` names the tables that the pairs were built from, where
     these are not where the pairs' lineage says; with `use_recorded` False nothing recorded is looked for."""
 
-    def __init__(self, path: Place, *, salt: str, experience: tuple[str, ...] = (), use_recorded: bool = True) -> None:
+    def __init__(
+        self,
+        path: Place,
+        *,
+        salt: str,
+        experience: tuple[str, ...] = (),
+        use_recorded: bool = True,
+        use_variables: bool = True,
+    ) -> None:
         self.path = path
+        self._use_variables = use_variables
         self.is_pairs = (path / FILE_NAME).exists()
         if not self.is_pairs and not (path / "table.json").exists():
             raise TableError(f"{path}: neither an experience table nor pairs")
@@ -103,12 +131,20 @@ class Source:
             yield item
 
     def _key(self, row: Json) -> str:
-        return content_hash(self._salt, row)
+        return content_hash(self._salt, *self._variables(row.pop("info")), row)
 
     def _pair_key(self, row: Json) -> str:
         # The rows with recorded ids are part of the key: once they are found, the pair is encoded again.
         sides = [self._recorded.get(row[f"{side}_uid"]) for side in _SIDES]
-        return content_hash(self._salt, row["id"], sides, [bool(row[f"{side}_cut"]) for side in _SIDES])
+        cut = [bool(row[f"{side}_cut"]) for side in _SIDES]
+        return content_hash(self._salt, row["id"], sides, cut, *self._variables(row["info"]))
+
+    def _variables(self, info: str | None) -> list[Json]:
+        """What `info` says about template variables: one item, or none. Only text that has the word is decoded."""
+        if not self._use_variables or not info or KEY not in info:
+            return []
+        decoded = from_json(info)
+        return [{key: decoded[key] for key in (KEY, REJECTED_KEY) if key in decoded}]
 
     def _experiences(self, known: set[str]) -> Iterator[Item]:
         for batch in Table(self.path, create=False).scan():
@@ -134,8 +170,9 @@ class Source:
                 )
                 left, right = (self._source(row, side, experiences) for side in _SIDES)
                 tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
+                info = from_json(row["info"]) if row["info"] else {}
                 uids = row["chosen_uid"] or "", row["rejected_uid"] or ""
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, uids)
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info, uids)
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
         """The experience that recorded the ids of a side."""
@@ -169,8 +206,8 @@ def _item_of(key: str, experience: Experience) -> Item:
     cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
     has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
     sources = (experience, experience) if has_more else (None, None)
-    uids = experience.eid.uid, experience.eid.uid
-    return Item(key, experience.eid.uid, None, prompt, experience.tools, chosen, rejected, sources, cut, uids)
+    sides, uid = (chosen, rejected), experience.eid.uid
+    return Item(key, uid, None, prompt, experience.tools, *sides, sources, cut, experience.info, (uid, uid))
 
 
 def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:

@@ -39,7 +39,7 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
-from pairwright.tokens.stage.items import Item, Source
+from pairwright.tokens.stage.items import Item, Source, pair_variables
 from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat_template
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def encode_source(
     if options.tokenizer is None:
         raise ConfigError("tokens.tokenizer: expected the folder of a model")
     # Fails before anything is read if the tokenizer is broken, and replaces one that was loaded earlier.
-    _loaded[options.tokenizer, options.chat_template] = load_tokenizer(options)
+    _loaded[_loaded_key(options)] = load_tokenizer(options)
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
     output.mkdir(parents=True, exist_ok=True)
@@ -97,6 +97,7 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
         salt=content_hash(_VERSION, tokenizer_hash, options.content()),
         experience=options.experience,
         use_recorded=options.recorded == "use",
+        use_variables=options.record_kwargs == "use",
     )
 
 
@@ -124,14 +125,17 @@ def _split_tasks(items: Iterator[Item]) -> Iterator[list[Item]]:
     return iter(lambda: list(islice(items, ITEMS_PER_TASK)), [])
 
 
-# By folder and chat template, in each process: loading takes longer than encoding a task.
-_loaded: dict[tuple[str, str | None], ChatTokenizer] = {}
+# By folder, chat template and its variables, in each process: loading takes longer than encoding a task.
+_loaded: dict[str, ChatTokenizer] = {}
+
+
+def _loaded_key(options: TokensConfig) -> str:
+    return content_hash(options.tokenizer, options.chat_template, options.chat_template_kwargs)
 
 
 def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
     """The rows of items: one a sequence, or one with the refusal."""
-    assert options.tokenizer is not None
-    key = options.tokenizer, options.chat_template
+    key = _loaded_key(options)
     if key not in _loaded:
         _loaded[key] = load_tokenizer(options)
     tokenizer = _loaded[key]
@@ -158,6 +162,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         tokenizer,
         experience,
         recorded=options.recorded,
+        record_kwargs=options.record_kwargs,
         boundaries=options.boundaries,
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
@@ -174,6 +179,24 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
 
 
 def _encode_pairs(
+    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
+) -> list[EncodedPair | TokensError]:
+    """Pairs in their order. Those with the same template variables are encoded together."""
+    results: dict[int, EncodedPair | TokensError] = {}
+    groups: dict[ChatTokenizer, list[int]] = {}
+    for number, item in enumerate(items):
+        try:
+            ready = tokenizer.with_variables(pair_variables(item)) if options.record_kwargs == "use" else tokenizer
+            groups.setdefault(ready, []).append(number)
+        except TokensError as error:
+            results[number] = error
+    for ready, numbers in groups.items():
+        compared = [items[number] for number in numbers]
+        results |= zip(numbers, _encode_alike(ready, compared, options), strict=True)
+    return [results[number] for number in range(len(items))]
+
+
+def _encode_alike(
     tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
 ) -> Iterator[EncodedPair | TokensError]:
     compared = (

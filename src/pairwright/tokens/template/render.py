@@ -94,10 +94,10 @@ class Template:
         try:
             return self._compiled.render(
                 {
+                    "documents": None,
                     **self.variables,
                     "messages": chat,
                     "tools": self._tools[1],
-                    "documents": None,
                     "add_generation_prompt": prompt,
                 }
             )
