@@ -27,13 +27,13 @@ Where that cannot be had, a Refusal names the turn and the reason. Raw text has 
 from bisect import bisect_left
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pairwright.records.messages import TEXT, Json, Message
-from pairwright.tokens.message_dialect import adapt_chat
+from pairwright.tokens.message_dialect import adapt_dicts, adapt_records
 from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
@@ -41,7 +41,7 @@ from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.regions import Located, Region, Verify, locate
 from pairwright.tokens.spans.spelling import Encoded, encode_text
 from pairwright.tokens.template.render import Rendered
-from pairwright.tokens.template.tracked_messages import Chat, plain_chat
+from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
@@ -85,16 +85,25 @@ def encode_chat(
             ready, texts, train_from=train_from, control_tokens=control_tokens, require_stop=require_stop
         )
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     located = locate(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
+    located = located._replace(rewritten_ids=rewritten_ids)
     refuse_dropped(located.dropped, allow=allow_dropped)
     return encode_located(ready, chat, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
 
 
+class Prepared(NamedTuple):
+    """Messages as the template takes them, which of them the model generated, and how many ids were rewritten."""
+
+    chat: Chat
+    generated: list[int]
+    rewritten_ids: int
+
+
 def prepare_chat(
     tokenizer: ChatTokenizer, messages: Messages, tools: list[Json] | None, *, allow_images: bool = False
-) -> tuple[Chat, list[int]]:
+) -> Prepared:
     """Messages in the form that the template takes, and which of them the model generated."""
     if not messages:
         raise Refusal("not_generated", "a conversation without messages")
@@ -102,14 +111,16 @@ def prepare_chat(
     if len(records) == len(messages):
         if any(record.role == TEXT for record in records):
             raise Refusal("text_in_chat", "no template renders raw text")
-        chat = adapt_chat(tokenizer, records, tools)
+        chat, rewritten = adapt_records(tokenizer, records, tools)
         refuse_media(chat, allow=allow_images)
-        return chat, [index for index, record in enumerate(records) if record.is_generated]
-    chat = plain_chat([message for message in messages if not isinstance(message, Message)])
+        return Prepared(chat, [index for index, record in enumerate(records) if record.is_generated], rewritten)
+    dicts = [message for message in messages if not isinstance(message, Message)]
+    chat, rewritten = adapt_dicts(tokenizer, dicts, tools)
     if len(chat) != len(messages):
         raise Refusal("not_generated", "messages are either all records or all dicts")
     refuse_media(chat, allow=allow_images)
-    return chat, [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+    generated = [index for index, message in enumerate(chat) if message.get("role") == "assistant"]
+    return Prepared(chat, generated, rewritten)
 
 
 def encode_located(
@@ -142,8 +153,10 @@ def build_report(
         prompt_dropped=located.prompt_dropped,
         images=located.num_images,
         rewritten=located.rewritten,
+        rewritten_ids=located.rewritten_ids,
         merged=merged,
         unstopped=tuple(region.message for region in regions if region.stop is None),
+        stop_added=located.stop_added,
         stops=tuple(sorted({region.stop for region in regions if region.stop is not None})),
         control_tokens=num_controls,
         probed=located.probed,

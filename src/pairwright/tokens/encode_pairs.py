@@ -239,7 +239,8 @@ def _draft_pair(
             start = int(np.argmax(sequence.mask))
             draft.encoded[name] = EncodedSide(drop_stop(sequence) if is_cut else sequence, start)
             continue
-        chat, generated = prepare_chat(tokenizer, [*pair.prompt, *completion], draft.tools, allow_images=allow_images)
+        messages = [*pair.prompt, *completion]
+        chat, generated, rewritten = prepare_chat(tokenizer, messages, draft.tools, allow_images=allow_images)
         first = len(pair.prompt)
         turns = [index for index in generated if index >= first]
         if not turns or turns[0] != first:
@@ -249,7 +250,7 @@ def _draft_pair(
         if len(groups) > 1:
             detail = "the template rewrites history within the completion: no one sequence is exact"
             raise Refusal("context_differs", detail, message=first)
-        chat, located = groups[0]
+        chat, located = groups[0][0], groups[0][1]._replace(rewritten_ids=rewritten)
         refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
         prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
         draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)

@@ -14,13 +14,14 @@ from pairwright.tokens.plain_text import is_raw_text
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Sequence
 from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
-from pairwright.tokens.spans.probes import Unfit, stitch_turn
+from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate
+from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
 # Reasons against one sequence for all turns that go away where groups of turns have sequences of their own.
-_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued")
+_PER_TURN = ("context_differs", "history_rewritten", "prompt_not_continued", "no_stop")
 
 
 def encode_turns(
@@ -42,12 +43,13 @@ def encode_turns(
         options: Any = {"control_tokens": control_tokens, "require_stop": require_stop}
         return [encode_chat(ready, messages, train_from=train_from, **options)]
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, rewritten_ids = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     turns = [index for index in generated if index >= train_from]
     groups = locate_groups(ready, chat, schemas, turns, require_stop=require_stop, verify=verify)
     refuse_dropped(tuple(item for _, located in groups for item in located.dropped), allow=allow_dropped)
+    options = {"boundaries": boundaries, "control_tokens": control_tokens}
     return [
-        encode_located(ready, part, schemas, located, boundaries=boundaries, control_tokens=control_tokens)
+        encode_located(ready, part, schemas, located._replace(rewritten_ids=rewritten_ids), **options)
         for part, located in groups
     ]
 
@@ -108,17 +110,25 @@ def last_group(
     except TemplateError as error:
         raise Refusal("template_error", str(error), message=turns[-1]) from None
     # Not even the last turn alone: join the rendered prompt and the rendered turn.
-    return _locate_stitched(tokenizer, chat, tools, require_stop=require_stop)
+    return _locate_spoken(tokenizer, chat, tools, require_stop=require_stop)
 
 
-def _locate_stitched(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, *, require_stop: bool) -> Located:
+    """The last turn alone, after exactly what inference is given."""
     turn = len(chat) - 1
-    result = stitch_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
+    result = speak_turn(tokenizer, tokenizer.renderer(tools), chat, tools)
     if isinstance(result, Unfit):
         raise Refusal(result.reason, result.detail, message=turn)
-    rendered, start, end, stop = result
-    if stop is None and require_stop:
+    if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
-    left_out = find_left_out(rendered, chat, tools, [turn])
-    regions = [Region(turn, start, end, stop)]
-    return Located(rendered, regions, left_out.dropped, (), 1, left_out.prompt_dropped, left_out.num_images)
+    left_out = find_left_out(result.rendered, chat, tools, [turn])
+    return Located(
+        result.rendered,
+        [Region(turn, result.start, result.end, result.stop)],
+        left_out.dropped,
+        (),
+        1,
+        left_out.prompt_dropped,
+        left_out.num_images,
+        (turn,) if result.is_stop_added else (),
+    )

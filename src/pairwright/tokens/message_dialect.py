@@ -1,54 +1,199 @@
-"""Records in the form that a template takes.
+"""Messages in the form that a template takes.
 
-Templates disagree on two things. Arguments: most want an object (and write it as JSON), some want text. The content
-beside tool calls: some want it null, some fail on null. Both are found out once, by rendering a call each way; the
-form that inference servers use (an object, content as it is) is tried first.
+Templates disagree on a few things, which are found out once by rendering a small conversation each way. Arguments: most
+want an object (and write it as JSON), some want text. The content beside tool calls: some want it null, some fail on
+null or print it as "None"; the form whose render says nothing is taken. Content: a few read a list of parts and no text.
+Ids of calls: Mistral's demand nine letters or digits, so longer ones become short, call and result alike.
+
+Records are converted. Chat dicts stay as they are, except where a template would drop what they hold, print a null, or
+refuse their ids.
 """
 
+import hashlib
 import itertools
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from pairwright.records.messages import Json, Message, to_template_chat
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_messages import Chat, plain_chat
-from pairwright.tokens.template.tracked_str import CALL
+from pairwright.tokens.template.tracked_str import CALL, CONTENT
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+_ID_LENGTH = 9  # of the ids that Mistral's templates take
+_LONG_ID = "call_zq0000000001"
+
+
+class Forms(msgspec.Struct, frozen=True):
+    """What a template takes.
+
+    arguments    "object" or "text"
+    empty        the content beside calls where there is no text: None or ""
+    drops_text   arguments given as JSON text would not be rendered, as an object they are
+    prints_null  null content beside calls is printed, "" is not
+    wants_parts  content given as text is not rendered, as a list of parts it is
+    short_ids    ids of calls other than nine letters or digits are refused
+    """
+
+    arguments: str = "object"
+    empty: str | None = None
+    drops_text: bool = False
+    prints_null: bool = False
+    wants_parts: bool = False
+    short_ids: bool = False
 
 
 def adapt_chat(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> Chat:
-    """Chat messages of records; arguments and empty content as this template takes them."""
-    renderer = tokenizer.renderer(tools)
-    arguments: str = "object"
-    empty: str | None = None
-    if any(message.tool_calls for message in messages):
-        arguments, empty = find_call_forms(tokenizer, renderer)
-    return plain_chat(to_template_chat(messages, arguments=arguments, empty=empty))
+    """Chat messages of records."""
+    return adapt_records(tokenizer, messages, tools)[0]
+
+
+def adapt_records(tokenizer: ChatTokenizer, messages: Sequence[Message], tools: list[Json] | None) -> tuple[Chat, int]:
+    """Chat messages of records, and how many ids of calls were rewritten."""
+    forms = find_forms(tokenizer, tokenizer.renderer(tools))
+    chat = to_template_chat(messages, arguments=forms.arguments, empty=forms.empty)
+    return _fit_chat(plain_chat(chat), forms)
+
+
+def adapt_dicts(tokenizer: ChatTokenizer, messages: Sequence[Any], tools: list[Json] | None) -> tuple[Chat, int]:
+    """Chat dicts as they are, but for what the template would drop, print or refuse; and the ids that were rewritten."""
+    forms = find_forms(tokenizer, tokenizer.renderer(tools))
+    chat = plain_chat(messages)
+    for message in chat:
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or not calls:
+            continue
+        if forms.prints_null and message.get("content", "") is None:
+            message["content"] = ""
+        for call in calls if forms.drops_text else ():
+            function = call.get("function", call) if isinstance(call, dict) else {}
+            if isinstance(function, dict) and isinstance(function.get("arguments"), str):
+                function["arguments"] = _decode_object(function["arguments"])
+    return _fit_chat(chat, forms)
+
+
+def _fit_chat(chat: Chat, forms: Forms) -> tuple[Chat, int]:
+    if forms.wants_parts:
+        for message in chat:
+            if isinstance(message.get("content"), str):
+                message["content"] = [{"type": "text", "text": message["content"]}]
+    return (chat, _shorten_ids(chat)) if forms.short_ids else (chat, 0)
+
+
+def _decode_object(text: str) -> Any:
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
+
+
+def _shorten_ids(chat: Chat) -> int:
+    """Give calls and results ids of nine characters, the same one for the same id; returns how many were rewritten.
+
+    As inference servers do, the last nine characters stay where they are letters and digits and tell the ids apart.
+    """
+    holders: list[tuple[Json, str]] = []
+    for message in chat:
+        calls = message.get("tool_calls")
+        holders += [(call, "id") for call in (calls if isinstance(calls, list) else []) if isinstance(call, dict)]
+        holders.append((message, "tool_call_id"))
+    ids = [holder[key] for holder, key in holders if isinstance(holder.get(key), str)]
+    short: dict[str, str] = {}
+    for name in dict.fromkeys(ids):
+        if len(name) == _ID_LENGTH and name.isalnum() and name.isascii():
+            short[name] = name
+    for name in dict.fromkeys(ids):
+        if name not in short:
+            end = name[-_ID_LENGTH:]
+            is_fit = len(end) == _ID_LENGTH and end.isalnum() and end.isascii() and end not in short.values()
+            short[name] = end if is_fit else hashlib.sha256(name.encode()).hexdigest()[:_ID_LENGTH]
+    for holder, key in holders:
+        if isinstance(holder.get(key), str):
+            holder[key] = short[holder[key]]
+    return sum(name != new for name, new in short.items())
+
+
+# What a template takes, tried on a small conversation.
+
+
+def find_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> Forms:
+    """What this template takes, tried once."""
+    key = ("forms", renderer.hash)
+    if key not in tokenizer.learnt:
+        tokenizer.learnt[key] = _try_forms(renderer)
+    forms: Forms = tokenizer.learnt[key]
+    return forms
 
 
 def find_call_forms(tokenizer: ChatTokenizer, renderer: Renderer) -> tuple[str, str | None]:
     """(arguments: object or text, empty content beside calls: None or "")."""
-    key = ("forms", renderer.hash)
-    if key not in tokenizer.learnt:
-        # Four renders of a small call; the first form that shows name and arguments as JSON wins.
-        forms = list(itertools.product(("object", "text"), (None, "")))
-        renders = [(form, _render_call(renderer, *form)) for form in forms]
-        whole = [form for form, text in renders if text is not None and _is_whole(text)]
-        accepted = [form for form, text in renders if text is not None]
-        tokenizer.learnt[key] = (whole or accepted or forms)[0]
-    form: tuple[str, str | None] = tokenizer.learnt[key]
-    return form
+    forms = find_forms(tokenizer, renderer)
+    return forms.arguments, forms.empty
 
 
-def _render_call(renderer: Renderer, arguments: str, content: str | None) -> Rendered | None:
-    # Words that begin with zq are in no template, so finding one in the text means that it was rendered.
-    value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
-    call = {"id": "zq0000000", "type": "function", "function": {"name": "zqf", "arguments": value}}
-    chat: Chat = [{"role": "user", "content": "zqu"}, {"role": "assistant", "content": content, "tool_calls": [call]}]
+def _try_forms(renderer: Renderer) -> Forms:
+    text = _render(renderer, [_USER])
+    wants_parts = _is_missing(text) and not _is_missing(_render(renderer, [_parts(_USER)]))
+    short_ids = False
+    # Each form of a small call; the first that shows name and arguments as JSON, and no null, wins.
+    forms = list(itertools.product(("object", "text"), (None, "")))
+    renders = {form: _render_call(renderer, *form, wants_parts=wants_parts) for form in forms}
+    if any(renders.values()):
+        short_ids = _render_call(renderer, *forms[1], _LONG_ID, wants_parts=wants_parts) is None
+        short_ids &= renders[forms[1]] is not None
+    prints_null = any(_prints_null(renders[kind, None], renders[kind, ""]) for kind in ("object", "text"))
+    silent = [form for form in forms if not (prints_null and form[1] is None)]
+    whole = [form for form in silent if (render := renders[form]) is not None and _is_whole(render)]
+    accepted = [form for form in silent if renders[form] is not None]
+    arguments, empty = (whole or accepted or forms)[0]
+    as_text = renders["text", empty]
+    drops_text = arguments == "object" and bool(whole) and (as_text is None or "zqx" not in as_text.text)
+    return Forms(arguments, empty, drops_text, prints_null, wants_parts, short_ids)
+
+
+_USER: Json = {"role": "user", "content": "zqu"}
+
+
+def _parts(message: Json) -> Json:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def _render(renderer: Renderer, chat: Chat) -> Rendered | None:
     try:
         return renderer.render(chat, None)
     except TemplateError:
         return None
+
+
+def _render_call(
+    renderer: Renderer, arguments: str, content: str | None, name: str = "zq0000000", *, wants_parts: bool
+) -> Rendered | None:
+    # Words that begin with zq are in no template, so finding one in the text means that it was rendered.
+    value: object = {"zqa": "zqx"} if arguments == "object" else '{"zqa": "zqx"}'
+    call = {"id": name, "type": "function", "function": {"name": "zqf", "arguments": value}}
+    turn: Json = {"role": "assistant", "content": content, "tool_calls": [call]}
+    chat = [_parts(_USER) if wants_parts else _USER, turn]
+    # A result follows, since some templates look at an id only there; one that takes no results is tried without.
+    result: Json = {"role": "tool", "content": "zqr", "tool_call_id": name, "name": "zqf"}
+    return _render(renderer, [*chat, result]) or (_render(renderer, chat) if name != _LONG_ID else None)
+
+
+def _is_missing(rendered: Rendered | None) -> bool:
+    """Is the content of the user's message not in the text?"""
+    return rendered is None or not any(
+        piece.field == CONTENT and "zqu" in rendered.text[piece.start : piece.end] for piece in rendered.pieces
+    )
+
+
+def _prints_null(null: Rendered | None, empty: Rendered | None) -> bool:
+    """Does null content become a word that empty content does not?"""
+    if null is None or empty is None:
+        return False
+    return any(null.text.count(word) > empty.text.count(word) for word in ("None", "none", "null"))
 
 
 def _is_whole(rendered: Rendered) -> bool:

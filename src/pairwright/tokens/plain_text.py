@@ -19,8 +19,8 @@ from pairwright.records.arrays import Array
 from pairwright.records.messages import TEXT, Message
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
-from pairwright.tokens.spans.probes import control_pattern
 from pairwright.tokens.spans.spelling import Controls, Part, encode_parts
+from pairwright.tokens.spans.stops import control_pattern
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 SOURCE = "text"

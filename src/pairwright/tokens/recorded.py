@@ -196,7 +196,7 @@ def encode_recorded(
     """
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     if not recorded or any(index not in generated for index in recorded):
         raise Refusal("recorded_ids", f"ids are recorded for {sorted(recorded)}, generated were {generated}")
     located = locate(ready, chat, schemas, sorted(recorded), require_stop=False)

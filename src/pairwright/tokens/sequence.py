@@ -36,8 +36,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_dropped  the same for messages that are not trained, and (-1, "tools") for tool schemas
     images       content parts that are no text, which no channel trains on; only where they are allowed
     rewritten    turns whose template text differs from when they were last (an empty <think> block)
+    rewritten_ids  ids of calls that were shortened, in calls and results alike, because the template takes no others
     merged       tokens that begin before a turn and reach into it: BPE merged across the boundary
-    unstopped    turns that end without a stop token (the last turn where the next header is the stop)
+    unstopped    turns that end without a stop token
+    stop_added   turns whose stop token the template does not write when they are last: it was added
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
@@ -52,8 +54,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_dropped: tuple[tuple[int, str], ...] = ()
     images: int = 0
     rewritten: tuple[int, ...] = ()
+    rewritten_ids: int = 0
     merged: int = 0
     unstopped: tuple[int, ...] = ()
+    stop_added: tuple[int, ...] = ()
     stops: tuple[str, ...] = ()
     control_tokens: int = 0
     probed: int = 0

@@ -117,7 +117,7 @@ def encode_distillations(
         raise Refusal("not_generated", "there is no hint to distil")
     ready = chat_tokenizer(tokenizer)
     schemas = ready.schemas(tools)
-    chat, generated = prepare_chat(ready, messages, schemas, allow_images=allow_images)
+    chat, generated, _ = prepare_chat(ready, messages, schemas, allow_images=allow_images)
     # Recorded turns are the trained ones, else every turn that was generated after the prompt.
     turns = sorted(recorded) if recorded else [index for index in generated if index >= train_from]
     if any(turn not in generated for turn in turns):
@@ -129,7 +129,7 @@ def encode_distillations(
     hinted_messages = list(messages)
     for hint in hints:
         hinted_messages[hint.target - 1] = add_hint(hinted_messages[hint.target - 1], hint.text)
-    hinted_chat, _ = prepare_chat(ready, hinted_messages, schemas, allow_images=allow_images)
+    hinted_chat = prepare_chat(ready, hinted_messages, schemas, allow_images=allow_images).chat
     groups = locate_groups(ready, chat, schemas, turns, require_stop=not recorded)
     items = []
     for part, located in groups:

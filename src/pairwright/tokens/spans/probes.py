@@ -1,104 +1,18 @@
-"""Where a turn starts and ends, by definition: the prompt of inference, and the stop token (`find_stop`).
+"""Where a turn starts and ends, by definition: the prompt of inference, and the stop token (stops.py).
 
 `probe` renders the conversation up to the turn with the generation prompt (what inference is given), up to and with
 the turn (what was generated), and as a whole. It costs a few renders of the conversation; on skeletons of constant
 size, kept, it is how `regions` learns literals; on the conversation itself it is the slow way that is always right.
 """
 
-import re
 from typing import Any, NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
+from pairwright.tokens.spans.stops import find_stop
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
-
-# Stop tokens: what follows a turn in every continuation of the conversation.
-
-
-class Stop(NamedTuple):
-    """`end` is the offset after the stop token in the text that follows the turn."""
-
-    end: int
-    token: str | None
-    is_next_header: bool = False
-
-
-def control_pattern(tokenizer: ChatTokenizer) -> re.Pattern[str]:
-    """Matches any added token, the longest first."""
-    if "pattern" not in tokenizer.learnt:
-        tokens = sorted((token for token in tokenizer.added if token.strip()), key=len, reverse=True)
-        tokenizer.learnt["pattern"] = re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
-    pattern: re.Pattern[str] = tokenizer.learnt["pattern"]
-    return pattern
-
-
-def split_symbols(tokenizer: ChatTokenizer, text: str) -> list[str]:
-    """Control tokens whole, everything else by character."""
-    result: list[str] = []
-    position = 0
-    for match in control_pattern(tokenizer).finditer(text):
-        result.extend(text[position : match.start()])
-        result.append(match.group())
-        position = match.end()
-    result.extend(text[position:])
-    return result
-
-
-def find_stop(tokenizer: ChatTokenizer, tail: str, last: str, others: list[str], *, has_calls: bool) -> Stop:
-    """The stop in `tail`, what follows the turn here; `last` is what follows it when it is the last message.
-
-    A token that is not marked special may be the stop of a turn of text; after a call it is what closes the call.
-    """
-    # What follows the turn, whatever comes next: the last EOS in it is the stop, else the last special token.
-    common = _common_prefix([split_symbols(tokenizer, text) for text in (tail, last, *others)])
-    for kind in (tokenizer.eos, tokenizer.special):
-        for position in range(len(common) - 1, -1, -1):
-            if common[position] in kind:
-                return Stop(len("".join(common[: position + 1])), common[position])
-    end = len("".join(common))
-    # No special token in common. A turn that is last ends with one of its own: the stop differs when turns follow.
-    if _first_control(tokenizer, last[end:]):
-        own = _first_control(tokenizer, tail[end:], tokenizer.eos) or _first_control(tokenizer, tail[end:])
-        return Stop(tail.index(own, end) + len(own), own) if own else Stop(end, None)
-    # Every continuation begins with the header of the next message, which then is what stops the turn.
-    if others and all(_next_header(tokenizer, common, text) for text in others):
-        own = _next_header(tokenizer, common, tail)
-        return Stop(tail.index(own, end) + len(own), own, True) if own else Stop(end, None, True)
-    # At last a token that is added, but not special.
-    for position in () if has_calls else range(len(common) - 1, -1, -1):
-        if common[position] in tokenizer.added:
-            return Stop(len("".join(common[: position + 1])), common[position])
-    return Stop(end, None)
-
-
-def _first_control(tokenizer: ChatTokenizer, text: str, among: frozenset[str] | None = None) -> str:
-    tokens = tokenizer.special if among is None else among
-    return next((item for item in split_symbols(tokenizer, text) if item in tokens), "")
-
-
-def _next_header(tokenizer: ChatTokenizer, common: list[str], text: str) -> str:
-    """The control token that comes right after the common part, if a stop may be that."""
-    for item in split_symbols(tokenizer, text)[len(common) :]:
-        if item in tokenizer.special and item != tokenizer.special_tokens.get("bos_token"):
-            return item if item in tokenizer.eos or not tokenizer.stops_are_known else ""
-        if not item.isspace():
-            return ""
-    return ""
-
-
-def _common_prefix(sequences: list[list[str]]) -> list[str]:
-    length = 0
-    for items in zip(*sequences, strict=False):
-        if any(item != items[0] for item in items):
-            break
-        length += 1
-    return sequences[0][:length]
-
-
-# Probes: a turn located by rendering the conversation before it, with it, and as a whole.
-
 
 class Turn(NamedTuple):
     """What was learnt about a turn: the literals around its text, and where in them its region starts and ends.
@@ -109,6 +23,8 @@ class Turn(NamedTuple):
     tail    template text from the turn's last piece to the next message's; the region ends at tail[end]
     later   how many pieces of the turn's text are repeated after its end (a call's name in the result's header)
     fields  the fields that are rendered in the turn
+    added   text with the stop token that the template does not write after the turn; there is room for it only where
+            the turn is last
     A turn without any piece of its own has one literal, lead == tail, for both.
     """
 
@@ -120,8 +36,8 @@ class Turn(NamedTuple):
     later: int
     fields: frozenset[int]
     stop: str | None
-    stop_is_next_header: bool
     literals_rewritten: bool
+    added: str
 
 
 class Unfit(NamedTuple):
@@ -145,9 +61,9 @@ def probe(
     except TemplateError as error:
         return Unfit("template_error", f"the prompt before this turn cannot be rendered: {error}")
     if not last.text.startswith(prompt):
-        return Unfit("prompt_not_continued", _difference(prompt, last.text, "the generation prompt", "the turn"))
+        return Unfit("prompt_not_continued", describe_difference(prompt, last.text, "the generation prompt", "the turn"))
     if not full.text.startswith(prompt):
-        return Unfit("context_differs", _difference(prompt, full.text, "inference", "the conversation"))
+        return Unfit("context_differs", describe_difference(prompt, full.text, "inference", "the conversation"))
     start = len(prompt)
     # Pieces of the turn where it is last, and numbers of its pieces in the whole conversation.
     own_last = [piece for piece in last.pieces if piece.message == turn]
@@ -158,12 +74,12 @@ def probe(
     if unfit is not None:
         return unfit
     others = [
-        _find_tail(rendered, last, own_last, turn, start)
-        for rendered in _render_continuations(renderer, chat, tools, turn)
+        find_tail(rendered, last, own_last, turn, start)
+        for rendered in render_continuations(renderer, chat, tools, turn)
     ]
     tails = [text for text in others if text is not None]
     return _describe_turn(
-        tokenizer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls"))
+        tokenizer, renderer, full, last, own, own_last, start, tails, has_calls=bool(chat[turn].get("tool_calls"))
     )
 
 
@@ -184,6 +100,7 @@ def _check_history(full: Rendered, last: Rendered, own: list[int], own_last: lis
 
 def _describe_turn(
     tokenizer: ChatTokenizer,
+    renderer: Renderer,
     full: Rendered,
     last: Rendered,
     own: list[int],
@@ -203,8 +120,8 @@ def _describe_turn(
         return Unfit("not_located", "text of another message stands after the generation prompt")
     tail_last = last.text[last_end:]
     tail = full.text[turn_end:after]
-    stop = find_stop(tokenizer, tail, tail_last, others, has_calls=has_calls)
-    stop_last = find_stop(tokenizer, tail_last, tail_last, others, has_calls=has_calls)
+    stop = find_stop(tokenizer, renderer, tail, tail_last, others, has_calls=has_calls)
+    stop_last = find_stop(tokenizer, renderer, tail_last, tail_last, others, has_calls=has_calls)
     if not stop.is_next_header and stop.token != stop_last.token:
         detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
         return Unfit("history_rewritten", detail)
@@ -220,12 +137,12 @@ def _describe_turn(
         later=len(own) - size,
         fields=frozenset(piece.field for piece in own_last),
         stop=stop.token,
-        stop_is_next_header=stop.is_next_header,
         literals_rewritten=rewritten and not stop.is_next_header,
+        added=stop.added,
     )
 
 
-def _find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:
+def find_tail(rendered: Rendered, last: Rendered, own_last: list[Piece], turn: int, start: int) -> str | None:
     """What follows the turn's last piece in another continuation, in which the turn itself may be rewritten (its
     reasoning dropped); None where that piece is not there."""
     if not own_last:
@@ -253,7 +170,7 @@ def _find_neighbours(rendered: Rendered, own: list[int], size: int, start: int) 
     return before, pieces[beyond].start if beyond < len(pieces) else len(rendered.text)
 
 
-def _render_continuations(renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int) -> list[Rendered]:
+def render_continuations(renderer: Renderer, chat: Chat, tools: list[Json] | None, turn: int) -> list[Rendered]:
     """The conversation up to the turn, followed by what may follow: results of its calls, or a user."""
     message = chat[turn]
     follow: list[Chat] = [[{"role": "user", "content": "zqu"}]]
@@ -284,52 +201,13 @@ def _field_text(rendered: Rendered, piece: Piece) -> tuple[int, str]:
     return piece.field, rendered.text[piece.start : piece.end]
 
 
-def stitch_turn(
-    tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat, tools: list[Json] | None
-) -> tuple[Rendered, int, int, str | None] | Unfit:
-    """The last message after exactly what inference is given, where the template renders the two differently.
-
-    Returns the text, where the turn starts and ends in it, and its stop. The turn must still begin with what the
-    generation prompt ends with.
-    """
-    turn = len(chat) - 1
-    try:
-        prompt = renderer.render(chat[:turn], tools, prompt=True)
-        last = renderer.render(chat, tools)
-    except TemplateError as error:
-        return Unfit("template_error", str(error))
-    own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
-    # The generation prompt is what follows the last piece; the turn has to begin with the same text.
-    header = prompt.text[prompt.pieces[-1].end if prompt.pieces else 0 :]
-    before = last.pieces[own[0] - 1] if own and own[0] else None
-    if before is None or not prompt.pieces or _field_text(last, before) != _field_text(prompt, prompt.pieces[-1]):
-        return Unfit("prompt_not_continued", "the turn does not follow the generation prompt")
-    if not last.text[before.end : last.pieces[own[0]].start].startswith(header):
-        return Unfit("prompt_not_continued", _difference(header, last.text[before.end :], "the prompt", "the turn"))
-    start, turn_end = before.end + len(header), last.pieces[own[-1]].end
-    own_last = [last.pieces[number] for number in own]
-    others = [
-        _find_tail(item, last, own_last, turn, start) for item in _render_continuations(renderer, chat, tools, turn)
-    ]
-    stop = find_stop(
-        tokenizer,
-        last.text[turn_end:],
-        last.text[turn_end:],
-        [text for text in others if text is not None],
-        has_calls=bool(chat[turn].get("tool_calls")),
-    )
-    # The prompt as inference has it, then the turn: its pieces move by the difference of the two prompts.
-    end, shift = turn_end + stop.end, len(prompt.text) - start
-    pieces = [*prompt.pieces, *(Piece(p.start + shift, p.end + shift, turn, p.field) for p in own_last)]
-    return Rendered(prompt.text + last.text[start:end], pieces), len(prompt.text), end + shift, stop.token
-
-
 def _short(pieces: list[tuple[int, str]]) -> str:
     text = repr(" … ".join(text for _, text in pieces))
     return text if len(text) < 60 else f"{text[:57]}…"
 
 
-def _difference(left: str, right: str, left_name: str, right_name: str) -> str:
+def describe_difference(left: str, right: str, left_name: str, right_name: str) -> str:
+    """Where two texts part, in words."""
     position = next(
         (index for index, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
         min(len(left), len(right)),

@@ -50,6 +50,8 @@ class Located(NamedTuple):
     probed: int
     prompt_dropped: Fields = ()
     num_images: int = 0
+    stop_added: tuple[int, ...] = ()
+    rewritten_ids: int = 0
 
 
 def locate(
@@ -122,6 +124,7 @@ class Finder:
         for number, piece in enumerate(rendered.pieces):
             self._own.setdefault(piece.message, []).append(number)
         self._rewritten: list[int] = []
+        self._added = ""  # the stop of the last turn, where the template does not write it
         self._probed = 0
 
     def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
@@ -142,7 +145,11 @@ class Finder:
             region = _place_turn(self._rendered, own, turn, learnt)
         if region is None or not isinstance(learnt, Turn):
             return Unfit("not_located", "its text was not found where the template puts it")
-        if region.stop is None and require_stop and not learnt.stop_is_next_header:
+        if learnt.added and require_stop and turn == len(self._chat) - 1:
+            self._added = learnt.added
+        elif learnt.added:
+            region = region._replace(stop=None)
+        if region.stop is None and require_stop:
             return Unfit("no_stop", "no stop token follows the turn")
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
@@ -158,16 +165,26 @@ class Finder:
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = [region.message for region in regions]
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
-        rewritten = tuple(turn for turn in self._rewritten if turn in turns)
+        rendered, added = self._rendered, ()
+        if self._added and regions and regions[-1].message == len(self._chat) - 1:
+            rendered, regions = add_stop(rendered, regions, self._added)
+            added = (regions[-1].message,)
         return Located(
-            self._rendered,
+            rendered,
             regions,
             left_out.dropped,
-            rewritten,
+            tuple(turn for turn in self._rewritten if turn in turns),
             self._probed,
             left_out.prompt_dropped,
             left_out.num_images,
+            added,
         )
+
+
+def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Rendered, list[Region]]:
+    """The conversation up to the end of its last turn, followed by a stop that the template does not write there."""
+    last = regions[-1]._replace(end=regions[-1].end + len(added))
+    return Rendered(rendered.text[: regions[-1].end] + added, rendered.pieces), [*regions[:-1], last]
 
 
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.spans.probes import control_pattern
 from pairwright.tokens.spans.regions import Region
+from pairwright.tokens.spans.stops import control_pattern
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 

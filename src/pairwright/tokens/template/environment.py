@@ -124,6 +124,8 @@ Clock = Callable[[], datetime]
 
 # Filters that rebuild text of one owner character by character: what comes out belongs to that owner.
 _WHOLE_TEXT_FILTERS = ("title", "indent", "wordwrap", "truncate", "escape", "e", "forceescape", "striptags", "urlize")
+# Filters with an option that says how much they build: a width, a number of parts, digits.
+_SIZED_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round")
 # Mappings whose keys are read without the sandbox's detour, but for the names of their own attributes.
 _MAPPINGS = (dict, OwnedDict, PlainDict)
 _MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
@@ -211,7 +213,8 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         # Joins the chunks of a render, of macros and of blocks.
         self.concat = self._concat  # type: ignore[method-assign]
         for name, function in list(self.filters.items()):
-            self.filters[name] = self._counting(function, keeps_owner=name in _WHOLE_TEXT_FILTERS)
+            sized = name in _SIZED_FILTERS
+            self.filters[name] = self._counting(function, keeps_owner=name in _WHOLE_TEXT_FILTERS, sized=sized)
         self.filters["tojson"] = self._tojson
         self.filters["join"] = self._filter_join
         self.filters["replace"] = self._filter_replace
@@ -366,16 +369,19 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             raise jinja2.exceptions.FilterArgumentError("can't handle positional and keyword arguments together")
         return self.texts.percent(self.texts.text_of(value), kwargs or args)
 
-    def _counting(self, function: Callable[..., Any], *, keeps_owner: bool) -> Callable[..., Any]:
-        """A filter whose results are charged; `keeps_owner`: text of one owner stays that owner's."""
+    def _counting(self, function: Callable[..., Any], *, keeps_owner: bool, sized: bool) -> Callable[..., Any]:
+        """A filter whose results are charged; `keeps_owner`: text of one owner stays that owner's; `sized`: a number
+        among its options is charged before it allocates."""
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             self.limits.tick()
-            for number in (*args, *kwargs.values()):
-                # A large number may be a width or a count: charged before the filter allocates.
-                if type(number) is int and number > 1000:
-                    self.limits.charge(number)
+            if sized:
+                # Options follow the value, which may itself be a number and costs nothing.
+                value = 1 if args and isinstance(args[0], jinja2.Environment | jinja2.nodes.EvalContext) else 0
+                for number in (*args[value + 1 :], *kwargs.values()):
+                    if isinstance(number, int) and number > 1000:
+                        self.limits.charge(number)
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 self.limits.charge(len(result))

@@ -14,7 +14,7 @@ from pairwright.tokens.template.tracked_str import CALL, CALL_ID, CONTENT, FIELD
 Chat = list[Json]
 
 # Keys that hold reasoning, in the order in which they are looked for.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 # Key of a message -> field of the owner of its text; every other key is OTHER.
 _FIELD_OF = {
     "content": CONTENT,
@@ -23,7 +23,7 @@ _FIELD_OF = {
     "function_call": CALL,
     "tool_call_id": CALL_ID,
     "name": NAME,
-    **dict.fromkeys(_REASONING_KEYS, REASONING),
+    **dict.fromkeys(REASONING_KEYS, REASONING),
 }
 
 
@@ -75,7 +75,7 @@ def plain_chat(messages: Sequence[Mapping[str, Any]]) -> Chat:
     for message in messages:
         plain = {key: item if type(item) is str else plain_data(item) for key, item in message.items()}
         # Templates read the reasoning under different names; the first that is set is given under two of them.
-        reasoning = next((plain[key] for key in _REASONING_KEYS if plain.get(key) is not None), None)
+        reasoning = next((plain[key] for key in REASONING_KEYS if plain.get(key) is not None), None)
         if reasoning is not None:
             plain = {"thinking": reasoning, **plain, "reasoning_content": reasoning}
         chat.append(plain)

@@ -1,0 +1,161 @@
+"""Thinking blocks: the tags of a template, whether a prompt leaves one open, and how an empty one is closed.
+
+    <think>\\n            at the end of a prompt: the model writes its reasoning first
+    <think>\\n\\n</think>  at the end of a prompt: the model does not think, it answers
+
+The tags are learnt by rendering a turn with reasoning; the usual ones are known besides, since many templates never
+show reasoning and only cut it out of the text.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.tracked_messages import REASONING_KEYS, Chat
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING
+from pairwright.tokens.template.variables import find_variables
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+# Opening and closing tags of thinking blocks, where a template does not show its own.
+_KNOWN = (
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel>thought", "<channel|>"),
+)
+_ANGLE = re.compile(r"<([\w:.-]*(?:think|thought|reason)[\w:.-]*)>")
+_TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
+# Settings of templates under which the prompt closes its own thinking block.
+_OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled", "reasoning_effort": "none"}
+
+
+class Tags(NamedTuple):
+    opening: str
+    closing: str
+
+
+class Thought(NamedTuple):
+    """A thinking block at the end of a prompt: where it starts, and the white space after its last tag."""
+
+    tags: Tags
+    start: int
+    space: str
+    is_open: bool
+
+
+class Grammar(NamedTuple):
+    """What was learnt about thinking blocks of a template.
+
+    tags     pairs that may stand in it
+    closer   text between reasoning and content, where the template renders reasoning
+    empty    text between the tags of an empty block that the template itself writes, and after it
+    """
+
+    tags: tuple[Tags, ...]
+    closer: str | None
+    empty: tuple[str, str] | None
+
+
+def learn_grammar(tokenizer: ChatTokenizer, renderer: Renderer) -> Grammar:
+    """The thinking blocks of a template, tried once."""
+    key = ("thoughts", renderer.hash)
+    if key not in tokenizer.learnt:
+        tokenizer.learnt[key] = _learn(renderer)
+    grammar: Grammar = tokenizer.learnt[key]
+    return grammar
+
+
+def find_thought(grammar: Grammar, text: str) -> Thought | None:
+    """The thinking block that a prompt ends with, open or closed."""
+    body = text.rstrip()
+    for tags in grammar.tags:
+        space = text[len(body) :]
+        if body.endswith(tags.opening):
+            return Thought(tags, len(body) - len(tags.opening), space, is_open=True)
+        if body.endswith(tags.closing):
+            before = body[: -len(tags.closing)].rstrip()
+            # The opening may be left out: a lone closing tag says that there is no reasoning.
+            start = len(before) - len(tags.opening) if before.endswith(tags.opening) else len(body) - len(tags.closing)
+            return Thought(tags, start, space, is_open=False)
+    return None
+
+
+def reasoning_of(message: Json) -> str:
+    """The reasoning of a message that is not blank, else ""."""
+    value = next((message[key] for key in REASONING_KEYS if isinstance(message.get(key), str)), "")
+    return value if value.strip() else ""
+
+
+def without_reasoning(message: Json) -> Json:
+    return {key: value for key, value in message.items() if key not in REASONING_KEYS}
+
+
+def close_empty(grammar: Grammar, thought: Thought) -> str:
+    """What follows an open thinking block when there is no reasoning, as the template itself writes an empty one."""
+    if grammar.empty is not None:
+        inside, after = grammar.empty
+        return inside.removeprefix(thought.space) + thought.tags.closing + after
+    return close_reasoning(thought)
+
+
+def close_reasoning(thought: Thought) -> str:
+    """What closes an open thinking block where the template shows none: the mirror image of how it was opened."""
+    return thought.space + thought.tags.closing + ("\n\n" if "\n" in thought.space else "")
+
+
+def _learn(renderer: Renderer) -> Grammar:
+    tags: list[Tags] = []
+    closer = None
+    chat: Chat = [
+        {"role": "user", "content": "zqu"},
+        {"role": "assistant", "content": "zqc", "reasoning_content": "zqr", "thinking": "zqr"},
+    ]
+    rendered = _try_render(renderer, chat)
+    if rendered is not None:
+        own = [piece for piece in rendered.pieces if piece.message == 1]
+        if [piece.field for piece in own] == [REASONING, CONTENT]:
+            before = rendered.text[: own[0].start].rstrip()
+            between = rendered.text[own[0].end : own[1].start]
+            opening, closing = [*_TAG.finditer(before)], _TAG.search(between)
+            if opening and closing and opening[-1].end() == len(before):
+                tags.append(Tags(opening[-1].group(), closing.group()))
+                closer = between
+    source = renderer.source if isinstance(renderer, Template) else ""
+    tags += [Tags(*pair) for pair in _KNOWN if pair[1] in source]
+    names = dict.fromkeys(_ANGLE.findall(source))
+    tags += [Tags(f"<{name}>", f"</{name}>") for name in names if f"</{name}>" in source]
+    # Longer openings first: one may be the end of another.
+    unique = tuple(sorted(dict.fromkeys(tags), key=lambda pair: -len(pair.opening)))
+    return Grammar(unique, closer, _learn_empty(renderer, unique))
+
+
+def _learn_empty(renderer: Renderer, tags: tuple[Tags, ...]) -> tuple[str, str] | None:
+    """An empty block in a turn without reasoning, or in the prompt of a mode without thinking."""
+    user: Json = {"role": "user", "content": "zqu"}
+    texts = []
+    for chat in ([user, {"role": "assistant", "content": "zqc"}], [user, {"role": "assistant", "content": "zqc"}, user]):
+        rendered = _try_render(renderer, chat)
+        if rendered is not None:
+            own = [piece.start for piece in rendered.pieces if piece.message == 1]
+            texts += [rendered.text[: own[0]]] if own else []
+    if isinstance(renderer, Template):
+        for name in find_variables(renderer.source):
+            if name in _OFF:
+                changed: dict[str, Any] = {**renderer.variables, name: _OFF[name]}
+                rendered = _try_render(Template(renderer.source, variables=changed), [user], prompt=True)
+                texts += [rendered.text] if rendered is not None else []
+    for text in texts:
+        for opening, closing in tags:
+            match = re.search(rf"{re.escape(opening)}(\s*){re.escape(closing)}(\s*)$", text)
+            if match:
+                return match.group(1), match.group(2)
+    return None
+
+
+def _try_render(renderer: Renderer, chat: Chat, *, prompt: bool = False) -> Rendered | None:
+    try:
+        return renderer.render(chat, None, prompt=prompt)
+    except TemplateError:
+        return None

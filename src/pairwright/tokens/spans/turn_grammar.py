@@ -1,0 +1,241 @@
+"""A turn in a sequence of its own: exactly what inference is given, then what the model wrote.
+
+Where a template renders the history differently once a turn follows, or shows a turn otherwise than its generation
+prompt begins it, the two are rendered apart and joined: the prompt before the turn with the generation prompt, and the
+turn's own text as the template shows it when it is last. A thinking block that the prompt leaves open is closed after
+the reasoning, or at once where there is none; one that the prompt has closed is not written again.
+
+    prompt   <|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n<think>\\n
+    shown    <|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\nhello<|im_end|>\\n
+    trained  because\\n</think>\\n\\nhello<|im_end|>
+"""
+
+from typing import NamedTuple
+
+from pairwright.records.messages import Json
+from pairwright.tokens.refusals import TemplateError
+from pairwright.tokens.spans.probes import Unfit, describe_difference, find_tail, render_continuations
+from pairwright.tokens.spans.stops import find_stop, split_symbols
+from pairwright.tokens.spans.thoughts import (
+    Grammar,
+    Thought,
+    close_empty,
+    close_reasoning,
+    find_thought,
+    learn_grammar,
+    reasoning_of,
+    without_reasoning,
+)
+from pairwright.tokens.template.render import Piece, Rendered
+from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.template.tracked_str import CONTENT, REASONING
+from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
+
+
+class Spoken(NamedTuple):
+    """A prompt with the turn that continues it: its text, where the turn starts and ends, its stop token, and whether
+    that had to be added. `drops_reasoning`: the prompt closed the thinking block, so the reasoning has no place."""
+
+    rendered: Rendered
+    start: int
+    end: int
+    stop: str | None
+    is_stop_added: bool
+    drops_reasoning: bool
+
+
+class _Parts(NamedTuple):
+    """What the model writes before the rest of the shown turn, by field, and where in the shown text that rest begins.
+    Field -1 is text of the template."""
+
+    written: list[tuple[str, int]]
+    rest: int
+
+
+def speak_turn(
+    tokenizer: ChatTokenizer,
+    renderer: Renderer,
+    chat: Chat,
+    tools: list[Json] | None,
+    prompt: Rendered | None = None,
+) -> Spoken | Unfit:
+    """The last message after exactly what inference is given. `prompt` is that, where it is rendered already."""
+    turn = len(chat) - 1
+    try:
+        prompt = prompt or renderer.render(chat[:turn], tools, prompt=True)
+        if prompt.text != renderer.text(chat[:turn], tools, prompt=True):
+            return Unfit("text_differs", "the template depends on the type of its strings")
+        grammar = learn_grammar(tokenizer, renderer)
+        thought = find_thought(grammar, prompt.text)
+        drops_reasoning = thought is not None and not thought.is_open and bool(reasoning_of(chat[turn]))
+        if drops_reasoning:
+            chat = [*chat[:turn], without_reasoning(chat[turn])]
+        last = renderer.render(chat, tools)
+        if last.text != renderer.text(chat, tools):
+            return Unfit("text_differs", "the template depends on the type of its strings")
+        bare = renderer.text(chat[:turn], tools)
+    except TemplateError as error:
+        return Unfit("template_error", str(error))
+    own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
+    if not own:
+        return Unfit("not_located", "the template renders nothing of the turn")
+    begin = _find_begin(tokenizer, renderer, prompt, bare, last, own[0], thought)
+    if begin is None:
+        lead = last.text[: last.pieces[own[0]].start]
+        return Unfit("prompt_not_continued", describe_difference(prompt.text, lead, "the prompt", "the turn"))
+    parts = _write_lead(grammar, thought, chat[turn], last, [last.pieces[number] for number in own], begin)
+    if parts is None:
+        return Unfit("prompt_not_continued", "the thinking block that the prompt opens cannot be told from the turn")
+    turn_end = last.pieces[own[-1]].end
+    own_last = [last.pieces[number] for number in own]
+    others = [
+        find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
+    ]
+    tail = last.text[turn_end:]
+    tails = [text for text in others if text is not None]
+    has_calls = bool(chat[turn].get("tool_calls"))
+    stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
+    return _join(prompt, parts, last, own_last, turn, stop.end, stop.token, stop.added, drops_reasoning)
+
+
+def _join(
+    prompt: Rendered,
+    parts: _Parts,
+    last: Rendered,
+    own: list[Piece],
+    turn: int,
+    stop_end: int,
+    stop: str | None,
+    added: str,
+    drops_reasoning: bool,
+) -> Spoken:
+    """The prompt, what the model writes first, and the rest of the shown turn up to its stop."""
+    start = position = len(prompt.text)
+    pieces = list(prompt.pieces)
+    for text, field in parts.written:
+        if field >= 0:
+            pieces.append(Piece(position, position + len(text), turn, field))
+        position += len(text)
+    # Pieces of the shown turn move with it.
+    shift, end = position - parts.rest, own[-1].end + stop_end
+    pieces += [Piece(p.start + shift, p.end + shift, turn, p.field) for p in own if p.start >= parts.rest]
+    text = prompt.text + "".join(text for text, _ in parts.written) + last.text[parts.rest : end] + added
+    return Spoken(Rendered(text, pieces), start, len(text), stop, bool(added), drops_reasoning)
+
+
+def _find_begin(
+    tokenizer: ChatTokenizer,
+    renderer: Renderer,
+    prompt: Rendered,
+    bare: str,
+    last: Rendered,
+    first: int,
+    thought: Thought | None,
+) -> int | None:
+    """Where the turn begins in the render that shows it: after the header that the generation prompt has as well."""
+    before = last.pieces[first - 1] if first else None
+    low, high = before.end if before is not None else 0, last.pieces[first].start
+    lead = last.text[low:high]
+    # The end of the prompt, from its last piece of a message to its thinking block.
+    prompt_end = thought.start if thought is not None else len(prompt.text)
+    prompt_low = prompt.pieces[-1].end if prompt.pieces else 0
+    is_same = before is not None and prompt.pieces != [] and _field_text(last, before) == _field_text(
+        prompt, prompt.pieces[-1]
+    )
+    ending = prompt.text[prompt_low:prompt_end]
+    if is_same and lead.startswith(ending):
+        return low + len(ending)
+    # The history is rendered otherwise: look for the header alone, what the generation prompt adds.
+    headers = [prompt.text[len(bare) : prompt_end]] if prompt.text.startswith(bare) else []
+    if not "".join(headers).strip():
+        headers = [_usual_header(tokenizer, renderer)]
+    for header in headers:
+        for text in (header, header.rstrip()):
+            if text.strip() and (position := lead.rfind(text)) >= 0:
+                return low + position + len(text)
+    # No header is shown: the model goes on where the message before it ends.
+    if is_same and prompt.text == bare:
+        symbols = zip(split_symbols(tokenizer, lead), split_symbols(tokenizer, ending), strict=False)
+        common = 0
+        for ours, theirs in symbols:
+            if ours != theirs:
+                break
+            common += len(ours)
+        return low + common
+    return None
+
+
+def _usual_header(tokenizer: ChatTokenizer, renderer: Renderer) -> str:
+    """What the generation prompt adds after a user's message, without a thinking block."""
+    key = ("header", renderer.hash)
+    if key not in tokenizer.learnt:
+        tokenizer.learnt[key] = ""
+        chat: Chat = [{"role": "user", "content": "zqu"}]
+        try:
+            bare, prompt = renderer.text(chat), renderer.text(chat, prompt=True)
+            thought = find_thought(learn_grammar(tokenizer, renderer), prompt)
+            if prompt.startswith(bare):
+                tokenizer.learnt[key] = prompt[len(bare) : thought.start if thought is not None else len(prompt)]
+        except TemplateError:
+            pass  # a template that takes no such conversation teaches nothing
+    return str(tokenizer.learnt[key])
+
+
+def _write_lead(
+    grammar: Grammar, thought: Thought | None, message: Json, last: Rendered, own: list[Piece], begin: int
+) -> _Parts | None:
+    """What the model writes before the part of the shown turn that is taken as it is."""
+    if thought is None:
+        return _Parts([], begin)
+    tags, space = thought.tags, thought.space
+    # Text of the template between the header and the turn's own text may hold a thinking block.
+    lead = last.text[begin : own[0].start]
+    closing = lead.find(tags.closing)
+    if not thought.is_open:
+        if closing < 0:
+            return _Parts([], begin)
+        rest = begin + closing + len(tags.closing)
+        return _Parts([], rest + len(space) if last.text.startswith(space, rest) else rest)
+    opening = lead.find(tags.opening)
+    inside = begin + opening + len(tags.opening) if opening >= 0 else begin
+    if last.text.startswith(space, inside) and opening >= 0:
+        inside += len(space)
+    reasoning = reasoning_of(message)
+    if own[0].field == REASONING and opening >= 0:
+        return _Parts([], inside)  # shown as it was written
+    raw = _raw_content(grammar, thought, message, last, own)
+    if raw is not None:
+        return raw
+    if closing >= 0 and not reasoning:
+        # An empty block, as the template writes it.
+        after_opening = inside if opening >= 0 and opening < closing else begin + closing
+        return _Parts([], after_opening)
+    if own[0].field == REASONING:
+        return None
+    rest = begin + closing + len(tags.closing) if closing >= 0 else begin
+    rest += len(last.text[rest : own[0].start]) - len(last.text[rest : own[0].start].lstrip())
+    if not reasoning:
+        return _Parts([(close_empty(grammar, thought), -1)], rest)
+    text = reasoning.strip("\n") if "\n" in space else reasoning
+    return _Parts([(text, REASONING), (grammar.closer or close_reasoning(thought), -1)], rest)
+
+
+def _raw_content(
+    grammar: Grammar, thought: Thought, message: Json, last: Rendered, own: list[Piece]
+) -> _Parts | None:
+    """The content as the model wrote it, where it holds the thinking block and the template shows only what follows."""
+    content = message.get("content")
+    if not isinstance(content, str) or thought.tags.closing not in content or own[0].field != CONTENT:
+        return None
+    shown = last.text[own[0].start : own[0].end]
+    answer = content.rpartition(thought.tags.closing)[2]
+    if shown.strip() != answer.strip():
+        return None
+    written = content.lstrip()
+    if written.startswith(thought.tags.opening):
+        written = written.removeprefix(thought.tags.opening).removeprefix(thought.space)
+    return _Parts([(written.rstrip(), CONTENT)], own[0].end)
+
+
+def _field_text(rendered: Rendered, piece: Piece) -> tuple[int, str]:
+    return piece.field, rendered.text[piece.start : piece.end]
