@@ -11,9 +11,11 @@ from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
 from pairwright.cli.path_arguments import PLACE
 from pairwright.errors import ConfigError
+from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
     from pairwright.paths import Place
+    from pairwright.tokens.stage.check import TemplateCheck
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
@@ -136,31 +138,98 @@ def show(
 
 
 @app.command()
-def check(tokenizer: TokenizerDir, chat_template: TemplateFile = None, as_json: AsJson = False) -> None:
-    """Say whether a chat template is supported, and what is odd about it; exit code 2 if it is not."""
+def check(
+    tokenizer: Annotated[
+        list[Path], typer.Option("--tokenizer", help="A model's folder, with tokenizer.json; may be repeated.")
+    ],
+    chat_template: TemplateFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try chat templates on small conversations: what is exact, what is refused and why, which setting does better.
+
+    Exit code 2 if a template does not support a plain conversation.
+    """
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
     from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
 
     template = None if chat_template is None else read_chat_template(chat_template)
-    report = check_template(ChatTokenizer.from_folder(tokenizer, template=template))
+    # Folders of the same name are told apart by their paths.
+    is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
+    reports = {
+        (folder.name if is_unique else str(folder)): check_template(
+            ChatTokenizer.from_folder(folder, template=template), try_variables=True
+        )
+        for folder in tokenizer
+    }
     if as_json:
-        print_json(msgspec.to_builtins(report))
+        values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
+        print_json(values if len(values) > 1 else next(iter(values.values())))
     else:
-        rows = [
-            ("supported", report.is_supported),
-            ("tools", report.supports_tools),
-            ("stops", ", ".join(report.stops)),
-            ("arguments as", report.arguments),
-            *((f"quirk: {quirk.name}", quirk.detail) for quirk in report.quirks),
-        ]
-        print_table(str(tokenizer), ("what", "value"), rows)
+        _print_checks(reports)
+    for name, report in reports.items():
+        verdict = "supported" if report.is_supported else "not supported"
+        counts = f"{report.num_exact} of {len(report.cases)} conversations exact"
+        say(f"{name}: {verdict}, {counts}, {len(report.quirks)} quirks")
+        if report.advice is not None:
+            variables = to_json(report.advice.variables)
+            better = f"{report.advice.num_exact} of {len(report.cases)} are exact, {report.advice.num_single} of them "
+            say(
+                f"{name}: with --chat-template-kwargs '{variables}' {better}as one sequence "
+                f"(without it {report.num_exact} and {report.num_single})"
+            )
+    if not all(report.is_supported for report in reports.values()):
+        raise typer.Exit(2)
+
+
+def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
+    """A row for each template; then the cases that are not one exact sequence; then the quirks and an example."""
+    counted = ("exact", "single", "by_turn", "refused", "dropped", "unstopped", "rewritten")
+    rows = []
+    for name, report in reports.items():
+        cases = report.cases
+        losses = [sum(bool(getattr(case, field)) for case in cases) for field in ("dropped", "unstopped", "rewritten")]
+        by_turn = sum(case.is_exact and case.num_sequences > 1 for case in cases)
+        refused = sum(not case.num_sequences for case in cases)
+        counts = (f"{report.num_exact} of {len(cases)}", report.num_single, by_turn, refused, *losses)
+        rows.append((name, *counts, report.supports_tools, " ".join(report.stops) or None))
+    print_table("Chat templates, tried on small conversations", ("template", *counted, "tools", "stops"), rows)
+    print_table("\nWhat is in the way of one exact sequence", _PROBLEM, _list_problems(reports), left=_PROBLEM)
+    if len(reports) == 1:
+        (report,) = reports.values()
+        print(f"arguments of calls: {report.arguments}")
         # trained tokens are in brackets
         print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
-    say(f"{tokenizer}: {'supported' if report.is_supported else 'not supported'}, {len(report.quirks)} quirks")
-    if not report.is_supported:
-        raise typer.Exit(2)
+
+
+_PROBLEM = ("template", "problem", "turn", "conversations", "way_out")
+
+
+def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]]":
+    """A row for each template and reason: the first turn that it concerns, and the conversations."""
+    rows: list[tuple[Any, ...]] = []
+    for name, report in reports.items():
+        problems: dict[tuple[str, str], list[str]] = {}
+        turns: dict[tuple[str, str], str] = {}
+        for case in report.cases:
+            for problem in case.list_problems():
+                key = problem.reason, problem.way_out
+                problems.setdefault(key, []).append(case.name)
+                turns.setdefault(key, "-" if problem.message is None else f"message {problem.message}")
+        for (reason, way_out), cases in problems.items():
+            others = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+            rows.append((name, reason, turns[reason, way_out], cases[0] + others, way_out or "-"))
+        quirks = [quirk for quirk in report.quirks if quirk.name not in _IN_CASES]
+        rows += [(name, f"{quirk.name}: {quirk.detail}", "-", "-", "-") for quirk in quirks]
+    return rows
+
+
+# Quirks that the conversations show, too.
+_IN_CASES = frozenset(
+    ("refused_plain", "refused_calls", "rewrites_history", "drops_content", "drops_calls", "drops_reasoning",
+     "no_tools", "no_parallel_calls")
+)  # fmt: skip
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
@@ -170,7 +239,7 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         print_json(manifest)
     else:
         rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "length"):
+        for name in ("refused", "dropped_fields", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
     for line in describe_losses(manifest):
