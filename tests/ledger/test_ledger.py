@@ -203,3 +203,26 @@ def test_random_flows_add_up_and_train_what_was_sampled(models, drawn, chosen):
 @given(drawn=st.lists(runs, min_size=2, max_size=8), chosen=options)
 def test_many_random_flows_add_up_and_train_what_was_sampled(models, drawn, chosen):
     check_flow(models, drawn, chosen)
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_turns_that_are_not_selected_have_that_fate_in_every_channel(models, tmp_path, is_recorded):
+    runs = [
+        run_of(0, number, ["hello", "there", answer], reward=float(number), is_recorded=is_recorded)
+        for number, answer in enumerate(("ok", "please"))
+    ]
+    folder = train_on(
+        tmp_path, models["chatml"], runs, pairs={"strategy": "best-worst"}, max_steps=1,
+        channels={"dpo": 1.0, "grpo": 1.0, "sft": 1.0}, tokens={"train_turns": "last"},
+    )  # fmt: skip
+    for channel in ("dpo", "grpo"):
+        found = fates(folder, channel)
+        assert (found["trained"][0], found["not selected (tokens.train_turns)"][0]) == (2, 4)
+        assert found["not selected (tokens.train_turns)"][1] > 0
+        assert len(found) == 2
+    assert fates(folder, "sft")["not selected (tokens.train_turns)"][0] == 2
+    last = {"ok": [*letters("ok"), STOP], "please": [*letters("please"), STOP]}
+    if is_recorded:
+        assert {tuple(trained) for name, _, _, trained in dumped(folder) if name == "grpo"} == set(
+            map(tuple, last.values())
+        )

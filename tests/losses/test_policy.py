@@ -51,6 +51,22 @@ def test_the_loss_has_the_value_derived_by_hand(changes, total, normaliser):
     assert (result.num_tokens, result.num_sequences, result.num_unrecorded) == (4, 2, 0)
 
 
+# The first sequence counts a third: its share of the sum and of what the sum is divided by.
+WEIGHTED = [
+    ({}, -2.7 / 3 + 4, 3 / 3 + 1),
+    ({"aggregation": "sequence"}, -2.7 / 3 / 3 + 4, 1 / 3 + 1),
+    ({"aggregation": "constant", "constant_length": 10}, -2.7 / 3 + 4, 10 / 3 + 10),
+]
+
+
+@pytest.mark.parametrize(("changes", "total", "normaliser"), WEIGHTED)
+def test_a_weight_counts_in_the_sum_and_in_what_it_is_divided_by(changes, total, normaliser):
+    tokens = four_tokens(weights_S=torch.tensor([1 / 3, 1.0], dtype=torch.float64))
+    result = policy_loss(tokens, PolicyOptions(**changes))
+    assert (result.total.item(), result.normaliser.item()) == (pytest.approx(total), pytest.approx(normaliser))
+    assert result.num_sequences == 2
+
+
 def test_clipped_tokens_are_counted_on_the_side_where_the_clip_takes_their_gradient():
     # ρ = 2 with A > 0 is clipped above; ρ = 2 with A < 0 is not; ρ = ½ with A > 0 is not, with A < 0 it is.
     result = policy_loss(four_tokens(), PolicyOptions())

@@ -10,14 +10,13 @@ from token_families import small_tokenizer
 from pairwright.errors import ConfigError
 from pairwright.records.experience import EID, Experience, Pair
 from pairwright.records.messages import ErrorSite, Message, ToolCall
+from pairwright.tokens.batch.bins import buckets, packing
 from pairwright.tokens.batch.collate import (
     as_torch,
-    buckets,
     collate_policy,
     collate_preference,
     collate_trees,
     pack,
-    packing,
 )
 from pairwright.tokens.batch.combine import Collator, CombinedBatch, CombineOptions, Trace
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair

@@ -173,6 +173,7 @@ def _identity(config: Config, workflow: str) -> Json:
         **{f"policy.{key}": policy[key] for key in _SAMPLING},
         # null where there are none, as in collections that were begun before this key existed
         "policy.chat_template_kwargs": policy["chat_template_kwargs"] or None,
+        "policy.tools_as_text": None if policy["tools_as_text"] == "off" else policy["tools_as_text"],
     }
     # a round trip through JSON, so that it compares equal to the file (tuples become lists)
     plain: Json = msgspec.json.decode(msgspec.json.encode(identity))

@@ -15,7 +15,7 @@ from pairwright.collect.tasks import Task
 from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
-from pairwright.generate.tool_calls import format_of, split_calls
+from pairwright.generate.tool_calls import split_calls
 from pairwright.paths import write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
@@ -175,11 +175,17 @@ class LocalPolicy:
         self.name: str | int = engine.name if name is None else name
         self.engine = engine
         self._batcher = Batcher(engine)
-        self._call_format = format_of(engine.tokenizer.chat_template)
+        self._call_format = engine.call_format
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
-        engine = Engine.load(folder, device=config.device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
+        engine = Engine.load(
+            folder,
+            device=config.device,
+            dtype=config.dtype,
+            max_batch_tokens=config.max_batch_tokens,
+            tools_as_text=config.tools_as_text,
+        )
         if config.num_threads is not None:
             import torch
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from pairwright.config.sections import Section, TemplateVariables
+from pairwright.config.sections import Section, TemplateVariables, ToolsAsText
 
 # `policy`: the model that answers, at an OpenAI-compatible endpoint or in this process.
 
@@ -38,6 +38,8 @@ class PolicyConfig(Section):
     chat_template_kwargs: TemplateVariables = Field(default_factory=dict)
     """Variables of the chat template, such as {"enable_thinking": false}: sent to an endpoint (as vLLM and `pairwright
     serve model` take them), or rendered by the local model; recorded with each experience."""
+    tools_as_text: ToolsAsText = "off"
+    """Local model whose chat template has no tool role: tools, calls and results as text (docs/tokens.md)."""
     # what is asked of an endpoint
     logprobs: bool = False
     """Ask the endpoint for log-probabilities; a local model always records them."""
@@ -78,6 +80,8 @@ class PolicyConfig(Section):
     def _one_place(self) -> "PolicyConfig":
         if "chat_template_kwargs" in self.extra_body:
             raise ValueError("extra_body: chat_template_kwargs has a key of its own, beside extra_body")
+        if self.base_url is not None and self.tools_as_text != "off":
+            raise ValueError("tools_as_text: the endpoint renders chats: pairwright serve model --tools-as-text hermes")
         return self
 
 

@@ -75,6 +75,18 @@ class Config(Section):
             "backend.name to local or ray"
         )
 
+    @model_validator(mode="after")
+    def _is_encoded_here(self) -> "Config":
+        """Other trainers encode the texts of pairs by themselves, with the model's own template."""
+        names = ("chat_template", "chat_template_kwargs", "train_turns", "tools_as_text")
+        changed = [name for name in names if getattr(self.tokens, name) != getattr(TokensConfig(), name)]
+        for name in changed if self.backend.name not in ("local", "ray") else ():
+            raise ValueError(
+                f"tokens.{name}: backend {self.backend.name} encodes texts by itself and would not follow it: leave it "
+                "out, or set backend.name to local or ray"
+            )
+        return self
+
 
 # Dotted keys: which exist, their fields, and what to write instead of one that does not exist.
 
@@ -280,7 +292,7 @@ def load_config(
     if flags:
         _set_flags(tree, flags)
     config = validate_tree(tree, str(path or "config"), flags or {})
-    return config if path is None else _with_hint_file(config, Path(path).resolve().parent)
+    return config if path is None else _with_code_files(config, Path(path).resolve().parent)
 
 
 def printable_config(
@@ -405,13 +417,25 @@ def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[st
         raise ConfigError((f"{where}: " if is_file_wrong else "") + "; ".join(problems)) from None
 
 
-def _with_hint_file(config: Config, folder: Path) -> Config:
-    """`train.sdpo.hint` as path/file.py:function counts from here, then from the folder of the configuration."""
-    place, _, function = (config.train.sdpo.hint or "").rpartition(":")
-    if not place.endswith(".py") or Path(place).exists() or not (folder / place).exists():
-        return config
-    section = config.train.sdpo.model_copy(update={"hint": f"{folder / place}:{function}"})
-    return config.model_copy(update={"train": config.train.model_copy(update={"sdpo": section})})
+def _with_code_files(config: Config, folder: Path) -> Config:
+    """Functions as path/file.py:function (`train.sdpo.hint`, `tokens.train_turns`) count from here, then from the
+    folder of the configuration."""
+
+    def find(name: str | None) -> str | None:
+        place, _, function = (name or "").rpartition(":")
+        is_there = place.endswith(".py") and not Path(place).exists() and (folder / place).exists()
+        return f"{folder / place}:{function}" if is_there else name
+
+    train, tokens = config.train, config.tokens
+    if (hint := find(train.sdpo.hint)) != train.sdpo.hint:
+        train = train.model_copy(update={"sdpo": train.sdpo.model_copy(update={"hint": hint})})
+    if (rule := find(tokens.train_turns)) != tokens.train_turns:
+        tokens = tokens.model_copy(update={"train_turns": rule})
+    return (
+        config
+        if (train, tokens) == (config.train, config.tokens)
+        else config.model_copy(update={"train": train, "tokens": tokens})
+    )
 
 
 def _mark(error: Exception) -> str:

@@ -97,6 +97,10 @@ class SourcesConfig(Section):
 # `tokens`: how messages become sequences.
 
 
+ToolsAsText = Literal["off", "hermes"]
+TURN_RULES = ("all", "last", "after-error", "calls", "text")  # of tokens.train_turns
+
+
 class SequenceTerms(Section):
     """What fits into a sequence, and what is refused; `tokens.CombineOptions` has the same options with lengths set."""
 
@@ -120,7 +124,8 @@ class TokensConfig(SequenceTerms):
     """Messages to sequences."""
 
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json; training takes the one of the model unless this names another."""
+    """A model's folder, with tokenizer.json, or a Hub id in the local cache; training takes the one of the model unless
+    this names another."""
     chat_template: str | None = None
     """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as
     tool_use); a trained model is saved with it."""
@@ -130,6 +135,13 @@ class TokensConfig(SequenceTerms):
     record_kwargs: Literal["use", "ignore"] = "use"
     """Variables of the chat template that a record was sampled with: use them, and refuse the record where the template
     does not read them; or ignore them."""
+    train_turns: str = "all"
+    """Which generated turns are trained, the others being context: all, last, after-error (the next turn after a
+    failure), calls, text (turns without calls), or a function of (messages, index) as module:function or
+    path/file.py:function. In pairs, both sides are compared by their selected turns."""
+    tools_as_text: ToolsAsText = "off"
+    """For a chat template without a tool role: calls, results and schemas become text in the tags of Hermes
+    (<tool_call>, <tool_response>, <tools> in the system prompt); policy.tools_as_text asks the model so."""
     boundaries: Literal["whole", "split"] = "whole"
     """Encode a conversation as a whole, as apply_chat_template does, or apart where a token would merge across a turn's
     start. Pairs are always split after the prompt."""
@@ -147,6 +159,13 @@ class TokensConfig(SequenceTerms):
     lineage.json names."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; by default one a core."""
+
+    @field_validator("train_turns")
+    @classmethod
+    def _check_rule(cls, rule: str) -> str:
+        if rule not in TURN_RULES and ":" not in rule:
+            raise ValueError(f"expected one of {', '.join(TURN_RULES)}, module:function or path/file.py:function")
+        return rule
 
     @property
     def pair_length(self) -> int | None:

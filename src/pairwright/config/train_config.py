@@ -219,6 +219,9 @@ class TrainConfig(Named):
     """Cut each update into this many micro-batches, instead of `micro_batch_size`."""
     where: str | None = None
     """SQL condition of the rows that are trained on, such as 'gap > 0.2'; columns of the pairs or experience table."""
+    run_weight: Literal["sequence", "run"] = "sequence"
+    """Runs that are several sequences, since their template rewrites history (sft and grpo of runs): each sequence
+    counts as one, or all sequences of a run together count as one, also among the rewards of its group (run)."""
     shuffle: bool = True
     """A new order each epoch; false keeps the order of the table. A curriculum of the pairs is never shuffled away."""
     # optimizer

@@ -204,9 +204,10 @@ class Flow:
         settings = config.train.model_dump(mode="json")
         encoding = [config.tokens.content(), config.tokens.tokenizer, config.tokens.experience]
         if config.tokens.chat_template is not None:
-            from pairwright.tokens.tokenizer import read_chat_template
+            from pairwright.tokens.tokenizer import choose_template
 
-            encoding.append(read_chat_template(config.tokens.chat_template))
+            folder = config.tokens.tokenizer or self.initial
+            encoding.append(choose_template(str(folder), config.tokens.chat_template))
         # the initial model stands for the tokenizer, which training does not change
         tokens_key = content_hash("tokens", pairs_key, encoding, _model_key(self.initial))
         train_key = content_hash("train", tokens_key, settings, config.backend.model_dump(mode="json"), upstream)

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from pairwright.generate.decoding import Batch, IsCancelled, OnPiece, Settings
 from pairwright.generate.requests import ChatEncoder, GenerateError, Ids, Piece, Request, Result
+from pairwright.generate.tool_calls import HERMES, format_of
 from pairwright.records.messages import Json, Message
 
 # Loading models and tokenizers. Code in a model folder is never executed.
@@ -128,6 +129,7 @@ class Engine:
         name: str = "model",
         max_batch_tokens: int = 16_384,
         max_cache_tokens: int | None = None,
+        tools_as_text: str = "off",
     ) -> None:
         self.model, self.tokenizer, self.name = model, tokenizer, name
         self.device = str(next(model.parameters()).device)
@@ -135,7 +137,9 @@ class Engine:
         self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self.stop_ids = _stop_ids(model, tokenizer)
         self._max_batch_tokens = max_batch_tokens
-        self._chat = ChatEncoder(tokenizer)
+        self._chat = ChatEncoder(tokenizer, tools_as_text=tools_as_text != "off")
+        # how tool calls stand in its answers; None where that is not known
+        self.call_format = HERMES if tools_as_text != "off" else format_of(tokenizer.chat_template)
         self._texts: dict[tuple[bool, tuple[int, ...]], str] = {}
         parameters = frozenset(inspect.signature(model.forward).parameters)
         # without position ids, or with a recurrent state, padding on the left would change the result
@@ -161,8 +165,12 @@ class Engine:
         name: str | None = None,
         max_batch_tokens: int = 16_384,
         max_cache_tokens: int | None = None,
+        tools_as_text: str = "off",
     ) -> "Engine":
-        """Load a model folder, or an adapter's folder that names its base. `device` None: a GPU if there is one."""
+        """Load a model folder, or an adapter's folder that names its base. `device` None: a GPU if there is one.
+
+        `tools_as_text` "hermes": tools, calls and results are text, for a chat template without a tool role.
+        """
         place = Path(folder)
         model = load_model(place, device=device or best_device(), dtype=dtype)
         return cls(
@@ -171,6 +179,7 @@ class Engine:
             name=name or place.name,
             max_batch_tokens=max_batch_tokens,
             max_cache_tokens=max_cache_tokens,
+            tools_as_text=tools_as_text,
         )
 
     def prompt_ids(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pairwright.errors import PairwrightError
 from pairwright.generate.template_variables import KEY, explain_variables
 from pairwright.records.messages import Json, Message, to_template_chat
+from pairwright.records.tool_texts import write_tools_as_text
 
 Finish = Literal["stop", "length", "cancelled"]
 Ids = NDArray[np.int32]
@@ -113,8 +114,9 @@ _MAX_KNOWN = 100_000
 class ChatEncoder:
     """Encodes prompts with one tokenizer. Results are cached, because agents repeat the same prompts."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, tools_as_text: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._tools_as_text = tools_as_text
         self._form: tuple[str, str | None] | None = None  # form of calls that the template accepts, once known
         self._known: dict[bytes, Ids] = {}
 
@@ -146,6 +148,8 @@ class ChatEncoder:
             problem = explain_variables(variables, template.values() if isinstance(template, dict) else [template])
             if problem is not None:
                 raise GenerateError(f"{KEY}: {problem}")
+        if self._tools_as_text:
+            messages, tools = write_tools_as_text(messages, tools).messages, ()
         if not any(message.tool_calls for message in messages):
             return self._render(messages, tools, "object", "", variables)
         # templates differ in how they take arguments and empty content: try all forms, then reuse the first that works

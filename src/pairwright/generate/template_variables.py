@@ -17,14 +17,11 @@ import jinja2.parser
 import jinja2.sandbox
 
 KEY = "chat_template_kwargs"  # of requests, as vLLM has it, of `info` and of the configuration
-# What the renderer itself passes, and the parameters of transformers' apply_chat_template.
-_RESERVED = frozenset(
-    (
-        "messages", "conversation", "tools", "add_generation_prompt", "continue_final_message", "chat_template",
-        "tokenize", "tokenizer", "tokenizer_kwargs", "processor_kwargs", "padding", "truncation", "max_length",
-        "return_tensors", "return_dict", "return_assistant_tokens_mask", "raise_exception", "strftime_now", "self",
-    )
-)  # fmt: skip
+# What the renderer itself passes, and the other parameters of transformers' apply_chat_template.
+_OWN = ("messages", "conversation", "tools", "add_generation_prompt", "raise_exception", "strftime_now", "self")
+_CALL = ("chat_template", "continue_final_message", "tokenize", "tokenizer", "tokenizer_kwargs", "processor_kwargs")
+_OUTPUT = ("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask")
+_RESERVED = frozenset((*_OWN, *_CALL, *_OUTPUT))
 
 
 class _Generation(jinja2.ext.Extension):

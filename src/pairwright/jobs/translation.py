@@ -30,6 +30,7 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
         "train.early_stopping_patience": train.early_stopping_patience is not None,
         "train.dump_batches": train.dump_batches > 0,
         "train.where": train.where is not None,
+        "train.run_weight": train.run_weight != "sequence",
         **more,
     }
     keys = [key for key, is_asked in asked.items() if is_asked]

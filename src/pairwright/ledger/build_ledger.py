@@ -17,7 +17,7 @@ from pairwright.config.sections import TokensConfig
 from pairwright.errors import PairwrightError
 from pairwright.ledger.run_status import FILE_NAME as STATUS
 from pairwright.ledger.run_status import read_status
-from pairwright.ledger.trained import FILE_NAME, HELD_OUT, TRAINED, digest_of, split_turns
+from pairwright.ledger.trained import FILE_NAME, HELD_OUT, NOT_SELECTED, TRAINED, digest_of, split_turns
 from pairwright.pairs.funnel import Reason
 from pairwright.pairs.outcomes import FILE_NAME as OUTCOMES
 from pairwright.pairs.outcomes import source_tables
@@ -74,8 +74,8 @@ def count_tokens(
     folder: Path,
     progress: Callable[[int, int], None],
 ) -> None:
-    """Fill in the tokens of turns that were not recorded, by encoding their tables whole (nothing is cut)."""
-    whole = options.model_copy(update={"max_length": None, "max_pair_length": None})
+    """Fill in the tokens of turns that were not recorded, by encoding all turns of their tables (nothing is cut)."""
+    whole = options.model_copy(update={"max_length": None, "max_pair_length": None, "train_turns": "all"})
     for number, table in enumerate(tables):
         cache = folder / f"table-{number}"
         encode_source(table.path, cache, whole, progress=progress)
@@ -128,7 +128,7 @@ def _answer(
 # Accounts: every generated turn of a channel under one fate, and the sums that have to agree.
 
 CUT = "cut: longer than tokens.max_length"
-_RANK = {TRAINED: 0, HELD_OUT: 1}  # a turn of several pairs has the first of their fates
+_RANK = {TRAINED: 0, HELD_OUT: 1, NOT_SELECTED: 3}  # a turn of several pairs has the first of their fates
 
 
 class Fate(msgspec.Struct):
@@ -227,12 +227,13 @@ def account(
     for key, answer in answers.items():
         for turn, known in answer.turns.items():
             held = best.get((key, turn))
+            is_held = held is not None and held.fate != NOT_SELECTED
             # Recorded ids are exact; without them the channel's own count stands.
-            tokens = known if answer.is_recorded or held is None else held.tokens
+            tokens = held.tokens if held is not None and is_held and not answer.is_recorded else known
             total.turns += 1
             total.tokens += tokens or 0
-            if held is None:
-                enter(name_fate(key, answer, refused.get(key)), tokens)
+            if held is None or not is_held:
+                enter(NOT_SELECTED if held is not None else name_fate(key, answer, refused.get(key)), tokens)
                 continue
             enter(held.fate, held.tokens)
             if tokens is not None and tokens > held.tokens:

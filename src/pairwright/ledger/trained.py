@@ -27,6 +27,7 @@ from pairwright.records.arrays import Array
 
 FILE_NAME = "trained.parquet"
 TRAINED, HELD_OUT, NOT_DRAWN = "trained", "held out for validation", "not drawn: training ended first"
+NOT_SELECTED = "not selected (tokens.train_turns)"  # such a turn has a row without tokens and digest
 SCHEMA = pa.schema(
     [
         ("channel", pa.string()),
@@ -51,6 +52,7 @@ class Held(NamedTuple):
     mask: Array
     message_index: Array
     unused: str | None = None
+    not_selected: tuple[int, ...] = ()  # turns that are context by `tokens.train_turns`
 
 
 class Turn(NamedTuple):
@@ -107,6 +109,9 @@ def _rows(channel: Any, num_steps: int) -> Iterator[dict[str, Any]]:
     for item in range(channel.num_items):
         num_times = int(times[item])
         for held in channel.list_held(item):
+            for number in held.not_selected:
+                place = {"channel": channel.name, "id": held.id, "side": held.side, "turn": number}
+                yield {**place, "tokens": 0, "times": 0, "fate": NOT_SELECTED}
             fate = held.unused or (TRAINED if num_times else HELD_OUT if item in held_out else NOT_DRAWN)
             for turn in split_turns(held.ids, held.mask, held.message_index):
                 yield {

@@ -37,6 +37,8 @@ class PolicyTokens:
     """Recorded log-probabilities; NaN where a token has none. None is none for all: the ratio is 1 there."""
     ref_logps_N: Tensor | None = None
     """log ref of each token; needed where `kl_weight` is not 0."""
+    weights_S: Tensor | None = None
+    """How much each sequence counts, in the sum and in what it is divided by; None counts all alike."""
 
 
 class PolicyOptions(Options, PolicyTerms):
@@ -139,14 +141,16 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025).
     """
     sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences)
-    num_sequences = (counts_S > 0).sum().to(loss_N.dtype)
+    weights_S = torch.ones_like(sums_S) if tokens.weights_S is None else tokens.weights_S
+    num_sequences = (counts_S > 0).sum()
+    weight_sum = (weights_S * (counts_S > 0)).sum().to(loss_N.dtype)
     if options.aggregation == "token":
-        total, normaliser = loss_N.sum(), counts_S.sum()
+        total, normaliser = (weights_S * sums_S).sum(), (weights_S * counts_S).sum()
     elif options.aggregation == "sequence":
-        total, normaliser = (sums_S / counts_S.clamp(min=1)).sum(), num_sequences
+        total, normaliser = (weights_S * sums_S / counts_S.clamp(min=1)).sum(), weight_sum
     else:
         # A token counts the same whatever the length of its sequence.
-        total, normaliser = loss_N.sum(), num_sequences * options.constant_length
+        total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length
     return total, normaliser, int(num_sequences)
 
 

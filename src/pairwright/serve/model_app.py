@@ -19,7 +19,6 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pairwright.generate import Batcher, Engine
-from pairwright.generate.tool_calls import format_of
 from pairwright.records.messages import Json
 from pairwright.serve.generation_request import chat_request, completion_requests
 from pairwright.serve.openai_answers import TokenTexts, chat_answer, completion_answer, envelope
@@ -47,7 +46,7 @@ class ModelServer:
         self.batcher = Batcher(self.engine)
         self.texts = TokenTexts(self.engine)
         # How this chat template writes tool calls; None where that is not known.
-        self.form = format_of(self.engine.tokenizer.chat_template)
+        self.form = self.engine.call_format
 
 
 def model_app(server: ModelServer) -> Starlette:

@@ -31,6 +31,7 @@ def serve_folder(
     device: str | None = None,
     dtype: str = "auto",
     threads: int | None = None,
+    tools_as_text: str = "off",
     say: Callable[[str], None],
 ) -> None:
     """Load a model folder and serve it until the process is stopped."""
@@ -44,7 +45,7 @@ def serve_folder(
     except ImportError as error:
         raise PairwrightError(f"serving needs more packages ({error}): pip install 'pairwright[serve]'") from None
     _use_threads(threads)
-    engine = Engine.load(folder, device=device, dtype=dtype)
+    engine = Engine.load(folder, device=device, dtype=dtype, tools_as_text=tools_as_text)
     server = ModelServer(engine=engine, names=tuple(names) or (engine.name,), token=token)
     say(
         f"{server.names[0]} on {engine.device} at {url_of(listener)}/v1 (context {engine.context:,}). Stop with Ctrl-C."

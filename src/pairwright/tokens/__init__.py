@@ -11,11 +11,11 @@
 Where no exact mask exists, a Refusal names the turn and the reason.
 """
 
+from pairwright.tokens.batch.bins import buckets
 from pairwright.tokens.batch.collate import (
     Tree,
     TreeBatch,
     as_torch,
-    buckets,
     collate_distill,
     collate_policy,
     collate_preference,
@@ -31,7 +31,7 @@ from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_r
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
 from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
-from pairwright.tokens.stage.preview import html_page, paint_text
+from pairwright.tokens.stage.paint import html_page, paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillation,

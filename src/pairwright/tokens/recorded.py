@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from pairwright.config.sections import ToolsAsText
 from pairwright.records.arrays import Array
 from pairwright.records.canonical import canonical_messages
 from pairwright.records.experience import Experience, Kind, Side
 from pairwright.records.grouping import Conversation, conversation_of
 from pairwright.records.messages import Json, Message
+from pairwright.records.tool_texts import write_tools_as_text
 from pairwright.tokens.encode import Messages, paint_tokens, prepare_chat
 from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.refusals import Refusal
@@ -26,6 +28,14 @@ from pairwright.tokens.spans.spelling import Encoded, encode_continuation, index
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CONTENT
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
+from pairwright.tokens.train_turns import (
+    TrainTurns,
+    as_context,
+    keep_turns,
+    refuse_empty,
+    report_left_out,
+    select_turns,
+)
 
 
 class RecordedTurn(msgspec.Struct, frozen=True):
@@ -41,26 +51,41 @@ def encode_experience(
     *,
     recorded: Literal["use", "ignore"] = "use",
     record_kwargs: Literal["use", "ignore"] = "use",
+    train_turns: TrainTurns = "all",
+    tools_as_text: ToolsAsText = "off",
     **options: Any,
 ) -> list[Sequence]:
     """The sequences of an experience: its recorded ids as they are, else its messages. One, unless the template
     rewrites history; options are those of `encode_turns`. An answer that was cut short has no stop token.
 
     With `record_kwargs`, the template gets the variables that the experience was sampled with
-    (info.chat_template_kwargs)."""
+    (info.chat_template_kwargs). `train_turns` says which of the generated turns are trained,
+    `tools_as_text` puts tools, calls and results into text."""
     if experience.kind is Kind.PREFERENCE:
         raise Refusal("not_generated", "a preference has two completions: use encode_pair")
     refuse_media_inputs(experience, allow=options.get("allow_images", False))
+    prompt, completion = conversation_of(experience)
+    messages = [*prompt, *completion]
+    turns = [index for index in range(len(prompt), len(messages)) if messages[index].is_generated]
+    selected = select_turns(messages, turns, train_turns, experience.errors)
+    refuse_empty(selected, turns)
+    left_out = [turn for turn in turns if turn not in selected]
     if experience.tokens is not None and recorded == "use":
         sequences = [build_from_arrays(chat_tokenizer(tokenizer), experience)]
+        sequences = [keep_turns(sequence, selected) for sequence in sequences] if left_out else sequences
     else:
-        prompt, completion = conversation_of(experience)
         tools = list(experience.tools) or None
         ready = chat_tokenizer(tokenizer)
         if record_kwargs == "use":
             ready = ready.with_variables(record_variables(experience.info))
-        sequences = encode_turns(ready, [*prompt, *completion], tools, train_from=len(prompt), **options)
-        sequences = [*sequences[:-1], drop_stop(sequences[-1])] if is_cut(experience) else sequences
+        messages = as_context(messages, left_out)
+        if tools_as_text == "off":
+            sequences = encode_turns(ready, messages, tools, train_from=len(prompt), **options)
+        else:
+            sequences = _encode_tool_texts(ready, messages, tools or (), len(prompt), options)
+        if is_cut(experience) and selected and selected[-1] == turns[-1]:  # only the last turn can be cut
+            sequences = [*sequences[:-1], drop_stop(sequences[-1])]
+    sequences = report_left_out(sequences, left_out)
     known: dict[str, Any] = {"uid": experience.eid.uid}
     if num_images := count_media(experience):
         known["images"] = num_images
@@ -68,6 +93,20 @@ def encode_experience(
         msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **known))
         for sequence in sequences
     ]
+
+
+def _encode_tool_texts(
+    tokenizer: ChatTokenizer, messages: Items[Message], tools: Items[Json], num_prompt: int, options: dict[str, Any]
+) -> list[Sequence]:
+    """A conversation whose tools are text, numbered as its messages are."""
+    chat = write_tools_as_text(messages, tools)
+    start = next((n for n, origin in enumerate(chat.origins) if origin >= num_prompt), len(chat.origins))
+    try:
+        sequences = encode_turns(tokenizer, chat.messages, None, train_from=start, **options)
+    except Refusal as refusal:
+        message = None if refusal.message is None else chat.origins[refusal.message]
+        raise Refusal(refusal.reason, refusal.detail, message=message) from None
+    return [sequence.renumber(chat.origins) for sequence in sequences]
 
 
 def is_cut(experience: Experience) -> bool:

@@ -25,6 +25,7 @@ Reason = Literal[
     "text_differs",  # the render with provenance is not the plain render
     "recorded_ids",  # recorded token ids do not fit the conversation
     "too_long",  # does not fit, and the rule is to drop
+    "not_selected",  # there are generated turns, but train_turns selects none of them
     "not_generated",  # there is nothing to train on
     "prompts_differ",  # the two sides of a pair do not continue one prompt
     "text_in_chat",  # raw text where a chat is needed, or beside messages of one
@@ -38,7 +39,8 @@ WAY_OUT = {
     "no_stop": "pass require_stop=False to train without a stop token",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",
-    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped",
+    "dropped": "use a template that renders it, or train without it: tokens.allow_dropped, --allow-dropped; for a "
+    "template without a tool role: tokens.tools_as_text, --tools-as-text hermes",
     "multimodal": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "multi_modal_inputs": "to train on the tokens alone: tokens.allow_images, --allow-images",
     "template_variables": "to leave out those of records: tokens.record_kwargs=ignore, --record-kwargs ignore",

@@ -1,5 +1,6 @@
 """Sequences: token ids with a same-length mask of what the model generated, and a report of how they came about."""
 
+from collections.abc import Sequence as Items
 from enum import IntEnum
 from typing import Any, Literal, NamedTuple
 
@@ -43,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     probed       turns that had to be located on the conversation itself
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
+    not_selected turns of the record that `train_turns` leaves in the context; on its first sequence
     uid          the experience that the sequence is of; of a side of a pair, that side's
     """
 
@@ -64,6 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     split: bool = False
     truncated: int = 0
     text_differs: tuple[int, ...] = ()
+    not_selected: tuple[int, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -85,6 +88,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "paint": np.dtype("int8"),
     "logprobs": np.dtype("float32"),
 }
+
+
+_PAIRS, _TURNS = ("dropped", "prompt_dropped"), ("rewritten", "unstopped", "text_differs")  # numbers in a report
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -136,6 +142,18 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Origin(uid='t-1', turns=(1, 3))
         """
         return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
+
+    def renumber(self, origins: Items[int]) -> "Sequence":
+        """The same tokens for a conversation in which message n is message `origins[n]`; -1 is none."""
+        # One entry more, so that -1, a token of the template, stays -1.
+        numbers = np.array([*origins, -1], np.int32)
+        report = self.report
+        pairs = {
+            name: tuple((origins[n] if n >= 0 else n, field) for n, field in getattr(report, name)) for name in _PAIRS
+        }
+        turns = {name: tuple(origins[n] for n in getattr(report, name)) for name in _TURNS}
+        report = msgspec.structs.replace(report, **pairs, **turns)
+        return msgspec.structs.replace(self, message_index=numbers[self.message_index], report=report)
 
     def take(self, positions: Array) -> "Sequence":
         """The tokens at these positions; what is left out is counted as truncated."""

@@ -2,8 +2,9 @@
 
 Needs no transformers.
 
-Reads what a model folder has: tokenizer.json, tokenizer_config.json (special tokens, one template or a list of named
-ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a generation).
+Reads what a model folder has: its vocabulary (tokenizer_files.py), tokenizer_config.json (special tokens, one template
+or a list of named ones), chat_template.jinja, additional_chat_templates/, generation_config.json (which tokens stop a
+generation).
 """
 
 import copy
@@ -23,12 +24,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 
 from pairwright.config import TokensConfig
 from pairwright.generate.template_variables import KEY, explain_variables
-from pairwright.paths import is_address, place
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Refusal, TemplateError, TokensError
 from pairwright.tokens.template.environment import Clock
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import Chat
+from pairwright.tokens.tokenizer_files import byte_alphabet, find_folder, load_backend
 
 # Character offsets of tokens, from the bytes that tokens spell: faster than asking the tokenizer for offsets.
 
@@ -99,14 +100,7 @@ def _with_spaces(token: str) -> bytes:
     return bytes([int(match[1], 16)]) if match else token.replace("▁", " ").encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones for themselves, the others from 256 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
+_BYTES = byte_alphabet()
 
 
 # The tokenizer with its templates.
@@ -186,25 +180,17 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
-        """Read a model's folder; `template` is a template or the name of one to use instead of the default.
+        """Read a model's folder, or that of a Hub id in the local cache; `template` is a template or the name of one to
+        use instead of the default.
 
         A folder without a template, as base models have it, gives a tokenizer that encodes raw text and no chats.
         """
-        if is_address(folder):
-            raise TokensError(
-                f"{place(folder)}: an address, but a tokenizer is read on this machine: copy its folder here"
-            )
-        folder = Path(folder)
-        if folder.name == "tokenizer.json" and folder.is_file():
-            folder = folder.parent
-        if not folder.is_dir():
-            raise TokensError(f"{folder}: no such folder; expected the folder of a model, with tokenizer.json")
-        if not (folder / "tokenizer.json").is_file():
-            raise TokensError(f"{folder}: no tokenizer.json; convert the tokenizer with transformers' save_pretrained")
+        folder = find_folder(folder)
         config = _read_json(folder / "tokenizer_config.json")
-        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        _follow_config(backend, config)
-        special = special_tokens_of({**_read_json(folder / "special_tokens_map.json"), **config})
+        backend, own = load_backend(folder)
+        if (folder / "tokenizer.json").is_file():
+            _follow_config(backend, config)
+        special = own | special_tokens_of({**_read_json(folder / "special_tokens_map.json"), **config})
         _add_missing(backend, config, special)
         stops = _stop_tokens(_read_json(folder / "generation_config.json"), backend)
         templates = read_templates(folder, config)
@@ -294,8 +280,9 @@ class ChatTokenizer:
 
 def load_tokenizer(options: TokensConfig) -> ChatTokenizer:
     """The tokenizer that the options name, with their chat template where they name one, and its variables."""
-    template = None if options.chat_template is None else read_chat_template(options.chat_template)
-    tokenizer = ChatTokenizer.from_folder(str(options.tokenizer), template=template)
+    folder = str(options.tokenizer)
+    template = None if options.chat_template is None else choose_template(folder, options.chat_template)
+    tokenizer = ChatTokenizer.from_folder(folder, template=template)
     try:
         return tokenizer.with_variables(options.chat_template_kwargs)
     except Refusal as refusal:
@@ -312,13 +299,23 @@ def record_variables(info: Mapping[str, Any]) -> Json:
     return variables
 
 
-def read_chat_template(path: str | Path) -> str:
-    """The text of a chat template's file."""
+def choose_template(folder: str | Path, template: str | Path) -> str:
+    """The chat template that a name of the tokenizer's own (`tool_use`), or a file's path, stands for."""
+    folder = find_folder(folder)
+    named = read_templates(folder, _read_json(folder / "tokenizer_config.json"))
+    is_file = Path(template).is_file()
+    if str(template) in named:
+        if is_file:
+            raise TokensError(f"{template}: a file, and a template of the tokenizer: write ./{template} for the file")
+        return named[str(template)]
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise TokensError(f"{path}: no chat template: {why}; expected a file with a Jinja template") from error
+        names = f", or one of {', '.join(sorted(named))}" if named else ""
+        raise TokensError(
+            f"{template}: no chat template: {why}; expected a file with a Jinja template{names}"
+        ) from error
 
 
 _known: weakref.WeakKeyDictionary[Any, tuple[Any, ChatTokenizer]] = weakref.WeakKeyDictionary()
@@ -351,20 +348,20 @@ def chat_tokenizer(tokenizer: Any) -> ChatTokenizer:
 
 
 def read_templates(folder: Path, config: Json) -> dict[str, str]:
-    """Named templates; a file beats the configuration."""
-    templates: dict[str, str] = {}
-    value = config.get("chat_template")
-    if isinstance(value, str):
-        templates["default"] = value
-    elif isinstance(value, list):
-        templates = {item["name"]: item["template"] for item in value}
-    if (folder / "chat_template.json").is_file():
-        templates["default"] = _read_json(folder / "chat_template.json")["chat_template"]
+    """Named templates, as transformers reads them: where there are Jinja files, those of the configuration are none."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        templates[path.stem] = path.read_text(encoding="utf-8")
-    return templates
+        files["default"] = folder / "chat_template.jinja"
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    # Processors have a file of their own.
+    value = _read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
+    if value is None or isinstance(value, str):
+        return {} if value is None else {"default": value}
+    try:
+        return dict(msgspec.convert([(item["name"], item["template"]) for item in value], list[tuple[str, str]]))
+    except (TypeError, KeyError, msgspec.ValidationError):
+        raise TokensError(f"{folder}: chat_template: expected text, or a list of {{name, template}}") from None
 
 
 def special_tokens_of(config: Json) -> dict[str, Any]:

@@ -146,7 +146,10 @@ class PairData:
         unused = None if self.weights[position] > 0 else "the pair has weight 0"
         unused = FILTERED if position in self._outside else unused
         sides = (("chosen", pair.chosen), ("rejected", pair.rejected))
-        return [Held(name, side, one.ids, one.mask, one.message_index, unused) for side, one in sides]
+        return [
+            Held(name, side, one.ids, one.mask, one.message_index, unused, one.report.not_selected)
+            for side, one in sides
+        ]
 
     def is_full(self, position: int) -> bool:
         """Whether something is trained on both sides."""
@@ -177,6 +180,11 @@ class PolicyData:
     counts: dict[str, int]
     refusals: dict[str, str] = field(default_factory=dict)
     signals: TokenSignals = field(default_factory=TokenSignals)
+
+    def weigh(self, by: str) -> Array:
+        """The weight (N,) of each sequence: 1, or by "run" its share of the run that it is a part of."""
+        num_parts = Counter(self.ids if by == "run" else ())
+        return np.array([1 / num_parts.get(uid, 1) for uid in self.ids], np.float32)
 
     @property
     def fingerprint(self) -> str:
@@ -293,6 +301,8 @@ def load_distill_data(
     source: Path, options: TokensConfig, settings: DistillConfig, show: Show, *, where: str | None = None
 ) -> DistillData:
     """The error turns of a table that have a hint and a recovery, with the ids that were sampled where recorded."""
+    if options.tools_as_text != "off":
+        raise DataError("tokens.tools_as_text: hints are not written into such text: leave out the channel sdpo")
     tokenizer = load_tokenizer(options)
     hinter = Hinter(settings)
     ids: list[str] = []

@@ -19,8 +19,9 @@ from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import write_trained
 from pairwright.records.canonical import content_hash
+from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
-from pairwright.train.channels.channels import Channel, load_channels, use_tokens
+from pairwright.train.channels.channels import Channel, load_channels, token_options, use_tokens
 from pairwright.train.checkpoint import (
     CheckpointError,
     State,
@@ -329,7 +330,10 @@ class Training:
         if self.ranks.is_sharded:
             model = gather_model(self.base, settings, self.weights, self.ranks)
         if self.ranks.is_first:
-            template = self.config.tokens.chat_template
+            options = token_options(self.config, self.base)
+            template = None
+            if options.chat_template is not None:
+                template = choose_template(str(options.tokenizer), options.chat_template)
             name = save_model(model, folder.path, base=self.base, settings=settings, chat_template=template)
             write_trained(folder.path, self.channels, state.step)
         self.ranks.wait()

@@ -187,6 +187,11 @@ class ServeEngine(StrEnum):
     vllm = "vllm"
 
 
+class ToolTags(StrEnum):
+    off = "off"
+    hermes = "hermes"
+
+
 def serve_model(
     context: typer.Context,
     checkpoint: Annotated[Path, typer.Argument(help="A model's folder, or an adapter's.", show_default=False)],
@@ -204,6 +209,9 @@ def serve_model(
         typer.Option(help="auto, float32, bfloat16 or float16.", autocompletion=complete_choices("policy.dtype")),
     ] = "auto",
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; else the idle cores.")] = None,
+    tools_as_text: Annotated[
+        ToolTags, typer.Option(help="For a chat template without a tool role: tools, calls and results as text.")
+    ] = ToolTags.off,
 ) -> None:
     """Serve a model behind OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, /health.
 
@@ -215,6 +223,8 @@ def serve_model(
     # without a token only this machine may connect
     check_address(host, token)
     if engine is ServeEngine.vllm:
+        if tools_as_text is not ToolTags.off:
+            raise ConfigError("--tools-as-text: vLLM renders chats itself: only the built-in engine can")
         command = vllm_command(checkpoint, host=host, port=port, names=name or [], command=vllm, more=context.args)
         say(f"handing over to {' '.join(command)}")
         # does not return: this process becomes vLLM
@@ -230,6 +240,7 @@ def serve_model(
         device=device,
         dtype=dtype,
         threads=threads,
+        tools_as_text=tools_as_text.value,
         say=say,
     )
 

@@ -15,13 +15,16 @@ from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
     from pairwright.paths import Place
+    from pairwright.tokens.sequence import Sequence
     from pairwright.tokens.stage.check import TemplateCheck
+    from pairwright.tokens.tokenizer import ChatTokenizer
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
 TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
 TemplateFile = Annotated[
-    Path | None, typer.Option(help="A chat template to use instead of the tokenizer's own.", show_default=False)
+    Path | None,
+    typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -94,18 +97,22 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    import msgspec
+
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
-    from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, paint_text, preview, token_rows
-    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
+    from pairwright.tokens.stage.paint import html_page, token_rows
+    from pairwright.tokens.stage.preview import preview
+    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
     if override and not hints:
         raise ConfigError(f"{' '.join(override)}: only --hints reads keys of the configuration")
-    template = None if chat_template is None else read_chat_template(chat_template)
+    template = None if chat_template is None else choose_template(tokenizer, chat_template)
     chat_tokenizer = ChatTokenizer.from_folder(tokenizer, template=template)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
+        refused: list[tuple[str, str]] = []
         sequences = preview(
             folder,
             chat_tokenizer,
@@ -114,27 +121,47 @@ def show(
             hints=hinter,
             allow_dropped=allow_dropped,
             allow_images=allow_images,
-            refused=lambda title, reason: say(f"{title}: refused: {reason}"),
+            refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:
             hinter.close()
+    for title, reason in refused:
+        say(f"{title}: refused: {reason}")
     if html is not None:
-        html.write_text(html_page(chat_tokenizer, sequences), encoding="utf-8")
+        page = html_page(chat_tokenizer, sequences, title=f"tokens of {Path(path).name}", refused=refused)
+        html.write_text(page, encoding="utf-8")
         say(f"{len(sequences)} sequences painted in {html}")
     if as_json:
-        print_json([{"name": title, "tokens": token_rows(chat_tokenizer, sequence)} for title, sequence in sequences])
+        print_json(
+            [
+                {
+                    "name": title,
+                    "report": msgspec.to_builtins(sequence.report),
+                    "tokens": token_rows(chat_tokenizer, sequence),
+                }
+                for title, sequence in sequences
+            ]
+        )
     if as_json or html is not None:
         return
+    _print_sequences(chat_tokenizer, sequences)
+
+
+def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
+    """In colours, or in a pipe with brackets; the report of each sequence below it."""
     from rich.console import Console
 
-    # colours also where Rich does not recognise the terminal
-    console = Console(force_terminal=sys.stdout.isatty() or None)
-    console.print(legend())
+    from pairwright.tokens.stage.paint import describe_report, describe_size, legend, paint_text
+
+    # colours also where Rich does not recognise the terminal; in a pipe lines are not wrapped
+    has_colours = sys.stdout.isatty()
+    console = Console(force_terminal=has_colours or None, soft_wrap=not has_colours)
+    console.print(legend(colours=has_colours))
     for title, sequence in sequences:
-        console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
-        console.print(paint_text(chat_tokenizer, sequence))
-        for line in describe_dropped(sequence):
-            console.print(line)
+        console.rule(f"{title}  {describe_size(sequence)}")
+        console.print(paint_text(tokenizer, sequence, colours=has_colours))
+        for line in describe_report(sequence):
+            console.print(line, markup=False, highlight=False)
 
 
 @app.command()
@@ -152,17 +179,15 @@ def check(
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
-    from pairwright.tokens.tokenizer import ChatTokenizer, read_chat_template
+    from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
-    template = None if chat_template is None else read_chat_template(chat_template)
     # Folders of the same name are told apart by their paths.
     is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
-    reports = {
-        (folder.name if is_unique else str(folder)): check_template(
-            ChatTokenizer.from_folder(folder, template=template), try_variables=True
-        )
-        for folder in tokenizer
-    }
+    reports = {}
+    for folder in tokenizer:
+        template = None if chat_template is None else choose_template(folder, chat_template)
+        ready = ChatTokenizer.from_folder(folder, template=template)
+        reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
         values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
         print_json(values if len(values) > 1 else next(iter(values.values())))
@@ -226,10 +251,8 @@ def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]
 
 
 # Quirks that the conversations show, too.
-_IN_CASES = frozenset(
-    ("refused_plain", "refused_calls", "rewrites_history", "drops_content", "drops_calls", "drops_reasoning",
-     "no_tools", "no_parallel_calls")
-)  # fmt: skip
+_IN_CASES = ("refused_plain", "refused_calls", "rewrites_history", "drops_content", "drops_calls", "drops_reasoning")
+_IN_CASES += ("no_tools", "no_parallel_calls")
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:

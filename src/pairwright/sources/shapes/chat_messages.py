@@ -89,6 +89,19 @@ def messages_from_chat(value: Any, where: str) -> list[Message]:
     return [message_from_chat(item, f"{where}[{number}]") for number, item in enumerate(items(value, where))]
 
 
+def is_left_out(message: Any) -> bool:
+    """Whether fine-tuning data say that an assistant message is context: OpenAI's `weight`, `train` (axolotl), `loss`
+    (ms-swift) or `loss_weight` (LLaMA-Factory) that is 0 or false. Such a message is not generated.
+
+    >>> is_left_out({"role": "assistant", "content": "hm", "train": False}), is_left_out({"role": "assistant"})
+    (True, False)
+    """
+    if not isinstance(message, dict) or message.get("role") != "assistant":
+        return False
+    marks = (message.get(key) for key in ("weight", "train", "loss", "loss_weight"))
+    return any(type(mark) in (bool, int, float) and mark == 0 for mark in marks)
+
+
 def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
     """Return text, parts or None. Strings in a list become text parts; an object without a `type` becomes JSON text."""
     if value is None or isinstance(value, str):

@@ -282,6 +282,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "template_rewrites_history": int((per_item > 1).sum()),
         "recorded": sum(report.get("source") == "recorded" for report in reports),
         "recorded_text_differs": sum(bool(report.get("text_differs")) for report in reports),
+        "turns_not_selected": sum(len(report.get("not_selected", ())) for report in reports),
         "unstopped": sum(bool(report.get("unstopped")) for report in reports),
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),

@@ -32,8 +32,10 @@ from pairwright.tokens.tokenizer import record_variables
 # Columns that identify an item: hashes and counts, so that keys are computed without reading any text.
 _EXPERIENCE_KEY = ("uid", "prompt_hash", "completion_hash", "num_tokens", "prompt_length", "info")
 _PAIR_KEY = (
-    "id", "chosen_uid", "rejected_uid", "chosen_recorded", "rejected_recorded", "chosen_cut", "rejected_cut", "info",
-)  # fmt: skip
+    "id",
+    *(f"{side}_{name}" for side in ("chosen", "rejected") for name in ("uid", "recorded", "cut")),
+    "info",
+)
 _SIDES = ("chosen", "rejected")
 _messages_of = msgspec.json.Decoder(tuple[Message, ...]).decode
 _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode

@@ -39,8 +39,11 @@ from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, name_record, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
-from pairwright.tokens.stage.items import Item, Source, pair_variables
-from pairwright.tokens.tokenizer import ChatTokenizer, load_tokenizer, read_chat_template
+from pairwright.tokens.stage.items import Item, Source
+from pairwright.tokens.stage.pair_items import encode_pair_items
+from pairwright.tokens.tokenizer import ChatTokenizer, choose_template, load_tokenizer
+from pairwright.tokens.tokenizer_files import FILES, find_folder
+from pairwright.tokens.train_turns import NO_SITES, fingerprint_rule
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -68,6 +71,8 @@ def encode_source(
     _loaded[_loaded_key(options)] = load_tokenizer(options)
     tokenizer_hash = hash_tokenizer(options)
     read = open_source(source, tokenizer_hash, options)
+    if read.is_pairs and options.train_turns == "after-error":
+        raise ConfigError(f"{source}: {NO_SITES}")
     output.mkdir(parents=True, exist_ok=True)
     # Keys that are in the cache, whichever run wrote them.
     known = set(scan_cache(output).select("key").collect()["key"].to_list())
@@ -94,7 +99,7 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
     """The items of a table, with the keys that they have for this tokenizer and these options."""
     return Source(
         source,
-        salt=content_hash(_VERSION, tokenizer_hash, options.content()),
+        salt=content_hash(_VERSION, tokenizer_hash, options.content(), *fingerprint_rule(options.train_turns)),
         experience=options.experience,
         use_recorded=options.recorded == "use",
         use_variables=options.record_kwargs == "use",
@@ -103,16 +108,20 @@ def open_source(source: Place, tokenizer_hash: str, options: TokensConfig) -> So
 
 def hash_tokenizer(options: TokensConfig) -> str:
     """128 bits of the tokenizer that the options name, and of their chat template where they name one."""
-    digest = folder_hash(Path(str(options.tokenizer)))
-    return digest if options.chat_template is None else content_hash(digest, read_chat_template(options.chat_template))
+    folder = str(options.tokenizer)
+    digest = folder_hash(find_folder(folder))
+    if options.chat_template is None:
+        return digest
+    return content_hash(digest, choose_template(folder, options.chat_template))
 
 
 def folder_hash(folder: Path) -> str:
     """128 bits of a tokenizer's files: vocabulary, special tokens, templates."""
     folder = folder.parent if folder.name == "tokenizer.json" else folder
     digest = xxhash.xxh3_128()
-    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
-    for path in [*(folder / name for name in names), *sorted(folder.rglob("*.jinja"))]:
+    names = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+    vocabulary = FILES[:1] if (folder / FILES[0]).is_file() else FILES
+    for path in [*(folder / name for name in (*vocabulary, *names)), *sorted(folder.rglob("*.jinja"))]:
         if path.is_file():
             # A zero byte, which no file name has, separates name and content.
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -147,7 +156,7 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
             except TokensError as error:
                 rows.append(_refusal_row(item, error))
     compared = [item for item in items if item.experience is None]  # pairs: encoded together, which is faster
-    for item, encoded in zip(compared, _encode_pairs(tokenizer, compared, options), strict=True):
+    for item, encoded in zip(compared, encode_pair_items(tokenizer, compared, options, _encode_pairs), strict=True):
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
@@ -163,6 +172,8 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         experience,
         recorded=options.recorded,
         record_kwargs=options.record_kwargs,
+        train_turns=options.train_turns,
+        tools_as_text=options.tools_as_text,
         boundaries=options.boundaries,
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
@@ -179,24 +190,6 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
 
 
 def _encode_pairs(
-    tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
-) -> list[EncodedPair | TokensError]:
-    """Pairs in their order. Those with the same template variables are encoded together."""
-    results: dict[int, EncodedPair | TokensError] = {}
-    groups: dict[ChatTokenizer, list[int]] = {}
-    for number, item in enumerate(items):
-        try:
-            ready = tokenizer.with_variables(pair_variables(item)) if options.record_kwargs == "use" else tokenizer
-            groups.setdefault(ready, []).append(number)
-        except TokensError as error:
-            results[number] = error
-    for ready, numbers in groups.items():
-        compared = [items[number] for number in numbers]
-        results |= zip(numbers, _encode_alike(ready, compared, options), strict=True)
-    return [results[number] for number in range(len(items))]
-
-
-def _encode_alike(
     tokenizer: ChatTokenizer, items: list[Item], options: TokensConfig
 ) -> Iterator[EncodedPair | TokensError]:
     compared = (
@@ -278,7 +271,7 @@ class Encoded:
         """Both sides of a pair in colours, trained tokens underlined: shown by notebooks and by `rich.print`."""
         from rich.text import Text
 
-        from pairwright.tokens.stage.preview import legend, paint_text
+        from pairwright.tokens.stage.paint import legend, paint_text
 
         if self.tokenizer is None:
             raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")

@@ -180,7 +180,8 @@ def load_channels(
             load_runs = partial(load_policy_data, options=options, show=show, scored=False, where=settings.where)
             # A validation table is encoded as the runs are, into a folder of its own.
             sources = {"runs": experience} | ({"validation": validation} if validation is not None else {})
-            likely = _likely_of_runs([load_runs(source, **folders.of(name)) for name, source in sources.items()])
+            parts = [load_runs(source, **folders.of(name)) for name, source in sources.items()]
+            likely = _likely_of_runs(parts, settings.run_weight)
         likely = _require(likely, "sft", "--pairs or --experience")
         channels.append(LikelihoodChannel(likely, weights.sft, _order(config, likely.train, pair_data), limits))
     # Pairs come first, so channels[0] trains the curriculum.
@@ -189,7 +190,9 @@ def load_channels(
     if weights.grpo:
         source = _require(experience, "grpo", "--experience")
         runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
-        channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, lambda items: _order(config, items), limits))
+        order_of = partial(_order, config)
+        grpo = PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=settings.run_weight)
+        channels.append(grpo)
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
         hinted = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
@@ -310,7 +313,7 @@ def _likely_of_pairs(data: PairData) -> Likely:
     )
 
 
-def _likely_of_runs(parts: list[PolicyData]) -> Likely:
+def _likely_of_runs(parts: list[PolicyData], run_weight: str) -> Likely:
     """Runs of a table, and where there is a second one, its runs for validation."""
     trees = [tree for part in parts for tree in part.trees]
     ids = [name for part in parts for name in part.ids]
@@ -321,7 +324,7 @@ def _likely_of_runs(parts: list[PolicyData]) -> Likely:
         num_tokens=lambda item: trees[item].num_tokens,
         identity=lambda item: ids[item],
         list_held=lambda item: [_make_held(ids[item], sequences[item])],
-        weights=np.ones(len(trees), np.float32),
+        weights=np.concatenate([part.weigh(run_weight) for part in parts]),
         train=np.arange(num_train),
         validation=np.arange(num_train, len(trees)),
         counts={
@@ -334,7 +337,8 @@ def _likely_of_runs(parts: list[PolicyData]) -> Likely:
 
 
 def _make_held(name: str, sequence: Sequence) -> Held:
-    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index)
+    left_out = sequence.report.not_selected
+    return Held(name, "", sequence.ids, sequence.mask, sequence.message_index, not_selected=left_out)
 
 
 def _order(config: Config, items: Array, pairs: PairData | None = None) -> Order:

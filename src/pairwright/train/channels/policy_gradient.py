@@ -33,18 +33,30 @@ class PolicyChannel:
     has_validation = False
 
     def __init__(
-        self, data: PolicyData, options: PolicyConfig, weight: float, order: Callable[[Array], Order], limits: Any
+        self,
+        data: PolicyData,
+        options: PolicyConfig,
+        weight: float,
+        order: Callable[[Array], Order],
+        limits: Any,
+        *,
+        run_weight: str = "sequence",
     ) -> None:
         self.options = options
         self.data, self.weight, self._limits = data, weight, limits
-        # Over all runs of the data: the runs of a group may be in different batches.
+        self._weights = data.weigh(run_weight)
+        # Over all runs of the data: the runs of a group may be in different batches. By "run", a run of several
+        # sequences has one reward in its group: that of its first sequence, and `parts` leads from sequences to runs.
+        firsts = parts = np.arange(len(data.ids))
+        if run_weight == "run":
+            _, firsts, parts = np.unique(data.ids, return_index=True, return_inverse=True)
         grouped = group_advantages(
-            torch.from_numpy(data.rewards), torch.from_numpy(data.groups), kind=options.advantage
+            torch.from_numpy(data.rewards[firsts]), torch.from_numpy(data.groups[firsts]), kind=options.advantage
         )
-        self._advantages = grouped.values_S.numpy()
+        self._advantages = grouped.values_S.numpy()[parts]
         self._by_token = data.signals.by_token(data.ids, data.groups, kind=options.advantage)
         # Runs to train on: those of groups with spread, or with an advantage of their own at a trained token.
-        is_active = grouped.is_active_S.numpy().copy()
+        is_active = grouped.is_active_S.numpy()[parts]
         for item in self._by_token:
             trained = self._advantage(item)
             is_active[item] = trained.any()
@@ -87,12 +99,13 @@ class PolicyChannel:
 
     def total(self, items: Array) -> float:
         """Tokens, sequences, or sequences of a constant length, as the aggregation has it."""
-        # Number of trained tokens of each run.
+        # Number of trained tokens of each sequence.
         counts = np.array([self.data.trees[item].masks[0].sum() for item in items])
+        weights = self._weights[items]
         if self.options.aggregation == "token":
-            return float(counts.sum())
+            return float((weights * counts).sum())
         scale = self.options.constant_length if self.options.aggregation == "constant" else 1
-        return float((counts > 0).sum() * scale)
+        return float((weights * (counts > 0)).sum() * scale)
 
     def parts(self, items: Array, num_all: int) -> list[Array]:
         sizes = [self.data.trees[item].num_tokens for item in items]
@@ -114,6 +127,7 @@ class PolicyChannel:
             num_sequences=scored.num_branches,
             old_logps_N=torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device),
             ref_logps_N=reference_N,
+            weights_S=torch.from_numpy(self._weights[items]).to(policy.device),
         )
         losses = policy_loss(tokens, self.options)
         num, rewards = float(losses.num_tokens), self.data.rewards[items]
@@ -145,7 +159,8 @@ class PolicyChannel:
         if item not in self._active:
             is_scored = bool(np.isfinite(self.data.rewards[item]))
             unused = "no advantage: equal rewards" if is_scored else "unscored"
-        return [Held(self.data.ids[item], "", sequence.ids, sequence.mask, sequence.message_index, unused)]
+        arrays, left_out = (sequence.ids, sequence.mask, sequence.message_index), sequence.report.not_selected
+        return [Held(self.data.ids[item], "", *arrays, unused, left_out)]
 
     @property
     def refusals(self) -> dict[str, str]:

@@ -26,6 +26,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+TEMPLATES = "additional_chat_templates"  # folder of named templates
 
 
 class ModelError(PairwrightError):
@@ -113,7 +114,7 @@ def trainable(model: Any) -> dict[str, Any]:
 def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, chat_template: str | None = None) -> str:
     """Write `folder/model` (or `folder/adapter`) with the tokenizer of `base`; returns which one it is.
 
-    `chat_template` is a file that takes the place of the template of `base`. The folder takes its
+    `chat_template` is the text that takes the place of the templates of `base`. The folder takes its
     name when it is complete; one that is there is replaced.
     """
     if settings.finetuning_type == "lora_merged":
@@ -124,8 +125,9 @@ def save_model(model: Any, folder: Path, *, base: Path, settings: TrainConfig, c
             temporary.mkdir()
             model.save_pretrained(temporary)
             copy_tokenizer(base, temporary)
-            if chat_template is not None:  # the file that transformers reads first
-                shutil.copyfile(chat_template, temporary / "chat_template.jinja")
+            if chat_template is not None:  # with this file, transformers reads no other template of the folder
+                shutil.rmtree(temporary / TEMPLATES, ignore_errors=True)
+                (temporary / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     except OSError as error:
         raise ModelError(f"{folder / name}: {error.strerror or error}: the model was not saved") from error
     return name
@@ -135,6 +137,8 @@ def copy_tokenizer(base: Path, folder: Path) -> None:
     for name in TOKENIZER_FILES:
         if (base / name).is_file() and not (folder / name).exists():
             shutil.copyfile(base / name, folder / name)
+    if (base / TEMPLATES).is_dir() and not (folder / TEMPLATES).exists():
+        shutil.copytree(base / TEMPLATES, folder / TEMPLATES)
 
 
 def model_hash(folder: Path) -> str:

@@ -1,0 +1,125 @@
+"""Which of the generated turns are trained: `tokens.train_turns`. The others stay in the context.
+
+    all           every generated turn
+    last          the last one of the record, or of each side of a pair
+    after-error   those that follow a failure: the next generated turn after each error site
+    calls, text   those with tool calls, those without
+    a function    `f(messages, index) -> bool` for each generated turn, as module:function or path/file.py:function
+
+Selection only takes turns away. A record (or a side of a pair) without a selected turn is refused as `not_selected`.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pairwright.collect.completion import one_line
+from pairwright.collect.user_code import load_function
+from pairwright.errors import ConfigError
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import ErrorSite, Message
+from pairwright.tokens.refusals import Refusal
+from pairwright.tokens.sequence import Paint, Sequence
+
+Predicate = Callable[[Items[Message], int], bool]
+TrainTurns = str | Predicate  # a rule by its name, or a function
+NO_SITES = "train_turns after-error: pairs do not carry the error sites of their runs; encode an experience table"
+
+
+def select_turns(
+    messages: Items[Message], turns: Items[int], rule: TrainTurns, errors: Iterable[ErrorSite] = ()
+) -> list[int]:
+    """Those of the generated `turns` (indices of messages) that the rule selects.
+
+    >>> chat = [Message("user", "hi"), Message("assistant", "a"), Message("user", "and?"), Message("assistant", "b")]
+    >>> select_turns(chat, [1, 3], "last"), select_turns(chat, [1, 3], lambda messages, index: index == 1)
+    ([3], [1])
+    """
+    if rule == "all":
+        return list(turns)
+    if rule == "last":
+        return list(turns[-1:])
+    if rule == "after-error":
+        # The first generated turn behind each failure; a failure after the last turn has none.
+        after = {next((turn for turn in turns if turn > site.index), None) for site in errors}
+        return [turn for turn in turns if turn in after]
+    if rule in ("calls", "text"):
+        return [turn for turn in turns if bool(messages[turn].tool_calls) == (rule == "calls")]
+    predicate = load_predicate(rule) if isinstance(rule, str) else rule
+    try:
+        return [turn for turn in turns if predicate(messages, turn)]
+    except Exception as error:  # a user's function may raise anything: the run stops, no record is blamed
+        raise ConfigError(f"tokens.train_turns: {rule} failed: {one_line(error)}") from error
+
+
+def refuse_empty(selected: Items[int], turns: Items[int], where: str = "") -> None:
+    """Refuse a record that has generated turns, but no selected one."""
+    if turns and not selected:
+        raise Refusal("not_selected", f"{where}none of {len(turns)} generated turns is selected by train_turns")
+
+
+def load_predicate(name: str) -> Predicate:
+    function: Predicate = load_function(name, group="pairwright.train_turns")
+    return function
+
+
+def fingerprint_rule(rule: str) -> list[str]:
+    """What a cache key needs beside the rule's name: the text of the file of a function."""
+    if ":" not in rule:
+        return []
+    path = inspect.getsourcefile(inspect.unwrap(load_predicate(rule)))
+    if path is None:
+        raise ConfigError(
+            f"tokens.train_turns: {rule}: its source is not found, so a cache could not tell if it changed"
+        )
+    return [content_hash(Path(path).read_text(encoding="utf-8"))]
+
+
+def as_context(messages: Items[Message], left_out: Items[int]) -> list[Message]:
+    """The messages with those turns as context that are not selected."""
+    return [
+        msgspec.structs.replace(message, generated=False) if index in left_out else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def keep_turns(sequence: Sequence, selected: Items[int]) -> Sequence:
+    """A sequence in which only the tokens of these turns are trained."""
+    if bool((sequence.message_index[sequence.mask] < 0).any()):
+        detail = "the sampled spans are not one a turn, so train_turns cannot select among them"
+        raise Refusal("recorded_ids", detail)
+    mask = sequence.mask & np.isin(sequence.message_index, list(selected))
+    paint = np.where(sequence.mask & ~mask, Paint.ASSISTANT, sequence.paint).astype(np.int8)
+    return msgspec.structs.replace(sequence, mask=mask, paint=paint)
+
+
+def report_left_out(sequences: list[Sequence], left_out: Items[int]) -> list[Sequence]:
+    """The sequences of a record; the report of the first names the turns that are not selected."""
+    if not sequences or not left_out:
+        return sequences
+    report = msgspec.structs.replace(sequences[0].report, not_selected=tuple(left_out))
+    return [msgspec.structs.replace(sequences[0], report=report), *sequences[1:]]
+
+
+def select_in_sides(
+    prompt: Items[Message],
+    completions: tuple[Items[Message], Items[Message]],
+    sides: tuple[Sequence, Sequence],
+    rule: TrainTurns,
+) -> tuple[Sequence, Sequence]:
+    """The two sides of a pair, compared by their selected turns alone; the rest of each is context."""
+    if rule == "after-error":
+        raise Refusal("not_selected", NO_SITES)
+    results = []
+    for name, completion, sequence in zip(("chosen", "rejected"), completions, sides, strict=True):
+        # A turn that was cut away for its length is no turn of the pair.
+        turns = sorted(set(sequence.message_index[sequence.mask].tolist()))
+        selected = select_turns([*prompt, *completion], turns, rule)
+        refuse_empty(selected, turns, f"{name}: ")
+        left_out = [turn for turn in turns if turn not in selected]
+        results += report_left_out([keep_turns(sequence, selected) if left_out else sequence], left_out)
+    return results[0], results[1]
