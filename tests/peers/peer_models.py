@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import pytest
 import transformers
 
@@ -48,7 +49,7 @@ MODELS = {
     "poolside/Laguna-XS-2.1": Model("qwen2_5", "poolside-Laguna-XS-2.1", "</assistant>"),
     "meta-llama/Llama-3.2-1B-Instruct": Model("llama3_1", "trl:llama3_2"),
     "openai/gpt-oss-20b": Model("gptoss"),
-    "tencent/Hy3": Model("qwen2_5", "tencent-Hy3", "<｜hy_eos｜>"),
+    "tencent/Hy3": Model("qwen2_5", "tencent-Hy3", "<｜hy_eos:opensource｜>"),
     # those of TRL, without "trl-internal-testing/tiny-"
     "CohereForCausalLM": Model("qwen2_5", "trl:cohere", "<|END_OF_TURN_TOKEN|>"),
     "Cohere2ForCausalLM": Model("qwen2_5", "trl:cohere2", "<|END_OF_TURN_TOKEN|>"),
@@ -87,13 +88,28 @@ MODELS = {
 }
 # fmt: on
 _CONTROL = re.compile(
-    r"<[|｜][^<>'\"{}\s]{1,40}?[|｜]>|<\|?[a-z_:]{2,20}\|?>|</[a-z_:]{2,20}>|\[/?[A-Z_]{3,30}\]|\[e~\[|\]~!?b\[|\]~b\]"
+    r"<[|｜][^<>'\"{}\s]{1,40}?[|｜]>|<\|?[a-z_:]{2,32}\|?>|</[a-z_:]{2,32}>|\[/?[A-Z_]{3,30}\]|\[e~\[|\]~!?b\[|\]~b\]"
 )
 
 
 def find_control_tokens(template: str) -> list[str]:
-    """What a template writes that looks like a token of its own."""
+    """What a template writes, or text that it rendered has, that looks like a token of its own."""
     return sorted(set(_CONTROL.findall(template)))
+
+
+def _render_example(tokenizer: Any) -> str:
+    """Some templates put their tokens together (Hy3): a render has them as they are."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
+    chat = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "r"},
+        {"role": "assistant", "content": "done"},
+    ]
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except (jinja2.TemplateError, TypeError):  # a template without tools
+        return ""
 
 
 @functools.cache
@@ -107,8 +123,8 @@ def load_model(name: str) -> Any:
     tokenizer = _read_tokenizer(SHARED / "tokenizers" / model.tokenizer)
     if model.template:
         tokenizer.chat_template = read_template(model.template)
-        known = set(tokenizer.get_vocab())
-        more = [token for token in find_control_tokens(tokenizer.chat_template) if token not in known]
+        text, known = tokenizer.chat_template + _render_example(tokenizer), set(tokenizer.get_vocab())
+        more = [token for token in find_control_tokens(text) if token not in known]
         special = [token for token in more if not re.fullmatch(r"</?[a-z_]+>", token)]
         tokenizer.add_tokens(special, special_tokens=True)
         tokenizer.add_tokens([token for token in more if token not in special])

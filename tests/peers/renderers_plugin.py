@@ -54,8 +54,9 @@ class Renderer:
         content = ((sequence.paint != Paint.TEMPLATE) | sequence.mask).tolist()
         if add_generation_prompt:
             asked = self.render_ids(messages, tools=tools, add_generation_prompt=True)
-            more = len(asked) - len(ids)
-            ids, mask, owners = asked, mask + [False] * more, owners + [-1] * more
+            # Some templates add nothing after a turn of the model; a stop that we add is no part of their text.
+            more = max(0, len(asked) - len(ids))
+            ids, mask, owners = ids + asked[len(ids) :], mask + [False] * more, owners + [-1] * more
             content += [False] * more
         return renderers.base.RenderedTokens(
             token_ids=ids,

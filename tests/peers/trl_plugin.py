@@ -48,7 +48,7 @@ class Peer:
         ready = self.chat_tokenizer(**options)
         if is_prompt or not any(message["role"] == "assistant" for message in messages):
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
-        sequence = encode_turns(ready, messages, tools)[-1]
+        sequence = encode_turns(ready, messages, tools, allow_dropped=True)[-1]
         if tokenize is False:
             return ready.decode(sequence.ids)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
@@ -75,7 +75,9 @@ def supports_tool_calling(peer: Peer) -> bool:
 def is_prefix_preserving(peer: Peer) -> bool:
     """Of a template: one sequence holds every turn as it was when it was last. Of ours: each turn has a sequence."""
     if peer.chat_template == OURS:
-        return all(trained_ids(sequence) for sequence in encode_turns(peer.chat_tokenizer(), _CALLED))
+        return all(
+            trained_ids(sequence) for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, allow_dropped=True)
+        )
     try:
         report = encode_chat(peer.chat_tokenizer(), _CALLED).report
     except Refusal:

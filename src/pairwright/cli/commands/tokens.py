@@ -251,8 +251,8 @@ def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]
 
 
 # Quirks that the conversations show, too.
-_IN_CASES = ("refused_plain", "refused_calls", "rewrites_history", "drops_content", "drops_calls", "drops_reasoning")
-_IN_CASES += ("no_tools", "no_parallel_calls")
+_IN_CASES = {"refused_plain", "refused_calls", "rewrites_history", "no_tools", "no_parallel_calls"}
+_IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:

@@ -173,8 +173,8 @@ class Source:
                 left, right = (self._source(row, side, experiences) for side in _SIDES)
                 tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
                 info = from_json(row["info"]) if row["info"] else {}
-                uids = row["chosen_uid"] or "", row["rejected_uid"] or ""
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info, uids)
+                sides = row["chosen_uid"] or "", row["rejected_uid"] or ""
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info, sides)
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
         """The experience that recorded the ids of a side."""
