@@ -1,9 +1,11 @@
 """What a template can do is found by trying it."""
 
 import pytest
-from token_families import SHARED, small_tokenizer
+from token_families import CALLS, SHARED, small_backend, small_tokenizer
 
 from pairwright.tokens.stage.check import check_template
+from pairwright.tokens.stage.template_cases import CASES, find_values
+from pairwright.tokens.tokenizer import ChatTokenizer
 
 
 def names(name: str) -> set[str]:
@@ -32,7 +34,6 @@ def test_a_template_with_tools_shows_a_call_in_its_example() -> None:
         ("channels, return becomes end", "no_parallel_calls"),
         ("drops old reasoning", "rewrites_history"),
         ("the prompt opens the reasoning", "refused_plain"),
-        ("no stop at all", "refused_calls"),
         ("no header, system in the first user", "refuses_system_in_the_middle"),
         ("results in groups, content dropped beside calls", "drops_content"),
         ("chatml", "no_calls"),
@@ -42,11 +43,62 @@ def test_quirks_are_named(name: str, quirk: str) -> None:
     assert quirk in names(name)
 
 
+def test_every_case_says_what_became_of_it() -> None:
+    check = check_template(small_tokenizer("results in groups, content dropped beside calls"))
+    cases = {case.name: case for case in check.cases}
+    assert cases["one answer"].is_exact
+    assert cases["text and call"].dropped == ((1, "content"),)
+    assert not cases["text and call"].is_exact
+    problems = list(cases["text and call"].list_problems())
+    assert problems[0] == ("content not rendered", 1, "--allow-dropped trains without it")
+    assert "tools of the prompt not rendered" in [problem.reason for problem in problems]
+    assert check.drops["content"] == 3  # text and call, and both agents
+    assert check.num_exact == sum(case.is_exact for case in check.cases) < len(CASES)
+
+
+def test_a_refused_case_names_the_turn_and_the_way_out() -> None:
+    (case,) = [
+        case
+        for case in check_template(small_tokenizer("no header, system in the first user")).cases
+        if case.name == "agent"
+    ]
+    (problem,) = case.list_problems()
+    assert case.num_sequences == 0
+    assert problem.reason.startswith("template_error")
+    assert problem.way_out
+
+
+_MODES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content and mode == 'long' %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content or '' }}"
+    + CALLS
+    + "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_setting_that_makes_more_conversations_exact_is_advised() -> None:
+    tokenizer = ChatTokenizer(small_backend(), _MODES, special_tokens={"eos_token": "<|im_end|>"})
+    assert check_template(tokenizer).settings == ()  # not asked for
+    check = check_template(tokenizer, try_variables=True)
+    assert check.advice is not None
+    assert check.advice.variables == {"mode": "long"}
+    assert check.advice.num_exact > check.num_exact
+    # Under the advised setting nothing is left to advise.
+    assert check_template(tokenizer.with_variables({"mode": "long"}), try_variables=True).advice is None
+
+
+def test_values_of_a_variable_are_those_that_the_template_compares_it_with() -> None:
+    assert find_values(_MODES, "mode") == ["long"]
+    assert find_values("{% if thinking %}{% endif %}", "thinking") == [False, True]
+
+
 def test_what_a_template_can_do_is_no_quirk() -> None:
     assert names("chatml with calls") == {"drops_reasoning"}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real tokenizers are not at {SHARED}")
-def test_a_call_without_a_stop_is_told() -> None:
-    quirks = {quirk.name: quirk.detail for quirk in check_template(SHARED / "deepseek_v3").quirks}
-    assert "no_stop" in quirks["refused_calls"]
+def test_what_a_family_drops_is_counted() -> None:
+    check = check_template(SHARED / "deepseek_v3")
+    assert set(check.drops) == {"prompt: tools", "reasoning", "tool_calls"}  # calls: where text stands beside them
+    assert check.stops == ("<｜end▁of▁sentence｜>",)

@@ -1,5 +1,6 @@
 """Batches: attention from lengths, masks as the sequences have them, channels filled from traces."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,20 +10,19 @@ from token_families import small_tokenizer
 from pairwright.errors import ConfigError
 from pairwright.records.experience import EID, Experience, Pair
 from pairwright.records.messages import ErrorSite, Message, ToolCall
+from pairwright.tokens.batch.bins import buckets, packing
 from pairwright.tokens.batch.collate import (
     as_torch,
-    buckets,
     collate_policy,
     collate_preference,
     collate_trees,
     pack,
-    packing,
 )
 from pairwright.tokens.batch.combine import Collator, CombinedBatch, CombineOptions, Trace
 from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
 from pairwright.tokens.hints import Hint, HintCounts
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence, truncate
+from pairwright.tokens.sequence import Origin, Sequence, name_record, truncate
 
 
 def sequence(ids: list[int], mask: list[int], turns: list[int] | None = None, **more: object) -> Sequence:
@@ -184,6 +184,32 @@ def test_torch_tensors_on_request() -> None:
     assert batch["policy"]["input_ids"].dtype == torch.int64
     assert batch["preference"]["chosen_mask"].dtype == torch.bool
     assert "logprobs" not in as_torch(collate_policy([sequence([1], [1])], [1.0], pad_id=0))
+
+
+def test_every_row_says_which_trace_and_turns_it_is_of() -> None:
+    first, named = trace(eid=EID("batch", "task", 1)), trace(eid=EID("batch", "task", 3, 0, "x"))
+    uid = named.experience.eid.uid
+    pair = named.pairs[0]
+    for tensors in ("numpy", "torch"):
+        batch = Collator(small_tokenizer("chatml with calls"), pad_id=0, tensors=tensors)([first, named])  # type: ignore[arg-type]
+        if not isinstance(batch, dict):
+            channels = ("policy", "distill", "preference")
+            batch = {channel: msgspec.structs.asdict(getattr(batch, channel)) for channel in channels}
+        assert [row.uid for row in batch["policy"]["rows"]] == [first.experience.eid.uid, uid]
+        assert batch["policy"]["rows"][1].turns == (1, 3)  # the call and the answer
+        assert batch["distill"]["rows"][1] == Origin(uid, (3,))  # only the turn with a hint
+        assert batch["preference"]["chosen_rows"][1] == Origin(pair.chosen_eid.uid, (1, 3))
+        assert batch["preference"]["rejected_rows"][1] == Origin(pair.rejected_eid.uid, (1,))
+
+
+def test_trees_say_which_trace_each_branch_is_of_in_every_layout() -> None:
+    alone = name_record(sequence([4, 5, 6], [0, 1, 1], [0, 1, 1]), "run")
+    sides = name_record(PAIR.chosen, "good"), name_record(PAIR.rejected, "bad")
+    pair = EncodedPair(chosen=sides[0], rejected=sides[1], prompt_length=PAIR.prompt_length)
+    for layout in ("shared", "packed", "padded"):
+        batch = collate_trees([pair, alone], layout, row_length=8)
+        assert [row.uid for row in batch.rows] == ["good", "bad", "run"]
+        assert batch.rows[2].turns == (1,)
 
 
 def test_what_is_too_long_to_distil_is_cut_and_counted() -> None:

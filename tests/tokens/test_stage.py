@@ -12,7 +12,8 @@ from pairwright import EID, Experience, Message, Pair, Side, Table, TableError
 from pairwright.config import TokensConfig
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.pair_table import pairs_to_batch, write_pairs
-from pairwright.tokens.encode_pairs import encode_pair
+from pairwright.tokens.encode_pairs import EncodedPair, encode_pair
+from pairwright.tokens.sequence import name_record
 from pairwright.tokens.stage import stage
 from pairwright.tokens.stage.cache import read_pairs, read_sequences
 from pairwright.tokens.stage.stage import encode_source, folder_hash
@@ -163,7 +164,12 @@ def test_encoded_pairs_are_read_by_position_and_by_id_in_the_order_of_the_source
     ready = ChatTokenizer.from_folder(tokenizer)
     for position, pair in enumerate((*pairs, pairs[0])):
         expected = encode_pair(ready, pair.prompt, pair.chosen, pair.rejected)
-        assert cached[position] == cached.get(pair.id) == expected
+        named = EncodedPair(
+            chosen=name_record(expected.chosen, pair.chosen_eid.uid),
+            rejected=name_record(expected.rejected, pair.rejected_eid.uid),
+            prompt_length=expected.prompt_length,
+        )
+        assert cached[position] == cached.get(pair.id) == named
         assert cached.lengths[position].tolist() == [len(expected.chosen), len(expected.rejected)]
         assert cached.prompt_lengths[position] == expected.prompt_length
     assert refused.id not in cached

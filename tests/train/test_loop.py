@@ -191,8 +191,11 @@ def test_a_loss_that_is_no_number_stops_with_the_batch_saved(model, pairs, tmp_p
 def test_dumped_batches_replay_to_the_logged_log_probabilities(model, pairs, tmp_path):
     train(settings(max_steps=2, dump_batches=1), model=model, pairs=pairs, output=tmp_path)
     (saved,) = (tmp_path / "batches").iterdir()
+    trees = read_batch(saved)["dpo"]
+    assert all(row.uid and row.turns for tree in trees for row in tree.rows)  # which trace and turn a branch is of
+    assert all(len(tree.rows) == 2 for tree in trees)
     with torch.no_grad():
-        scored = Policy(read_weights(model).eval()).score(read_batch(saved)["dpo"])
+        scored = Policy(read_weights(model).eval()).score(trees)
     sums = torch.zeros(scored.num_branches).index_add(0, scored.branch_N, scored.logps_N)
     assert float(sums[0::2].mean()) == pytest.approx(rows_of(tmp_path)[0]["logps/chosen"], abs=1e-3)
 

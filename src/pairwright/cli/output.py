@@ -25,9 +25,15 @@ def print_json_line(value: Any) -> None:
 
 
 def print_table(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, short: Mapping[str, str] | None = None
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    short: Mapping[str, str] | None = None,
+    left: Sequence[str] = (),
 ) -> None:
-    """A result for people: a table in a terminal, with short headings if given; tab-separated lines in a pipe."""
+    """A result for people: a table in a terminal, with short headings if given, `left` are columns of text;
+    tab-separated lines in a pipe."""
     # in a pipe: no colours and no wrapping, so that cut and awk can read it
     if not sys.stdout.isatty():
         print("\t".join(columns))
@@ -41,7 +47,7 @@ def print_table(
     for number, name in enumerate(columns):
         is_first = number == 0
         label = (short or {}).get(name, name.replace("_", " "))
-        table.add_column(label, justify="left" if is_first else "right", no_wrap=is_first)
+        table.add_column(label, justify="left" if is_first or name in left else "right", no_wrap=is_first)
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     Console().print(table)

@@ -21,7 +21,7 @@ from pairwright.tokens.encode_pairs import encode_pair
 from pairwright.tokens.refusals import Refusal, TemplateError
 from pairwright.tokens.sequence import Paint, Sequence
 from pairwright.tokens.stage.cache import describe_losses, read_sequences
-from pairwright.tokens.stage.preview import PALETTE, token_texts
+from pairwright.tokens.stage.paint import PALETTE, token_texts
 from pairwright.tokens.stage.stage import folder_hash
 from pairwright.tokens.tokenizer import ChatTokenizer
 

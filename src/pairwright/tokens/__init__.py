@@ -11,11 +11,11 @@
 Where no exact mask exists, a Refusal names the turn and the reason.
 """
 
+from pairwright.tokens.batch.bins import buckets
 from pairwright.tokens.batch.collate import (
     Tree,
     TreeBatch,
     as_torch,
-    buckets,
     collate_distill,
     collate_policy,
     collate_preference,
@@ -29,9 +29,9 @@ from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.hints import HINTS, Hint, find_hints, find_sites
 from pairwright.tokens.recorded import RecordedTurn, encode_experience, encode_recorded
 from pairwright.tokens.refusals import Refusal, TemplateError, TemplateLimit, TokensError
-from pairwright.tokens.sequence import Paint, Report, Sequence, truncate
+from pairwright.tokens.sequence import Origin, Paint, Report, Sequence, truncate
 from pairwright.tokens.stage.check import check_template
-from pairwright.tokens.stage.preview import html_page, paint_text
+from pairwright.tokens.stage.paint import html_page, paint_text
 from pairwright.tokens.teacher_sequences import (
     Distillation,
     encode_distillation,
@@ -59,6 +59,7 @@ __all__ = [
     "EncodedPair",
     "FunctionRenderer",
     "Hint",
+    "Origin",
     "Paint",
     "PairMessages",
     "Piece",

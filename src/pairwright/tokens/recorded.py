@@ -86,8 +86,13 @@ def encode_experience(
         if is_cut(experience) and selected and selected[-1] == turns[-1]:  # only the last turn can be cut
             sequences = [*sequences[:-1], drop_stop(sequences[-1])]
     sequences = report_left_out(sequences, left_out)
-    num_images = count_media(experience)
-    return [_count_images(sequence, num_images) for sequence in sequences] if num_images else sequences
+    known: dict[str, Any] = {"uid": experience.eid.uid}
+    if num_images := count_media(experience):
+        known["images"] = num_images
+    return [
+        msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, **known))
+        for sequence in sequences
+    ]
 
 
 def _encode_tool_texts(
@@ -102,10 +107,6 @@ def _encode_tool_texts(
         message = None if refusal.message is None else chat.origins[refusal.message]
         raise Refusal(refusal.reason, refusal.detail, message=message) from None
     return [sequence.renumber(chat.origins) for sequence in sequences]
-
-
-def _count_images(sequence: Sequence, num_images: int) -> Sequence:
-    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, images=num_images))
 
 
 def is_cut(experience: Experience) -> bool:

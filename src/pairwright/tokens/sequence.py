@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Items
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,8 +47,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     truncated    tokens cut off
     text_differs turns whose recorded ids do not spell the message's text
     not_selected turns of the record that `train_turns` leaves in the context; on its first sequence
+    uid          the experience that the sequence is of; of a side of a pair, that side's
     """
 
+    uid: str = ""
     source: str = "rendered"
     template: str = ""
     num_turns: int = 0
@@ -73,6 +75,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_complete(self) -> bool:
         """Nothing that the model generated is missing from the sequence."""
         return not (self.dropped or self.truncated or self.unstopped or self.left_out)
+
+
+class Origin(NamedTuple):
+    """What a row of a batch is of: the experience, and the messages that are trained, counted from 0."""
+
+    uid: str
+    turns: tuple[int, ...]
 
 
 _DTYPES: dict[str, np.dtype[Any]] = {
@@ -127,6 +136,16 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     def num_trained(self) -> int:
         return int(self.mask.sum())
 
+    @property
+    def origin(self) -> Origin:
+        """Which experience this is of, and which of its messages are trained.
+
+        >>> sequence = Sequence(ids=[1, 2, 3, 4], mask=[0, 1, 0, 1], message_index=[0, 1, 2, 3], paint=[0] * 4)
+        >>> name_record(sequence, "t-1").origin
+        Origin(uid='t-1', turns=(1, 3))
+        """
+        return Origin(self.report.uid, tuple(np.unique(self.message_index[self.mask]).tolist()))
+
     def renumber(self, origins: Items[int]) -> "Sequence":
         """The same tokens for a conversation in which message n is message `origins[n]`; -1 is none."""
         # One entry more, so that -1, a token of the template, stays -1.
@@ -149,6 +168,11 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             logprobs=None if self.logprobs is None else self.logprobs[positions],
             report=msgspec.structs.replace(self.report, truncated=self.report.truncated + len(self) - len(positions)),
         )
+
+
+def name_record(sequence: Sequence, uid: str) -> Sequence:
+    """The same sequence, with the id of the experience that it is of."""
+    return msgspec.structs.replace(sequence, report=msgspec.structs.replace(sequence.report, uid=uid))
 
 
 # Truncation: sequences are cut between turns, never through one, and the tokens that go are counted.

@@ -27,7 +27,7 @@ from pairwright.tokens.recorded import (
     split_turns,
 )
 from pairwright.tokens.refusals import Refusal
-from pairwright.tokens.sequence import Sequence, Truncation, cut_position
+from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_record
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located
 from pairwright.tokens.template.tracked_messages import Chat
@@ -201,10 +201,13 @@ def distill_experience(
     encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
     if experience.tokens is None or recorded == "ignore":
         start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
-        return encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
-    student = build_from_arrays(tokenizer, experience)
-    turns = split_turns(student)
-    return encode(tokenizer, messages, hints, tools, recorded=turns, student=student)
+        items = encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)
+    else:
+        student = build_from_arrays(tokenizer, experience)
+        items = encode(tokenizer, messages, hints, tools, recorded=split_turns(student), student=student)
+    uid = experience.eid.uid
+    sides = [{"student": name_record(item.student, uid), "teacher": name_record(item.teacher, uid)} for item in items]
+    return [msgspec.structs.replace(item, **both) for item, both in zip(items, sides, strict=True)]
 
 
 def _build_item(

@@ -9,7 +9,7 @@ import numpy as np
 
 from pairwright.pairs.selection import stage_of_epoch
 from pairwright.records.arrays import Array
-from pairwright.tokens.batch.collate import buckets
+from pairwright.tokens.batch.bins import buckets
 from pairwright.train.model.distributed import Ranks
 
 

@@ -15,6 +15,7 @@ import msgspec
 from pairwright.ledger.run_status import FILE_NAME, RunError, Status
 from pairwright.paths import write_bytes, write_json
 from pairwright.tokens.batch.collate import Tree
+from pairwright.tokens.sequence import Origin
 from pairwright.train.checkpoint import checkpoints
 
 
@@ -67,7 +68,7 @@ class RunFolder:
         write_bytes(path, b"".join(line + b"\n" for line in lines))
 
     def write_batch(self, name: str, step: int, channels: Mapping[str, tuple[list[str], Sequence[Tree]]]) -> Path:
-        """The exact tokens of an update, by channel, with the ids of the items."""
+        """The exact tokens of an update, by channel, with the ids, traces and turns of its items."""
         path = self.path / "batches" / f"{name}-{step:08}.json"
         if not self._is_writer:
             return path
@@ -86,10 +87,12 @@ class RunFolder:
 def read_batch(path: Path) -> dict[str, list[Tree]]:
     """The trees of a batch that was written, by channel; `Policy.score` takes them."""
     value = msgspec.json.decode(path.read_bytes())
-    return {
-        channel: [Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"])) for item in items]
-        for channel, items in value["channels"].items()
-    }
+    return {channel: [_tree(item) for item in items] for channel, items in value["channels"].items()}
+
+
+def _tree(item: dict[str, Any]) -> Tree:
+    rows = tuple(Origin(row["uid"], tuple(row["turns"])) for row in item.get("rows", ()))
+    return Tree(item["prompt"], tuple(item["branches"]), tuple(item["masks"]), rows)
 
 
 def _plain(identity: str, tree: Tree) -> dict[str, Any]:
@@ -98,6 +101,7 @@ def _plain(identity: str, tree: Tree) -> dict[str, Any]:
         "prompt": tree.prompt.tolist(),
         "branches": [branch.tolist() for branch in tree.branches],
         "masks": [mask.tolist() for mask in tree.masks],
+        "rows": [row._asdict() for row in tree.rows],
     }
 
 

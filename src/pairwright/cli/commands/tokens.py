@@ -11,9 +11,13 @@ from pairwright.cli.help_format import GroupWithBuild
 from pairwright.cli.output import Progress, print_json, print_table, say
 from pairwright.cli.overrides import ConfigCommand, Overrides, load_settings, parse_overrides, set_flags, with_options
 from pairwright.errors import ConfigError
+from pairwright.records.json_text import to_json
 
 if TYPE_CHECKING:
     from pairwright.paths import Place
+    from pairwright.tokens.sequence import Sequence
+    from pairwright.tokens.stage.check import TemplateCheck
+    from pairwright.tokens.tokenizer import ChatTokenizer
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
@@ -93,10 +97,13 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Paint tokens: generated, prompt, tool output, stop, hint; in the terminal or as a page."""
+    import msgspec
+
     from pairwright.config import load_config
     from pairwright.paths import local_folder, place
     from pairwright.tokens.hints import Hinter
-    from pairwright.tokens.stage.preview import describe_dropped, html_page, legend, paint_text, preview, token_rows
+    from pairwright.tokens.stage.paint import html_page, token_rows
+    from pairwright.tokens.stage.preview import preview
     from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
     if override and not hints:
@@ -105,6 +112,7 @@ def show(
     chat_tokenizer = ChatTokenizer.from_folder(tokenizer, template=template)
     with local_folder(place(path)) as folder:  # sequences are mapped into memory
         hinter = Hinter(load_config(config, overrides=parse_overrides(override)).train.sdpo) if hints else None
+        refused: list[tuple[str, str]] = []
         sequences = preview(
             folder,
             chat_tokenizer,
@@ -113,55 +121,138 @@ def show(
             hints=hinter,
             allow_dropped=allow_dropped,
             allow_images=allow_images,
-            refused=lambda title, reason: say(f"{title}: refused: {reason}"),
+            refused=lambda title, reason: refused.append((title, reason)),
         )
         if hinter is not None:
             hinter.close()
+    for title, reason in refused:
+        say(f"{title}: refused: {reason}")
     if html is not None:
-        html.write_text(html_page(chat_tokenizer, sequences), encoding="utf-8")
+        page = html_page(chat_tokenizer, sequences, title=f"tokens of {Path(path).name}", refused=refused)
+        html.write_text(page, encoding="utf-8")
         say(f"{len(sequences)} sequences painted in {html}")
     if as_json:
-        print_json([{"name": title, "tokens": token_rows(chat_tokenizer, sequence)} for title, sequence in sequences])
+        print_json(
+            [
+                {
+                    "name": title,
+                    "report": msgspec.to_builtins(sequence.report),
+                    "tokens": token_rows(chat_tokenizer, sequence),
+                }
+                for title, sequence in sequences
+            ]
+        )
     if as_json or html is not None:
         return
+    _print_sequences(chat_tokenizer, sequences)
+
+
+def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Sequence]]") -> None:
+    """In colours, or in a pipe with brackets; the report of each sequence below it."""
     from rich.console import Console
 
-    # colours also where Rich does not recognise the terminal
-    console = Console(force_terminal=sys.stdout.isatty() or None)
-    console.print(legend())
+    from pairwright.tokens.stage.paint import describe_report, describe_size, legend, paint_text
+
+    # colours also where Rich does not recognise the terminal; in a pipe lines are not wrapped
+    has_colours = sys.stdout.isatty()
+    console = Console(force_terminal=has_colours or None, soft_wrap=not has_colours)
+    console.print(legend(colours=has_colours))
     for title, sequence in sequences:
-        console.rule(f"{title}  {len(sequence)} tokens, {sequence.num_trained} trained")
-        console.print(paint_text(chat_tokenizer, sequence))
-        for line in describe_dropped(sequence):
-            console.print(line)
+        console.rule(f"{title}  {describe_size(sequence)}")
+        console.print(paint_text(tokenizer, sequence, colours=has_colours))
+        for line in describe_report(sequence):
+            console.print(line, markup=False, highlight=False)
 
 
 @app.command()
-def check(tokenizer: TokenizerDir, chat_template: TemplateFile = None, as_json: AsJson = False) -> None:
-    """Say whether a chat template is supported, and what is odd about it; exit code 2 if it is not."""
+def check(
+    tokenizer: Annotated[
+        list[Path], typer.Option("--tokenizer", help="A model's folder, with tokenizer.json; may be repeated.")
+    ],
+    chat_template: TemplateFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Try chat templates on small conversations: what is exact, what is refused and why, which setting does better.
+
+    Exit code 2 if a template does not support a plain conversation.
+    """
     import msgspec
 
     from pairwright.tokens.stage.check import check_template
     from pairwright.tokens.tokenizer import ChatTokenizer, choose_template
 
-    template = None if chat_template is None else choose_template(tokenizer, chat_template)
-    report = check_template(ChatTokenizer.from_folder(tokenizer, template=template))
+    # Folders of the same name are told apart by their paths.
+    is_unique = len({folder.name for folder in tokenizer}) == len(tokenizer)
+    reports = {}
+    for folder in tokenizer:
+        template = None if chat_template is None else choose_template(folder, chat_template)
+        ready = ChatTokenizer.from_folder(folder, template=template)
+        reports[folder.name if is_unique else str(folder)] = check_template(ready, try_variables=True)
     if as_json:
-        print_json(msgspec.to_builtins(report))
+        values = {name: msgspec.to_builtins(report) for name, report in reports.items()}
+        print_json(values if len(values) > 1 else next(iter(values.values())))
     else:
-        rows = [
-            ("supported", report.is_supported),
-            ("tools", report.supports_tools),
-            ("stops", ", ".join(report.stops)),
-            ("arguments as", report.arguments),
-            *((f"quirk: {quirk.name}", quirk.detail) for quirk in report.quirks),
-        ]
-        print_table(str(tokenizer), ("what", "value"), rows)
+        _print_checks(reports)
+    for name, report in reports.items():
+        verdict = "supported" if report.is_supported else "not supported"
+        counts = f"{report.num_exact} of {len(report.cases)} conversations exact"
+        say(f"{name}: {verdict}, {counts}, {len(report.quirks)} quirks")
+        if report.advice is not None:
+            variables = to_json(report.advice.variables)
+            better = f"{report.advice.num_exact} of {len(report.cases)} are exact, {report.advice.num_single} of them "
+            say(
+                f"{name}: with --chat-template-kwargs '{variables}' {better}as one sequence "
+                f"(without it {report.num_exact} and {report.num_single})"
+            )
+    if not all(report.is_supported for report in reports.values()):
+        raise typer.Exit(2)
+
+
+def _print_checks(reports: "dict[str, TemplateCheck]") -> None:
+    """A row for each template; then the cases that are not one exact sequence; then the quirks and an example."""
+    counted = ("exact", "single", "by_turn", "refused", "dropped", "unstopped", "rewritten")
+    rows = []
+    for name, report in reports.items():
+        cases = report.cases
+        losses = [sum(bool(getattr(case, field)) for case in cases) for field in ("dropped", "unstopped", "rewritten")]
+        by_turn = sum(case.is_exact and case.num_sequences > 1 for case in cases)
+        refused = sum(not case.num_sequences for case in cases)
+        counts = (f"{report.num_exact} of {len(cases)}", report.num_single, by_turn, refused, *losses)
+        rows.append((name, *counts, report.supports_tools, " ".join(report.stops) or None))
+    print_table("Chat templates, tried on small conversations", ("template", *counted, "tools", "stops"), rows)
+    print_table("\nWhat is in the way of one exact sequence", _PROBLEM, _list_problems(reports), left=_PROBLEM)
+    if len(reports) == 1:
+        (report,) = reports.values()
+        print(f"arguments of calls: {report.arguments}")
         # trained tokens are in brackets
         print("example: " + "".join(f"[{text}]" if trained else text for text, trained in report.example))
-    say(f"{tokenizer}: {'supported' if report.is_supported else 'not supported'}, {len(report.quirks)} quirks")
-    if not report.is_supported:
-        raise typer.Exit(2)
+
+
+_PROBLEM = ("template", "problem", "turn", "conversations", "way_out")
+
+
+def _list_problems(reports: "dict[str, TemplateCheck]") -> "list[tuple[Any, ...]]":
+    """A row for each template and reason: the first turn that it concerns, and the conversations."""
+    rows: list[tuple[Any, ...]] = []
+    for name, report in reports.items():
+        problems: dict[tuple[str, str], list[str]] = {}
+        turns: dict[tuple[str, str], str] = {}
+        for case in report.cases:
+            for problem in case.list_problems():
+                key = problem.reason, problem.way_out
+                problems.setdefault(key, []).append(case.name)
+                turns.setdefault(key, "-" if problem.message is None else f"message {problem.message}")
+        for (reason, way_out), cases in problems.items():
+            others = f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+            rows.append((name, reason, turns[reason, way_out], cases[0] + others, way_out or "-"))
+        quirks = [quirk for quirk in report.quirks if quirk.name not in _IN_CASES]
+        rows += [(name, f"{quirk.name}: {quirk.detail}", "-", "-", "-") for quirk in quirks]
+    return rows
+
+
+# Quirks that the conversations show, too.
+_IN_CASES = {"refused_plain", "refused_calls", "rewrites_history", "no_tools", "no_parallel_calls"}
+_IN_CASES |= {"drops_content", "drops_calls", "drops_reasoning"}
 
 
 def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_json: bool) -> None:
@@ -171,7 +262,7 @@ def _report(manifest: dict[str, Any], output: "Place", tokenizer: str, *, as_jso
         print_json(manifest)
     else:
         rows = [(name, value) for name, value in manifest.items() if not isinstance(value, dict)]
-        for name in ("refused", "length"):
+        for name in ("refused", "dropped_fields", "length"):
             rows += [(f"{name}: {key}", value) for key, value in manifest[name].items()]
         print_table(str(output), ("what", "value"), rows)
     for line in describe_losses(manifest):

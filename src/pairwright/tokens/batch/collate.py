@@ -17,11 +17,12 @@ from msgspec.structs import force_setattr
 
 from pairwright.errors import ConfigError, RecordError
 from pairwright.records.arrays import Array, to_torch
+from pairwright.tokens.batch.bins import packing
 from pairwright.tokens.encode_pairs import EncodedPair
-from pairwright.tokens.sequence import Sequence
+from pairwright.tokens.sequence import Origin, Sequence
 from pairwright.tokens.teacher_sequences import Distillation
 
-# Building blocks of collators: padding, length buckets, packing into rows, conversion to tensors.
+# Building blocks of collators: padding, conversion to tensors.
 
 IGNORE_INDEX = -100  # the label that torch's cross_entropy ignores
 
@@ -52,75 +53,17 @@ def make_attention_mask(lengths: Items[int], width: int) -> Array:
     return (np.arange(width)[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
-def buckets(
-    lengths: Items[int],
-    *,
-    max_tokens: int,
-    max_rows: int | None = None,
-    is_padded: bool = True,
-    allow_longer: bool = False,
-) -> list[list[int]]:
-    """Positions of sequences in batches of like length, shortest first.
-
-    max_tokens    a batch has at most so many: rows times the longest, or the sum of lengths where not `is_padded`
-    max_rows      a batch has at most so many sequences
-    allow_longer  a sequence of more than `max_tokens` is a batch of its own, not an error
-
-    >>> buckets([5, 100, 6, 98, 4], max_tokens=200)
-    [[4, 0, 2], [3, 1]]
-    >>> buckets([10, 300, 20, 170, 5], max_tokens=200, is_padded=False, allow_longer=True)
-    [[4, 0, 2], [3], [1]]
-    """
-    result: list[list[int]] = []
-    total = 0  # tokens of the last batch, without padding
-    for position in sorted(range(len(lengths)), key=lambda number: (lengths[number], number)):
-        size = lengths[position]
-        if size > max_tokens and not allow_longer:
-            raise ConfigError(f"max_tokens: {max_tokens} is less than a sequence of {size}; truncate first")
-        last = result[-1] if result else []
-        # Lengths ascend, so this sequence is the longest of its batch and sets the width of all its rows.
-        with_it = (len(last) + 1) * size if is_padded else total + size
-        if last and with_it <= max_tokens and len(last) != max_rows:
-            last.append(position)
-            total += size
-        else:
-            result.append([position])
-            total = size
-    return result
-
-
-def packing(lengths: Items[int], row_length: int) -> list[list[int]]:
-    """Positions of sequences that share a row: longest first, each into the fullest row that has room for it.
-
-    >>> packing([5, 3, 4, 2], 8)
-    [[0, 1], [2, 3]]
-    """
-    rows: list[list[int]] = []
-    room: list[int] = []  # tokens that are free in each row
-    for position in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
-        size = lengths[position]
-        if size > row_length:
-            raise ConfigError(f"row_length: {row_length} is less than a sequence of {size}; truncate first")
-        fitting = [(left, number) for number, left in enumerate(room) if left >= size]
-        if fitting:
-            # Best fit: tuples compare by the room that is left, so `min` takes the fullest row.
-            number = min(fitting)[1]
-            rows[number].append(position)
-            room[number] -= size
-        else:
-            rows.append([position])
-            room.append(row_length - size)
-    return rows
-
-
 def as_torch(batch: Any) -> dict[str, Any]:
-    """The arrays of a batch as torch tensors, by name; what is None is left out, what is a batch goes inside."""
+    """The arrays of a batch as torch tensors, by name; what is None is left out, what is a batch goes inside. Which
+    traces its rows are of stays as it is."""
     result: dict[str, Any] = {}
     for name, value in fields_of(batch):
         if isinstance(value, np.ndarray):
             result[name] = to_torch(value)
         elif isinstance(value, msgspec.Struct):
             result[name] = as_torch(value)
+        elif name.endswith("rows"):
+            result[name] = value
     return result
 
 
@@ -138,11 +81,12 @@ Layout = Literal["shared", "packed", "padded"]
 
 class Tree(msgspec.Struct, frozen=True, eq=False):
     """A prompt (never empty, never trained) and the branches that continue it, with masks of what is trained: the two
-    sides of a pair, or a sequence alone."""
+    sides of a pair, or a sequence alone. `rows` says which trace and turns each branch is of, where that is known."""
 
     prompt: Array
     branches: tuple[Array, ...]
     masks: tuple[Array, ...]
+    rows: tuple[Origin, ...] = ()
 
     def __post_init__(self) -> None:
         force_setattr(self, "prompt", np.asarray(self.prompt, dtype=np.int64))
@@ -181,6 +125,7 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     source        (N,) positions in the flattened (B·T) whose hidden state predicts ...
     target        (N,) ... this token ...
     branch        (N,) ... of this branch, counted over all trees
+    rows          which trace and turns each branch is of; "" and () where the items do not say
     """
 
     input_ids: Array
@@ -192,16 +137,17 @@ class TreeBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     target: Array
     branch: Array
     num_branches: int
+    rows: tuple[Origin, ...] = ()
 
 
-def tree_of(ids: Array, mask: Array) -> Tree:
+def tree_of(ids: Array, mask: Array, rows: tuple[Origin, ...] = ()) -> Tree:
     """One sequence as a tree; its prompt is what comes before the first trained token.
 
     The first token of all is never trained: nothing predicts it.
     """
     trained = np.flatnonzero(mask)
     start = max(1, int(trained[0])) if len(trained) else len(ids)
-    return Tree(ids[:start], (ids[start:],), (mask[start:],))
+    return Tree(ids[:start], (ids[start:],), (mask[start:],), rows)
 
 
 def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
@@ -209,11 +155,11 @@ def as_tree(item: Tree | EncodedPair | Sequence) -> Tree:
     if isinstance(item, Tree):
         return item
     if isinstance(item, Sequence):
-        return tree_of(item.ids, item.mask)
+        return tree_of(item.ids, item.mask, (item.origin,))
     start, sides = item.prompt_length, (item.chosen, item.rejected)
     branches, masks = tuple(side.ids[start:] for side in sides), tuple(side.mask[start:] for side in sides)
     # Both sides have the same ids before `start`: those of chosen stand for both.
-    return Tree(item.chosen.ids[:start], branches, masks)
+    return Tree(item.chosen.ids[:start], branches, masks, tuple(side.origin for side in sides))
 
 
 def collate_trees(
@@ -242,9 +188,9 @@ def collate_trees(
     trees = [as_tree(item) for item in items]
     if layout == "padded":
         trees = [
-            Tree(tree.prompt, (branch,), (mask,))
+            Tree(tree.prompt, (branch,), (mask,), (row,))
             for tree in trees
-            for branch, mask in zip(tree.branches, tree.masks, strict=True)
+            for branch, mask, row in zip(tree.branches, tree.masks, _rows_of(tree), strict=True)
         ]
         rows = [[number] for number in range(len(trees))]
     elif layout == "packed":
@@ -254,6 +200,10 @@ def collate_trees(
     else:
         rows = [list(range(len(trees)))]
     return _fill(trees, rows, pad_id=pad_id, multiple_of=multiple_of, row_length=row_length or 0)
+
+
+def _rows_of(tree: Tree) -> tuple[Origin, ...]:
+    return tree.rows or (Origin("", ()),) * len(tree.branches)
 
 
 def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of: int, row_length: int) -> TreeBatch:
@@ -301,6 +251,7 @@ def _fill(trees: list[Tree], rows: list[list[int]], *, pad_id: int, multiple_of:
         target=np.concatenate(target),
         branch=np.concatenate(owner),
         num_branches=first_branch[-1],
+        rows=tuple(row for tree in trees for row in _rows_of(tree)),
     )
 
 
@@ -344,7 +295,8 @@ def pack(ids: Items[Array], masks: Items[Array], *, row_length: int, pad_id: int
     )
 
 
-# Collators of the channels: padded rows.
+# Collators of the channels: padded rows. `rows` (of a pair: `chosen_rows`, `rejected_rows`) say which trace each row is
+# of and which of its messages are trained.
 
 
 class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -355,6 +307,8 @@ class PreferenceBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rejected_attention_mask: Array
     rejected_mask: Array
     prompt_lengths: Array
+    chosen_rows: tuple[Origin, ...] = ()
+    rejected_rows: tuple[Origin, ...] = ()
 
 
 class PolicyBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -366,6 +320,7 @@ class PolicyBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rewards: Array
     advantages: Array
     logprobs: Array | None = None
+    rows: tuple[Origin, ...] = ()
 
 
 class DistillBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -377,6 +332,7 @@ class DistillBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     student_index: Array
     teacher_index: Array
     index_valid: Array
+    rows: tuple[Origin, ...] = ()
 
 
 class CombinedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -400,10 +356,12 @@ def collate_preference(pairs: Items[EncodedPair], *, pad_id: int, multiple_of: i
     >>> batch.rejected_ids, batch.rejected_mask, batch.rejected_attention_mask
     (array([[1, 2, 9]]), array([[False, False,  True]]), array([[1, 1, 1]]))
     """
-    sides: dict[str, Array] = {}
+    sides: dict[str, Any] = {}
     for name in ("chosen", "rejected"):
-        arrays = _pad_sequences([getattr(pair, name) for pair in pairs], pad_id, multiple_of)
+        sequences = [getattr(pair, name) for pair in pairs]
+        arrays = _pad_sequences(sequences, pad_id, multiple_of)
         sides |= zip((f"{name}_ids", f"{name}_attention_mask", f"{name}_mask"), arrays, strict=True)
+        sides[f"{name}_rows"] = tuple(sequence.origin for sequence in sequences)
     return PreferenceBatch(**sides, prompt_lengths=np.array([pair.prompt_length for pair in pairs], dtype=np.int64))
 
 
@@ -449,6 +407,7 @@ def collate_policy(
         # (B, T) = (B, T) mask times (B, 1) advantage of the row
         advantages=mask * np.array(values, dtype=np.float32)[:, None],
         logprobs=logprobs,
+        rows=tuple(sequence.origin for sequence in sequences),
     )
 
 
@@ -477,6 +436,8 @@ def collate_distill(items: Items[Distillation], *, pad_id: int, multiple_of: int
         student_index=pad_rows([item.student_index for item in items], 0, dtype="int64"),
         teacher_index=pad_rows([item.teacher_index for item in items], 0, dtype="int64"),
         index_valid=make_attention_mask(counts, max(counts)).astype(bool),
+        # Of the student's turns, those with a hint are distilled.
+        rows=tuple(Origin(item.student.report.uid, tuple(item.targets)) for item in items),
     )
 
 

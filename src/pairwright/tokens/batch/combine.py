@@ -30,7 +30,7 @@ from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pai
 from pairwright.tokens.hints import HINTS, Hint, HintCounts, Judge, find_hints
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.sequence import Sequence, Truncation, truncate
+from pairwright.tokens.sequence import Sequence, Truncation, name_record, truncate
 from pairwright.tokens.teacher_sequences import Distillation, distill_experience, truncate_distillation
 from pairwright.tokens.tokenizer import chat_tokenizer
 
@@ -161,14 +161,11 @@ class Collator:
         return cut
 
     def _preference(self, traces: Items[Trace]) -> list[EncodedPair]:
+        pairs = [pair for trace in traces for pair in trace.pairs]
         # A generator: `encode_pairs` takes a few dozen pairs at a time.
-        compared = (
-            PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None)
-            for trace in traces
-            for pair in trace.pairs
-        )
+        compared = (PairMessages(pair.prompt, pair.chosen, pair.rejected, list(pair.tools) or None) for pair in pairs)
         encoded = []
-        for item in encode_pairs(
+        results = encode_pairs(
             self.tokenizer,
             compared,
             max_length=self.options.max_pair_length,
@@ -176,13 +173,16 @@ class Collator:
             keep_first=self.options.keep_first,
             allow_dropped=self.options.allow_dropped,
             allow_images=self.options.allow_images,
-        ):
+        )
+        for pair, item in zip(pairs, results, strict=True):
             if isinstance(item, TokensError):
                 self.counts[f"preference: {item.reason if isinstance(item, Refusal) else 'template_error'}"] += 1
                 continue
             self.counts["preference: truncated"] += bool(item.chosen.report.truncated)
             self.counts["preference: dropped_prompt_content"] += bool(item.chosen.report.prompt_dropped)
-            encoded.append(item)
+            chosen = name_record(item.chosen, pair.chosen_eid.uid)
+            rejected = name_record(item.rejected, pair.rejected_eid.uid)
+            encoded.append(msgspec.structs.replace(item, chosen=chosen, rejected=rejected))
         return encoded
 
     def _caps(self) -> tuple[int, Truncation]:

@@ -9,6 +9,7 @@ is read is the last run's, in the order of its source. `read_pairs` gives arrays
 does not grow with the number of pairs.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from fnmatch import fnmatchcase
@@ -286,6 +287,8 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "truncated": sum(report.get("truncated", 0) > 0 for report in reports),
         "with_dropped_content": sum(bool(report.get("dropped")) for report in reports),
         "with_dropped_prompt_content": sum(bool(report.get("prompt_dropped")) for report in reports),
+        "rewritten": sum(bool(report.get("rewritten")) for report in reports),
+        "dropped_fields": _count_fields(reports),
         "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
         "tokens": tokens,
         "trained_tokens": trained,
@@ -299,6 +302,15 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
     }
 
 
+def _count_fields(reports: list[Json]) -> dict[str, int]:
+    """What the template does not render, by field: turns of trained messages, and messages of the prompt."""
+    counts: Counter[str] = Counter()
+    for report in reports:
+        counts.update(name for _, name in report.get("dropped", ()))
+        counts.update(f"prompt: {name}" for _, name in report.get("prompt_dropped", ()))
+    return dict(sorted(counts.items()))
+
+
 def describe_losses(manifest: dict[str, Any]) -> list[str]:
     """One line for each kind of loss: refused items by reason, content that the template does not render, images."""
     lines = []
@@ -308,4 +320,6 @@ def describe_losses(manifest: dict[str, Any]) -> list[str]:
     for name, text in _LOSSES.items():
         if count := manifest.get(name, 0):
             lines.append(f"{count:,} of {manifest['sequences']:,} sequences {text}")
+    if fields := manifest.get("dropped_fields"):
+        lines.append(f"not rendered: {', '.join(f'{name} {count:,}' for name, count in fields.items())}")
     return lines

@@ -11,21 +11,22 @@ import msgspec
 
 from pairwright.records.messages import Json
 from pairwright.tokens.encode import encode_chat
+from pairwright.tokens.encode_turns import encode_turns
 from pairwright.tokens.message_dialect import find_call_forms
 from pairwright.tokens.refusals import Refusal, TemplateError
-from pairwright.tokens.spans.regions import is_regular, locate
+from pairwright.tokens.spans.regions import is_regular
+from pairwright.tokens.stage.template_cases import (
+    TOOL,
+    CaseCheck,
+    Setting,
+    advise,
+    count_dropped,
+    count_exact,
+    try_cases,
+    try_settings,
+)
 from pairwright.tokens.template.tracked_messages import Chat, plain_chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer, chat_tokenizer
-
-# Words that begin with zq are in no template: finding one in the text means that it was rendered.
-_TOOL: Json = {
-    "type": "function",
-    "function": {
-        "name": "zq_lookup",
-        "description": "Looks up a word.",
-        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-    },
-}
 
 
 class Quirk(msgspec.Struct, frozen=True):
@@ -34,49 +35,68 @@ class Quirk(msgspec.Struct, frozen=True):
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """`is_supported`: a conversation of user and assistant gives an exact mask. `example` is one, cut at the mask:
-    (text, is it trained)."""
+    """What trying a template gave.
+
+    is_supported  a conversation of user and assistant gives an exact mask
+    cases         small conversations and what became of them; `num_exact` are exact, `num_single` as one sequence
+    drops         field -> in how many cases the template does not render it
+    settings      variables that the template reads, tried one by one; `advice` is the best if better than none
+    example       a conversation, cut at the mask: (text, is it trained)
+    """
 
     template: str
     is_supported: bool
     supports_tools: bool
     stops: tuple[str, ...]
     arguments: str
+    cases: tuple[CaseCheck, ...]
+    num_exact: int
+    num_single: int
+    drops: dict[str, int]
+    settings: tuple[Setting, ...]
+    advice: Setting | None
     quirks: tuple[Quirk, ...]
     example: tuple[tuple[str, bool], ...]
 
 
-def check_template(tokenizer: Any) -> TemplateCheck:
-    """Try a tokenizer's template."""
+def check_template(tokenizer: Any, *, try_variables: bool = False) -> TemplateCheck:
+    """Try a tokenizer's template, with `try_variables` also under every setting of the variables that it reads."""
     ready = chat_tokenizer(tokenizer)
     renderer = ready.renderer(None)
     arguments, empty = find_call_forms(ready, renderer)
     call = _call(arguments, empty)
-    # Words that begin with zq are in no template: where one is missing from the text, the template dropped it.
+    cases = try_cases(ready)
+    num_exact, num_single = count_exact(cases)
+    # One sequence for each case is the best there is: no setting can be better.
+    settings = tuple(try_settings(ready)) if try_variables and num_single < len(cases) else ()
     quirks = [
-        *_check_refusal(ready, "plain", [_user("one"), _assistant("two")]),
-        *_check_refusal(ready, "calls", [_user("one"), call, _result(), _assistant("two")]),
-        *_check_history(ready, call),
+        *_check_cases(cases),
         *_check_system(renderer),
         *_check_tools(ready, renderer, call),
         *_check_dropped(ready, call),
         *_check_regular(ready, renderer),
     ]
-    # The example: its rendered text is shown to the user, with what is trained.
-    with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
-    supports_tools = not _check_refusal(ready, "", with_call, [_TOOL]) and not any(
+    by_name = {case.name: case for case in cases}
+    supports_tools = by_name["call"].num_sequences > 0 and not any(
         quirk.name in ("no_tools", "no_calls", "no_results") for quirk in quirks
     )
+    # The example: its rendered text is shown to the user, with what is trained.
+    with_call = [_user("Which word?"), call, _result(), _assistant("It is a word.")]
     example = with_call if supports_tools else [_user("Which word?"), _assistant("It is a word.")]
-    parts, stops = _example(ready, example, [_TOOL] if supports_tools else None)
     return TemplateCheck(
         template=renderer.hash,
-        is_supported=not any(quirk.name == "refused_plain" for quirk in quirks),
+        is_supported=by_name["one answer"].num_sequences > 0,
         supports_tools=supports_tools,
-        stops=stops,
+        stops=tuple(sorted({stop for case in cases for stop in case.stops})),
         arguments=arguments,
+        cases=cases,
+        num_exact=num_exact,
+        num_single=num_single,
+        drops=count_dropped(cases),
+        settings=settings,
+        advice=advise(cases, list(settings)),
         quirks=tuple(quirks),
-        example=parts,
+        example=_example(ready, example, [TOOL] if supports_tools else None),
     )
 
 
@@ -102,33 +122,15 @@ def _result() -> Json:
     return {"role": "tool", "content": "a word", "tool_call_id": "zq0000000", "name": "zq_lookup"}
 
 
-def _check_refusal(tokenizer: ChatTokenizer, name: str, chat: Chat, tools: list[Json] | None = None) -> list[Quirk]:
-    turns = [number for number, message in enumerate(chat) if message["role"] == "assistant"]
-    try:
-        locate(tokenizer, plain_chat(chat), tools, turns)
-    except Refusal as refusal:
-        return [Quirk(f"refused_{name}", str(refusal))]
-    return []
-
-
-def _check_history(tokenizer: ChatTokenizer, call: Json) -> list[Quirk]:
-    """Does one sequence hold for several turns, with reasoning and with calls?"""
-    cases: list[tuple[str, Chat]] = [
-        ("a second question", [_user("one"), _assistant("two"), _user("three"), _assistant("four")]),
-        (
-            "reasoning and a second question",
-            [_user("one"), _assistant("two", "why"), _user("three"), _assistant("four", "how")],
-        ),
-        ("reasoning beside a call", [_user("one"), {**call, "reasoning_content": "why"}, _result(), _assistant("two")]),
-        ("a system message and a call", [{"role": "system", "content": "s"}, _user("one"), call, _result()]),
-    ]
-    # One example is enough: the first case that needs several sequences.
-    for name, chat in cases:
-        for quirk in _check_refusal(tokenizer, "", chat):
-            # Reasons that `encode_turns` answers with several sequences.
-            if any(reason in quirk.detail for reason in ("context_differs", "history_rewritten", "not_continued")):
-                return [Quirk("rewrites_history", f"with {name}: {quirk.detail}")]
-    return []
+def _check_cases(cases: tuple[CaseCheck, ...]) -> list[Quirk]:
+    """Refusals of the simplest cases, and the first case that needs several sequences."""
+    by_name = {case.name: case for case in cases}
+    refused = (("refused_plain", by_name["one answer"]), ("refused_calls", by_name["call"]))
+    quirks = [Quirk(name, f"{case.reason}: {case.detail}") for name, case in refused if not case.num_sequences]
+    rewriting = next((case for case in cases if case.num_sequences > 1), None)
+    if rewriting is not None:
+        quirks.append(Quirk("rewrites_history", f"with {rewriting.name}: {rewriting.num_sequences} sequences"))
+    return quirks
 
 
 def _render_or_explain(renderer: Renderer, chat: Chat, tools: list[Json] | None = None) -> str:
@@ -154,7 +156,7 @@ def _check_system(renderer: Renderer) -> list[Quirk]:
 
 def _check_tools(tokenizer: ChatTokenizer, renderer: Renderer, call: Json) -> list[Quirk]:
     quirks = []
-    if "zq_lookup" not in _render_or_explain(tokenizer.renderer([_TOOL]), [_user("one")], [_TOOL]):
+    if "zq_lookup" not in _render_or_explain(tokenizer.renderer([TOOL]), [_user("one")], [TOOL]):
         quirks.append(Quirk("no_tools", "tool schemas are left out of the text"))
     called = _render_or_explain(renderer, [_user("one"), call])
     if "zq_lookup" not in called or called.startswith("refused"):
@@ -199,16 +201,13 @@ def _check_regular(tokenizer: ChatTokenizer, renderer: Renderer) -> list[Quirk]:
     ]
 
 
-def _example(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None
-) -> tuple[tuple[tuple[str, bool], ...], tuple[str, ...]]:
+def _example(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None) -> tuple[tuple[str, bool], ...]:
     try:
-        sequence = encode_chat(tokenizer, chat, tools, allow_dropped=True)
+        # Of several sequences the last one has the whole conversation before it.
+        sequence = encode_turns(tokenizer, chat, tools, allow_dropped=True)[-1]
     except Refusal:
-        return (), ()
-    parts = []
+        return ()
     tokens = zip(sequence.ids, sequence.mask, strict=True)
     # Runs of trained and untrained tokens, each decoded as a whole.
-    for trained, group in itertools.groupby(tokens, key=lambda item: bool(item[1])):
-        parts.append((tokenizer.decode([token for token, _ in group]), trained))
-    return tuple(parts), sequence.report.stops
+    runs = itertools.groupby(tokens, key=lambda item: bool(item[1]))
+    return tuple((tokenizer.decode([token for token, _ in group]), trained) for trained, group in runs)

@@ -44,7 +44,7 @@ _tools_of = msgspec.json.Decoder(tuple[Json, ...]).decode
 class Item(msgspec.Struct, frozen=True):
     """What is encoded as one: an experience, or the two sides of a preference. `key` is its place in the cache.
     `sources` are the experiences that recorded the ids of the sides, `cut` says which sides were cut short, `info` has
-    the template variables that a pair was sampled with."""
+    the template variables that a pair was sampled with, `uids` are the experiences that the sides are of."""
 
     key: str
     id: str
@@ -56,6 +56,7 @@ class Item(msgspec.Struct, frozen=True):
     sources: tuple[Experience | None, Experience | None] = (None, None)
     cut: tuple[bool, bool] = (False, False)
     info: Json = {}
+    uids: tuple[str, str] = ("", "")
 
 
 def pair_variables(item: Item) -> Json:
@@ -172,7 +173,8 @@ class Source:
                 left, right = (self._source(row, side, experiences) for side in _SIDES)
                 tools, cut = _tools_of(row["tools"] or "[]"), (bool(row["chosen_cut"]), bool(row["rejected_cut"]))
                 info = from_json(row["info"]) if row["info"] else {}
-                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info)
+                sides = row["chosen_uid"] or "", row["rejected_uid"] or ""
+                yield Item(key, row["id"], None, prompt, tools, chosen, rejected, (left, right), cut, info, sides)
 
     def _source(self, row: Json, side: str, experiences: dict[str, Experience]) -> Experience | None:
         """The experience that recorded the ids of a side."""
@@ -206,8 +208,8 @@ def _item_of(key: str, experience: Experience) -> Item:
     cut = is_cut_side(experience, "chosen"), is_cut_side(experience, "rejected")
     has_more = experience.tokens is not None or bool(experience.multi_modal_inputs)
     sources = (experience, experience) if has_more else (None, None)
-    sides = chosen, rejected
-    return Item(key, experience.eid.uid, None, prompt, experience.tools, *sides, sources, cut, experience.info)
+    sides, uid = (chosen, rejected), experience.eid.uid
+    return Item(key, uid, None, prompt, experience.tools, *sides, sources, cut, experience.info, (uid, uid))
 
 
 def _find_recorded_rows(tables: Sequence[Table], uids: pl.Series) -> dict[str, str]:

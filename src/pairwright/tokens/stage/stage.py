@@ -37,7 +37,7 @@ from pairwright.tokens.batch.collate import PreferenceBatch, collate_preference
 from pairwright.tokens.encode_pairs import EncodedPair, PairMessages, encode_pairs
 from pairwright.tokens.recorded import encode_experience
 from pairwright.tokens.refusals import Refusal, TokensError
-from pairwright.tokens.sequence import Sequence, truncate
+from pairwright.tokens.sequence import Sequence, name_record, truncate
 from pairwright.tokens.stage.cache import ITEMS, CachedPairs, count_items, scan_cache, write_items, write_part
 from pairwright.tokens.stage.items import Item, Source
 from pairwright.tokens.stage.pair_items import encode_pair_items
@@ -160,7 +160,8 @@ def encode_items(items: list[Item], options: TokensConfig) -> list[Json]:
         if isinstance(encoded, TokensError):
             rows.append(_refusal_row(item, encoded))
             continue
-        sides = ("chosen", encoded.chosen), ("rejected", encoded.rejected)
+        chosen, rejected = map(name_record, (encoded.chosen, encoded.rejected), item.uids)
+        sides = ("chosen", chosen), ("rejected", rejected)
         rows += [_row(item, side, 0, sequence) | {"prompt_length": encoded.prompt_length} for side, sequence in sides]
     return rows
 
@@ -270,7 +271,7 @@ class Encoded:
         """Both sides of a pair in colours, trained tokens underlined: shown by notebooks and by `rich.print`."""
         from rich.text import Text
 
-        from pairwright.tokens.stage.preview import legend, paint_text
+        from pairwright.tokens.stage.paint import legend, paint_text
 
         if self.tokenizer is None:
             raise ConfigError(f"show: name the tokenizer's folder: Encoded({str(self.path)!r}, 'path/to/model')")

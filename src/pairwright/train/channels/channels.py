@@ -297,7 +297,7 @@ def _likely_of_pairs(data: PairData) -> Likely:
     def tree(item: int) -> Tree:
         # The first branch is the chosen side.
         pair = data.tree(item)
-        return Tree(pair.prompt, pair.branches[:1], pair.masks[:1])
+        return Tree(pair.prompt, pair.branches[:1], pair.masks[:1], pair.rows[:1])
 
     return Likely(
         tree=tree,

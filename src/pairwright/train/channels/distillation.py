@@ -21,6 +21,7 @@ from pairwright.ledger.trained import Held
 from pairwright.losses.distill import DistillLosses, distill_loss
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree, tree_of
+from pairwright.tokens.sequence import Origin
 from pairwright.tokens.teacher_sequences import Distillation
 from pairwright.train.batch_schedule import Order, micro_batches
 from pairwright.train.data import DistillData
@@ -156,7 +157,7 @@ def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
 
 
 def _student_tree(item: Distillation) -> Tree:
-    return tree_of(item.student.ids, item.student_mask)
+    return tree_of(item.student.ids, item.student_mask, (Origin(item.student.report.uid, tuple(item.targets)),))
 
 
 def _teacher_tree(item: Distillation) -> Tree:

@@ -1,0 +1,241 @@
+"""Small conversations that a chat template is tried on, and the settings under which more of them are exact.
+
+A case is exact if everything that the model generated in it is trained, stop tokens included, in one sequence or in
+several. The variables that a template reads (`enable_thinking`, `reasoning_effort`, ...) are found in its syntax tree;
+each is tried with the values that the template compares it with.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jinja2
+import msgspec
+from jinja2 import nodes
+
+from pairwright.generate.template_variables import list_variables
+from pairwright.records.messages import Json, Message, ToolCall
+from pairwright.tokens.encode_turns import encode_turns
+from pairwright.tokens.refusals import WAY_OUT, Refusal, TokensError
+from pairwright.tokens.template.environment import ChatEnvironment
+from pairwright.tokens.template.limits import Limits
+from pairwright.tokens.template.render import Template
+from pairwright.tokens.tokenizer import ChatTokenizer
+
+# Words that begin with zq are in no template: finding one in the text means that it was rendered.
+TOOL: Json = {
+    "type": "function",
+    "function": {
+        "name": "zq_lookup",
+        "description": "Looks up a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+_MAX_VARIABLES = 8  # of a template that are tried
+_MAX_VALUES = 6  # of a variable
+# Variables that are content, or say where it stands: no mode of the template.
+_NO_MODES = frozenset(("documents", "date_string", "custom_tools", "builtin_tools", "functions", "available_tools"))
+
+
+def _ask(text: str) -> Message:
+    return Message("user", text)
+
+
+def _say(text: str, why: str | None = None) -> Message:
+    return Message("assistant", text, reasoning=why)
+
+
+def _call(text: str = "", why: str | None = None, *, num_calls: int = 1) -> Message:
+    # Ids of nine characters: some templates accept no other length.
+    words = ("zebra", "lion")[:num_calls]
+    calls = tuple(
+        ToolCall("zq_lookup", f'{{"word": "{word}"}}', f"zq000000{number}") for number, word in enumerate(words)
+    )
+    return Message("assistant", text, reasoning=why, tool_calls=calls)
+
+
+def _result(number: int = 0) -> Message:
+    return Message("tool", "a word", tool_call_id=f"zq000000{number}", name="zq_lookup")
+
+
+_SYSTEM = Message("system", "Be brief.")
+# Name -> the conversation; those with calls come with the tool's schema.
+CASES: dict[str, tuple[Message, ...]] = {
+    "one answer": (_ask("one"), _say("two")),
+    "two questions": (_ask("one"), _say("two"), _ask("three"), _say("four")),
+    "system message": (_SYSTEM, _ask("one"), _say("two")),
+    "reasoning": (_ask("one"), _say("two", "why")),
+    "reasoning, two questions": (_ask("one"), _say("two", "why"), _ask("three"), _say("four", "how")),
+    "reasoning in one of two": (_ask("one"), _say("two", "why"), _ask("three"), _say("four")),
+    "call": (_ask("one"), _call(), _result(), _say("two")),
+    "text and call": (_ask("one"), _call("let me see"), _result(), _say("two")),
+    "two calls at once": (_ask("one"), _call(num_calls=2), _result(), _result(1), _say("two")),
+    "reasoning and call": (_ask("one"), _call("", "why"), _result(), _say("two", "how")),
+    "agent": (_SYSTEM, _ask("one"), _call("let me see"), _result(), _say("two"), _ask("three"), _say("four")),
+    "agent with reasoning": (
+        _SYSTEM,
+        _ask("one"),
+        _call("let me see", "why"),
+        _result(),
+        _say("two", "how"),
+        _ask("three"),
+        _say("four", "so"),
+    ),
+}
+
+
+class CaseCheck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of a case: so many sequences, or none and the reason, the turn and the detail of the refusal.
+
+    dropped    (message, field) that the template does not render, of trained turns
+    unstopped  turns that end without a stop token
+    rewritten  turns that the template renders differently once others follow
+    """
+
+    name: str
+    num_sequences: int = 0
+    reason: str = ""
+    message: int | None = None
+    detail: str = ""
+    dropped: tuple[tuple[int, str], ...] = ()
+    prompt_dropped: tuple[tuple[int, str], ...] = ()
+    unstopped: tuple[int, ...] = ()
+    rewritten: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        return self.num_sequences > 0 and not self.dropped and not self.unstopped
+
+    def list_problems(self) -> Iterator["Problem"]:
+        """Why it is not one exact sequence."""
+        if not self.num_sequences:
+            yield Problem(
+                f"{self.reason}: {self.detail}",
+                self.message,
+                WAY_OUT.get(self.reason, "--chat-template FILE that takes it"),
+            )
+        for name, owners in _by_field(self.dropped).items():
+            yield Problem(f"{name} not rendered", owners[0], "--allow-dropped trains without it")
+        for name, owners in _by_field(self.prompt_dropped).items():
+            where = owners[0] if owners[0] >= 0 else None
+            yield Problem(f"{name} of the prompt not rendered", where, "--chat-template FILE that renders it")
+        if self.unstopped:
+            yield Problem("no stop token follows", self.unstopped[0], "generation_config.json with eos_token_id")
+        if self.num_sequences > 1:
+            yield Problem("earlier turns look different later", None, "none needed: a sequence for each context")
+
+
+class Problem(NamedTuple):
+    """What is in the way, the first message that it concerns, and the way out."""
+
+    reason: str
+    message: int | None
+    way_out: str
+
+
+def _by_field(fields: tuple[tuple[int, str], ...]) -> dict[str, list[int]]:
+    """Field -> its messages.
+
+    >>> _by_field(((1, "reasoning"), (3, "reasoning")))
+    {'reasoning': [1, 3]}
+    """
+    owners: dict[str, list[int]] = {}
+    for message, name in fields:
+        owners.setdefault(name, []).append(message)
+    return owners
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A variable of the template with a value, and how many cases are exact with it, and how many of these as one
+    sequence."""
+
+    variables: Json
+    num_exact: int
+    num_single: int
+
+
+def try_cases(tokenizer: ChatTokenizer) -> tuple[CaseCheck, ...]:
+    """Every case with this tokenizer's template."""
+    return tuple(_try_case(tokenizer, name, messages) for name, messages in CASES.items())
+
+
+def _try_case(tokenizer: ChatTokenizer, name: str, messages: tuple[Message, ...]) -> CaseCheck:
+    tools = [TOOL] if any(message.tool_calls for message in messages) else None
+    try:
+        sequences = encode_turns(tokenizer, messages, tools, allow_dropped=True)
+    except TokensError as error:
+        if not isinstance(error, Refusal):
+            return CaseCheck(name=name, reason="template_error", detail=str(error))
+        return CaseCheck(name=name, reason=error.reason, message=error.message, detail=error.detail)
+    reports = [sequence.report for sequence in sequences]
+    unions: dict[str, Any] = {
+        field: tuple(sorted({item for report in reports for item in getattr(report, field)}))
+        for field in ("dropped", "unstopped", "rewritten", "stops")
+    }
+    # A turn that one sequence trains is context in the next: what is lost there is said once.
+    prompt = {item for report in reports for item in report.prompt_dropped if not _is_trained(item[0], messages)}
+    return CaseCheck(name=name, num_sequences=len(sequences), prompt_dropped=tuple(sorted(prompt)), **unions)
+
+
+def _is_trained(number: int, messages: tuple[Message, ...]) -> bool:
+    return number >= 0 and messages[number].is_generated
+
+
+def count_dropped(cases: tuple[CaseCheck, ...]) -> dict[str, int]:
+    """Field -> in how many cases the template does not render it; "prompt: " for messages that are not trained."""
+    counts: Counter[str] = Counter()
+    for case in cases:
+        counts.update({field for _, field in case.dropped})
+        counts.update({f"prompt: {field}" for _, field in case.prompt_dropped})
+    return dict(sorted(counts.items()))
+
+
+def count_exact(cases: tuple[CaseCheck, ...]) -> tuple[int, int]:
+    """How many are exact, and how many of these as one sequence."""
+    exact = [case for case in cases if case.is_exact]
+    return len(exact), sum(case.num_sequences == 1 for case in exact)
+
+
+def try_settings(tokenizer: ChatTokenizer) -> Iterator[Setting]:
+    """Every value of every variable that the template reads, one variable at a time."""
+    renderers = [tokenizer.renderer(None), tokenizer.renderer([TOOL])]
+    # One text, unless there is a template of its own for tools; a renderer that is a function reads no variables.
+    source = "".join({item.hash: item.source for item in renderers if isinstance(item, Template)}.values())
+    names = [name for name in list_variables(source) if name not in _NO_MODES and name not in tokenizer.variables]
+    for name in names[:_MAX_VARIABLES]:
+        for value in find_values(source, name)[:_MAX_VALUES]:
+            try:
+                counts = count_exact(try_cases(tokenizer.with_variables({name: value})))
+            except TokensError:
+                continue  # a value that the template does not take
+            yield Setting({name: value}, *counts)
+
+
+def find_values(source: str, name: str) -> list[str | bool]:
+    """What a template compares a variable with; true and false where it does not compare it with words.
+
+    >>> find_values("{% if effort in ['low', 'high'] or effort == 'none' %}{% endif %}", "effort")
+    ['low', 'high', 'none']
+    >>> find_values("{% if enable_thinking is false %}{% endif %}", "enable_thinking")
+    [False, True]
+    """
+    words: dict[str | bool, None] = {}  # a set that keeps its order
+    tree = ChatEnvironment(clock=_no_clock, limits=Limits()).parse(source)
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+        if any(isinstance(side, nodes.Name) and side.name == name for side in sides):
+            for side in sides:
+                constants = [side] if isinstance(side, nodes.Const) else side.find_all(nodes.Const)
+                words |= dict.fromkeys(item.value for item in constants if isinstance(item.value, str))
+    return list(words) or [False, True]
+
+
+def _no_clock() -> Any:  # the tree is read, never run
+    raise jinja2.TemplateError("no clock")
+
+
+def advise(cases: tuple[CaseCheck, ...], settings: list[Setting]) -> Setting | None:
+    """The setting under which most cases are exact, and of these most as one sequence; None where no one is better."""
+    best = max(settings, key=lambda setting: (setting.num_exact, setting.num_single), default=None)
+    return best if best is not None and (best.num_exact, best.num_single) > count_exact(cases) else None

@@ -1,0 +1,118 @@
+"""A pytest plugin for TRL's tests of chat templates: what TRL does with a training template, ours does without one.
+
+`get_training_chat_template` names our encoding; a tokenizer that is asked to apply it gives the text, the ids and the
+mask of `encode_turns`. TRL's three questions about a template are answered by our own check. Nothing is caught where
+TRL itself catches nothing.
+"""
+
+import sys
+import types
+from typing import Any
+
+import peer_models
+import pytest
+import transformers
+import trl.chat_template_utils
+
+from pairwright.tokens import ChatTokenizer, Refusal, Sequence, TokensError, check_template, encode_chat, encode_turns
+
+OURS = "the encoding of pairwright"
+_CALL = {"type": "function", "function": {"name": "dummy", "arguments": {}}}
+_CALLED = [
+    {"role": "user", "content": "dummy"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+    {"role": "tool", "name": "dummy", "content": "dummy"},
+    {"role": "assistant", "content": "dummy"},
+]
+_ANSWERED = [{"role": role, "content": "dummy"} for role in ("user", "assistant", "user")]
+
+
+class Peer:
+    """A tokenizer, or a processor of it that answers in batches, with one more template: ours."""
+
+    def __init__(self, tokenizer: Any, *, is_processor: bool) -> None:
+        self.tokenizer = tokenizer
+        self.own_template = self.chat_template = tokenizer.chat_template
+        self.is_processor = is_processor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def apply_chat_template(self, messages: Any, *, chat_template: str | None = None, **options: Any) -> Any:
+        template = chat_template or self.chat_template
+        if template != OURS:
+            result = self.tokenizer.apply_chat_template(messages, chat_template=template, **options)
+            return result
+        names = ("tools", "add_generation_prompt", "tokenize", "return_assistant_tokens_mask", "return_dict")
+        tools, is_prompt, tokenize, *_ = (options.pop(name, None) for name in names)
+        ready = self.chat_tokenizer(**options)
+        if is_prompt or not any(message["role"] == "assistant" for message in messages):
+            return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
+        sequence = encode_turns(ready, messages, tools, allow_dropped=True)[-1]
+        if tokenize is False:
+            return ready.decode(sequence.ids)
+        ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
+        columns = {"input_ids": ids, "assistant_masks": masks}
+        return {name: [values] for name, values in columns.items()} if self.is_processor else columns
+
+    def chat_tokenizer(self, **variables: Any) -> ChatTokenizer:
+        """Ours, of the template that the tokenizer has now."""
+        tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        template = self.own_template if self.chat_template == OURS else self.chat_template
+        return ChatTokenizer(
+            self.tokenizer.backend_tokenizer,
+            template or {},
+            special_tokens=tokens,
+            stop_tokens=self.tokenizer.stop_tokens,
+            variables=variables,
+        )
+
+
+def supports_tool_calling(peer: Peer) -> bool:
+    return check_template(peer.chat_tokenizer()).supports_tools
+
+
+def is_prefix_preserving(peer: Peer) -> bool:
+    """Of a template: one sequence holds every turn as it was when it was last. Of ours: each turn has a sequence."""
+    if peer.chat_template == OURS:
+        return all(
+            trained_ids(sequence) for sequence in encode_turns(peer.chat_tokenizer(), _CALLED, allow_dropped=True)
+        )
+    try:
+        report = encode_chat(peer.chat_tokenizer(), _CALLED).report
+    except Refusal:
+        return False
+    return not report.rewritten
+
+
+def is_stop_token_trained(peer: Peer, chat_template: str | None = None) -> bool:
+    try:
+        sequences = encode_turns(peer.chat_tokenizer(), _ANSWERED)
+    except TokensError:
+        return False
+    added = set(peer.tokenizer.get_added_vocab().values())
+    return all(trained_ids(sequence)[-1] in added for sequence in sequences)
+
+
+def trained_ids(sequence: Sequence) -> list[int]:
+    ids: list[int] = sequence.ids[sequence.mask].tolist()
+    return ids
+
+
+def _load(name: str, *, is_processor: bool) -> Peer:
+    return Peer(peer_models.load_model(name), is_processor=is_processor)
+
+
+trl.chat_template_utils.get_training_chat_template = lambda peer: OURS
+trl.chat_template_utils.supports_tool_calling = supports_tool_calling
+trl.chat_template_utils.is_chat_template_prefix_preserving = is_prefix_preserving
+trl.chat_template_utils.is_chat_template_stop_token_trained = is_stop_token_trained
+transformers.AutoTokenizer.from_pretrained = lambda name: _load(name, is_processor=False)
+transformers.AutoProcessor.from_pretrained = lambda name: _load(name, is_processor=True)
+
+# TRL's own testing utilities depend on the version of TRL: the tests that are run need three names of them.
+utilities: Any = types.ModuleType("tests.testing_utils")
+utilities.TrlTestCase = object
+utilities.require_jmespath = lambda test: test
+utilities.require_vision = pytest.mark.filterwarnings("default")  # a mark that asks for nothing
+sys.modules["tests.testing_utils"] = utilities
