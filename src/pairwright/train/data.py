@@ -106,6 +106,7 @@ LOSSES = {
     "dropped": "with_dropped_content",
     "prompt_dropped": "with_dropped_prompt_content",
     "images": "with_images_left_out",
+    "left_out": "with_turns_left_out",
 }
 
 

@@ -52,7 +52,8 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
             num_images += sum(1 for _ in _media_types(content))
             # str() of a list: the template printed it as Python does.
             if content and str(content) in rendered.text:
-                detail = "the template writes the parts of its content as a Python list, not as text"
+                types = ", ".join(sorted({str(part.get("type")) for part in content if isinstance(part, dict)}))
+                detail = f"the template writes the parts of its content ({types}) as a Python list, not as text"
                 raise Refusal("template_error", detail, message=number)
         if number in turns:
             dropped += [(number, name) for name in _find_dropped_fields(rendered, _block(own.get(number, [])), message)]

@@ -251,6 +251,8 @@ _LOSSES = {
     "with_dropped_prompt_content": "lack text, calls or tool schemas of the prompt: the chat template does not render "
     "them",
     "with_images_left_out": "are trained without their images, audio, video or files",
+    "with_turns_left_out": "are sides of pairs of which only the first turn that differs is trained: the chat template "
+    "shows later turns in contexts of their own",
 }
 
 
@@ -290,6 +292,7 @@ def count_items(output: Place, keys: list[str], num_cached: int) -> dict[str, An
         "rewritten": sum(bool(report.get("rewritten")) for report in reports),
         "dropped_fields": _count_fields(reports),
         "with_images_left_out": sum(report.get("images", 0) > 0 for report in reports),
+        "with_turns_left_out": sum(bool(report.get("left_out")) for report in reports),
         "tokens": tokens,
         "trained_tokens": trained,
         "trained_share": trained / tokens if tokens else 0.0,

@@ -75,6 +75,7 @@ def describe_report(sequence: Sequence) -> list[str]:
     turns = (
         ("no stop token after", report.unstopped),
         ("stop token added after", report.stop_added),
+        ("not trained, behind the first turns that differ:", report.left_out),
         ("shown differently once turns follow:", report.rewritten),
         ("recorded ids do not spell the text of", report.text_differs),
     )
