@@ -186,5 +186,10 @@ def _is_conversation(value: Any) -> bool:
 read = guarded(read_unit)
 
 FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="OpenAI chat rows, logs and conversations"
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="OpenAI chat rows, logs and conversations",
+    is_general=True,
 )

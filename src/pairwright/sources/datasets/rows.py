@@ -238,17 +238,17 @@ def _with_usual_role(turn: Json) -> Json:
         return turn
     usual = _ROLES.get(role.lower(), role.lower())
     turn = turn if usual == role else {**turn, "role": usual}
-    kinds = {part.get("type") for part in content if isinstance(part, dict)} if isinstance(content, list) else set()
-    if kinds.isdisjoint(("tool_call", "tool_result")) or not all(isinstance(part, dict) for part in content or ()):
+    parts = content if isinstance(content, list) and all(isinstance(part, dict) for part in content) else []
+    if not any(part.get("type") in ("tool_call", "tool_result") for part in parts):
         return turn
     # As evaluators of agents write it: {type: tool_call, tool_call_id, name, arguments}, {type: tool_result, ...}.
     calls = [
         {"id": part.get("tool_call_id", part.get("id")), **mapping(part.get("tool_call", part), "tool_call")}
-        for part in content or ()
+        for part in parts
         if part.get("type") == "tool_call"
     ]
-    results = [part.get("tool_result") for part in content or () if part.get("type") == "tool_result"]
-    rest = [part for part in content or () if part.get("type") not in ("tool_call", "tool_result")]
+    results = [part.get("tool_result") for part in parts if part.get("type") == "tool_result"]
+    rest = [part for part in parts if part.get("type") not in ("tool_call", "tool_result")]
     return {
         **turn,
         "content": results[0] if results and len(results) == 1 and not rest else [*results, *rest] or None,
@@ -434,4 +434,5 @@ FORMAT = Format(
     summary="Rows of your own data: prompt, answer, score",
     refuse=refuse,
     matches_named=lambda value: isinstance(value, dict),  # each row then says what it lacks
+    is_general=True,
 )
