@@ -176,6 +176,8 @@ def _is_message(value: Any) -> bool:
     content = value.get("content")
     if isinstance(content, list) and any(isinstance(part, dict) and "value" in part for part in content):
         return False  # LLaMA-Factory's parts
+    if content is None and "parts" in value:
+        return False  # of Google's API or Vercel's
     return "type" not in value or value["type"] == "message"
 
 
