@@ -36,7 +36,7 @@ def failure_kind(hint: object, default: str) -> str:
     """Classify an error type or message as a failure kind; return `default` if no pattern matches."""
     words = hint[:1000].lower() if isinstance(hint, str) else ""
     for kind, signs in _WORDS:
-        if any(sign in words for sign in signs):
+        if any(map(words.__contains__, signs)):
             return kind
     return default
 
