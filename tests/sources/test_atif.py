@@ -64,6 +64,12 @@ def test_a_trajectory_is_read_with_parts_reasoning_calls_and_matched_results() -
     assert (one.model_version, one.metrics, one.reward) == ("m-6", {"total_prompt_tokens": 7}, None)
 
 
+def test_a_result_that_says_error_is_an_error_site_without_a_mark() -> None:
+    value = load()
+    value["steps"][4]["observation"]["results"][0]["content"] = "Error: the spade broke"
+    assert ErrorSite(7, "tool_error", "Error: the spade broke", "dig", "c3", ("dig",)) in read(value)[0].errors
+
+
 def test_a_subagent_inside_the_file_is_an_experience_of_the_same_run() -> None:
     main, mole = read(load())
     assert mole.prompt == (Message("user", "Dig."),)

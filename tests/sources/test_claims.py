@@ -1,10 +1,12 @@
 """Detection: every sample of every format is claimed by exactly one reader.
 
-Each file goes to the `matches` of every reader. Where more than one reader would take it, READERS decides by its order,
-and the pair must be listed in `ALSO_MATCHES`: a new format that claims the files of another one fails here.
+Each file goes to the `matches` of every reader. Where more than one reader would take it, READERS decides by its order.
+Only a general format (`Format.is_general`), which stands behind all others, may fit the files of another one, too. Any
+other pair must be listed in `ALSO_MATCHES`: a new format that claims the files of another one fails here.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,10 @@ FIXTURES = Path(__file__).parent / "fixtures"
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 # (the format that reads it, a format that would read it, too, and comes later in READERS): why both fit.
 ALSO_MATCHES = {
-    # Messages, with keys of their own around or inside them; the later format knows the messages alone.
-    ("openhands", "openai-chat"),
-    ("swe-agent", "openai-chat"),
-    ("ultrafeedback", "openai-chat"),
-}  # fmt: skip
+    # Rows of LLaMA-Factory with images, videos or audio: the same conversations, and files beside them.
+    ("llamafactory-media", "sharegpt"),
+}
+GENERAL = {name for name, variants in READERS.items() if all(reader.is_general for reader in variants)}
 # A fixture's file is named after the format that reads it.
 FORMAT_OF_FIXTURE = {
     "customizer_sft": "customizer-sft",
@@ -52,7 +53,7 @@ def claims(path: Path) -> tuple[str | None, set[str]]:
 
 def refuse_other_claims(path: Path) -> str | None:
     chosen, matching = claims(path)
-    others = {other for other in matching - {chosen} if (chosen, other) not in ALSO_MATCHES}
+    others = {other for other in matching - {chosen} - GENERAL if (chosen, other) not in ALSO_MATCHES}
     assert not others, f"{path.name} is {chosen}, and {sorted(others)} claim it, too"
     return chosen
 
@@ -76,8 +77,13 @@ def test_a_real_file_is_claimed_by_one_format_alone(name):
     assert num_claimed > 50
 
 
+def test_general_formats_are_asked_after_all_others():
+    assert sorted(GENERAL) == ["openai-chat", "rows"]
+    assert set(list(READERS)[-len(GENERAL) :]) == GENERAL
+
+
 def test_a_format_that_claims_the_rows_of_another_one_is_noticed(tmp_path, monkeypatch):
-    greedy = READERS["openai-chat"][0]
+    greedy = replace(READERS["openai-chat"][0], is_general=False)
     monkeypatch.setitem(READERS, "greedy", (greedy,))
     (tmp_path / "a.json").write_text(
         json.dumps([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])

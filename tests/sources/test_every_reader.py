@@ -152,12 +152,12 @@ def import_mutants(folder: Path, num_records: int) -> int:
 
 
 def test_thousands_of_mutants_are_imported_or_refused_without_an_exception(tmp_path):
-    assert import_mutants(tmp_path, 2_500) > 2_000
+    assert import_mutants(tmp_path, 4_000) > 2_000
 
 
 @pytest.mark.slow
 def test_thirty_thousand_mutants_are_imported_or_refused_without_an_exception(tmp_path):
-    assert import_mutants(tmp_path, 45_000) > 30_000
+    assert import_mutants(tmp_path, 50_000) > 30_000
 
 
 def test_values_of_every_type_go_to_every_reader():

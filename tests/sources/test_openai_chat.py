@@ -178,3 +178,22 @@ def test_the_real_rows_are_read_completely():
     assert sum(len(experience.messages) for experience in experiences) == sum(len(r["messages"]) for r in rows) == 926
     assert sum(len(message.tool_calls) for experience in experiences for message in experience.messages) == 223
     assert all(len(experience.prompt) == 2 for experience in experiences)
+
+
+def test_the_text_of_a_message_without_content_is_its_content():
+    talk = [{"role": "user", "text": "Hi", "id": 1}, {"role": "assistant", "text": "Yo", "content": None}]
+    (experience,) = read_all([{"messages": talk}])
+    assert experience.messages == (Message("user", "Hi", extra={"id": 1}), Message("assistant", "Yo"))
+
+
+@pytest.mark.parametrize("name", ["parts", "value", "body", "message", "output"])
+def test_content_under_another_name_is_refused_and_not_lost(name):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", name: ["Yo"]}]
+    with pytest.raises(BadRecord, match=rf"messages\[1\]: no content, and '{name}' is not read"):
+        read_all([{"messages": talk}])
+
+
+def test_messages_of_parts_are_not_claimed():
+    talk = [{"role": "user", "parts": [{"text": "Hi"}]}, {"role": "assistant", "parts": [{"text": "Yo"}]}]
+    assert not FORMAT.matches({"messages": talk})
+    assert not FORMAT.matches(talk)

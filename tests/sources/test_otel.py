@@ -69,6 +69,13 @@ def test_unknown_tools_and_failed_tool_spans_are_error_sites() -> None:
     )
 
 
+def test_a_result_that_says_error_is_an_error_site_without_a_mark_of_its_span() -> None:
+    text = (FIXTURES / "otel_genai.json").read_text()
+    text = text.replace(r"{\"left\":0}", r"\"Error: the larder is locked\"")
+    (one,), _ = read(json.loads(text))
+    assert ErrorSite(3, "tool_error", "Error: the larder is locked", "stock", "c1", ("stock",)) in one.errors
+
+
 def test_openinference_attributes_annotations_and_a_failed_last_call_are_read() -> None:
     (one,), rejected = read(load("phoenix.json"), reward="helpful")
     assert rejected == []

@@ -170,3 +170,8 @@ def test_a_format_claims_its_own_files_and_no_other(format):
     for other in FORMATS:
         claimed = [format.matches(row) for row in rows_of(other.name.replace("-", "_"))]
         assert all(claimed) if other is format else not any(claimed)
+
+
+def test_the_name_of_a_dataset_of_nemo_rl_is_no_task():
+    rows = [row | {"task_name": "sea"} for row in rows_of("nemo_rl_preference")]
+    assert "sea" not in {experience.eid.task for experience in read_all(nemo_rl_preference, rows)}

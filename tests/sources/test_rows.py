@@ -12,8 +12,10 @@ import pytest
 from conftest import SHARED
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message
+from pairwright.sources.datasets import rows
 from pairwright.sources.field_map import parse_map
-from pairwright.sources.format import Options, Rejected
+from pairwright.sources.fields import BadRecord
+from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.reading import Layout, detect, read_file
 
 Q, GOOD, BAD = "Which knot holds?", "The bowline.", "The granny."
@@ -353,3 +355,17 @@ def test_the_shared_samples_of_usual_shapes_are_read():
             assert {exp.reward for exp in records} >= {0.0, 1.0}, path.name
     # Results of a batch have no prompt: they need the requests beside them.
     assert set(refused) <= {"openai_batch_output.jsonl"}
+
+
+@pytest.mark.parametrize("preference", [float("nan"), float("inf"), [], {}])
+def test_a_preference_that_is_no_number_is_refused(preference):
+    row = {"prompt": Q, "response_1": GOOD, "response_2": BAD, "preference": preference}
+    with pytest.raises(BadRecord):
+        list(rows.read(row, Origin("a.jsonl"), Options()))
+    assert rows.matches(row) in (True, False)
+
+
+@pytest.mark.parametrize("kind", [{}, [], None, 1])
+def test_parts_whose_type_is_no_text_do_not_stop_the_reader(kind):
+    talk = [ASKED, {"role": "assistant", "content": [{"type": kind, "text": GOOD}]}]
+    assert list(rows.read({"conversation": talk, "reward": 1}, Origin("a.jsonl"), Options()))

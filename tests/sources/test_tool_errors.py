@@ -1,8 +1,12 @@
 """Failed tool results: at least 95% of those that are marked are detected, and at most 1% of the others."""
 
+import json
+import random
+
 import pytest
 
 from pairwright.records.messages import ERROR_KINDS, Message, ToolCall
+from pairwright.sources.shapes import tool_errors
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind, text_error_kind
 from sources.tool_results import FAILED, FINE
 
@@ -58,3 +62,53 @@ def test_a_hostile_result_is_no_failure_of_ours():
         "a" * 10**6,
     ):
         assert text_error_kind(text) is None
+
+
+class Everything:
+    """A set of keys that no object is free of."""
+
+    def isdisjoint(self, value):
+        return False
+
+
+PIECES = (
+    "error", "Error: ", "ERROR", "exit code 1", "Exit code: 0", "code", "EXIT STATUS 3", "returned 2", "mode", "failed to run",
+    "tool x not found", "unknown function", "cat: a: No such file or directory", "\n", "\r\n", "\x1b[0m", "\x1b", "$", "root@a:/#",
+    "Traceback (most recent call last):\n  File \"a\", line 1, in f\nValueError: x", "SyntaxError: x", "panic: x", "    at f",
+    "}", "plain words", " ", "x" * 150, "y" * 700, "<returncode>1</returncode>", "Output:", "fatal: ", "Segmentation fault",
+)  # fmt: skip
+KEYS = (
+    "status", "exit_code", "metadata", "is_error", "error", "errors", "detail", "success", "ok", "code", "status_code", "stderr",
+    "stdout", "output", "text", "data", "message", "name", "id", "http_status", "returncode",
+)  # fmt: skip
+
+
+def random_value(draw, depth=0):
+    kind = draw.randrange(9)
+    if kind < 3 and depth < 3:
+        return {draw.choice(KEYS): random_value(draw, depth + 1) for _ in range(draw.randint(0, 4))}
+    if kind == 3 and depth < 3:
+        return [random_value(draw, depth + 1) for _ in range(draw.randint(0, 2))]
+    return draw.choice([None, True, False, 0, 1, 404, "error", "ok", "timeout", random_text(draw), random_text(draw)])
+
+
+def random_text(draw):
+    return "".join(draw.choice(PIECES) for _ in range(draw.randint(1, 5)))
+
+
+def test_cheap_tests_change_no_verdict(monkeypatch):
+    draw = random.Random(5)
+    texts = [*FAILED, *FINE, *(random_text(draw) for _ in range(3000))]
+    texts += [json.dumps(random_value(draw)) for _ in range(3000)]
+    quick = [text_error_kind(text) for text in texts]
+    assert sum(kind is not None for kind in quick) > 1000
+    for name in ("_MARK_KEYS", "_ONLY_STATUS"):
+        monkeypatch.setattr(tool_errors, name, Everything())
+    monkeypatch.setattr(tool_errors, "_may_have_status", lambda text, head: has_status_letters(text))
+    assert [text_error_kind(text) for text in texts] == quick
+
+
+def has_status_letters(text):
+    """The letters of an exit status at either end of a text, each end looked at in full."""
+    head, end = text[:1000], text[-600:]
+    return "xit" in head or "eturn" in head or "ode" in head or "xit" in end or "ode" in end

@@ -10,6 +10,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Message, ToolCall
 from pairwright.sources.format import Options, Rejected
 from pairwright.sources.reading import Layout, detect, read_file
+from pairwright.sources.rewards import Score, read_scores
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CALL = ToolCall("shelf", '{"row":1}', "c1")
@@ -160,3 +161,12 @@ def test_a_trace_of_a_subagent_in_phoenix_is_read_whole(traces: Path) -> None:
     assert {span["context"]["span_id"] for span in calls} <= seen | {
         span["context"]["span_id"] for span in calls if span["context"]["span_id"] in named
     }
+
+
+@pytest.mark.parametrize("name", ["claude_stream.jsonl", "claude_code.jsonl", "cursor_stream.jsonl"])
+def test_a_score_names_the_session_it_belongs_to(name: str, tmp_path: Path) -> None:
+    _, records, _ = read(FIXTURES / name)
+    session = records[0].info["session_id"]
+    (tmp_path / "scores.csv").write_text(f"session_id,reward\n{session},0.25\n")
+    scores = read_scores(tmp_path / "scores.csv")
+    assert scores.of(records[0]) == (Score(0.25), session)

@@ -169,7 +169,8 @@ def test_every_format_has_a_fixture_that_is_detected_as_itself(tmp_path):
     table = Table(tmp_path / "t")
     summary = import_files([str(FIXTURES)], table)
     read = {name for name, counts in summary.formats.items() if counts.get("experiences")}
-    assert read >= set(READERS) - {"tau-bench"}
+    # A trial of Terminal-Bench is a folder: tests/sources/test_agent_benchmarks.py writes one.
+    assert read >= set(READERS) - {"tau-bench", "terminal-bench"}
     assert table.count() == summary.total("experiences") - summary.total("already_there")
 
 

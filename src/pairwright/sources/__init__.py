@@ -79,7 +79,8 @@ from pairwright.sources.tracing import (
     weave_calls,
 )
 
-# The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first.
+# The order matters to "auto": rows of messages fit many formats, so the formats with keys of their own come first,
+# and the general ones (`Format.is_general`) last.
 READERS: dict[str, tuple[Format, ...]] = {
     "pairwright": (pairwright_rows.FORMAT,),
     "nemo-gym": (nemo_gym.FORMAT,),
@@ -137,8 +138,8 @@ READERS: dict[str, tuple[Format, ...]] = {
     "ultrafeedback": (ultrafeedback.FORMAT,),
     "sharegpt": (sharegpt.FORMAT,),
     "trl-preference": (trl_preference.FORMAT,),
-    "openai-chat": (openai_chat.FORMAT,),
     "customizer-sft": (customizer.SFT_FORMAT,),
+    "openai-chat": (openai_chat.FORMAT,),
     "rows": (rows.FORMAT,),
 }
 

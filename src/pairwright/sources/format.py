@@ -118,6 +118,7 @@ class Format:
     matches_named: Callable[[Any], bool] = lambda value: False  # what it reads too, but only where it is named
     # Of the first records of a file that it matches: why the file must not be read without a word of the user
     refuse: Callable[[list[Any], Options], str | None] = lambda records, options: None
+    is_general: bool = False  # it knows what many formats share, fits their files, too, and is asked after them
 
 
 def build(

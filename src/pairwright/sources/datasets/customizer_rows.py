@@ -50,6 +50,7 @@ def matches_sft(value: Any) -> bool:
         isinstance(value, dict)
         and "prompt" in value
         and "completion" in value
+        and "messages" not in value
         # An answer with a score is no demonstration: `rows` reads it.
         and not any(is_score_name(key) and score(item) is not None for key, item in value.items())
     )

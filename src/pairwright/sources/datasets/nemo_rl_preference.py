@@ -65,7 +65,9 @@ def read_unit(value: Any, origin: Origin, options: Options) -> Iterator[Experien
         ranked.append((rank, reward, answer_from(item.get("completion"), f"{where}.completion")))
     if not ranked:
         raise BadRecord("completions: none")
-    tools, task, info = tools_of(row), task_of(row), small_fields(row, _READ)
+    # NeMo RL's task_name is the name of the dataset, equal in all its rows: it stays in info.
+    task = task_of({key: item for key, item in row.items() if key != "task_name"})
+    tools, info = tools_of(row), small_fields(row, _READ)
     # Exactly two answers, one better: a preference. Otherwise each answer is an experience of its own (below).
     if len(ranked) == 2 and ranked[0][0] != ranked[1][0]:
         # Ascending ranks: the best answer first.

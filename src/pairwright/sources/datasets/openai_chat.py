@@ -175,6 +175,8 @@ def _is_message(value: Any) -> bool:
     content = value.get("content")
     if isinstance(content, list) and any(isinstance(part, dict) and "value" in part for part in content):
         return False  # LLaMA-Factory's parts
+    if content is None and "parts" in value:
+        return False  # of Google's API or Vercel's
     return "type" not in value or value["type"] == "message"
 
 
@@ -185,5 +187,10 @@ def _is_conversation(value: Any) -> bool:
 read = guarded(read_unit)
 
 FORMAT = Format(
-    name=NAME, unit="record", matches=matches, read=read, summary="OpenAI chat rows, logs and conversations"
+    name=NAME,
+    unit="record",
+    matches=matches,
+    read=read,
+    summary="OpenAI chat rows, logs and conversations",
+    is_general=True,
 )

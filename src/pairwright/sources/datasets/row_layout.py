@@ -338,7 +338,7 @@ def read_preference(value: Any, key: str, row: Json, answers: tuple[Answer, ...]
     if isinstance(value, str) and not value.strip().lstrip("-").replace(".", "", 1).isdigit():
         return _named_preference(value, key, row, answers, way_out)
     number = score(value)
-    if number is None or isinstance(value, bool) or number != int(number):
+    if number is None or isinstance(value, bool) or not number.is_integer():
         raise BadRecord(f"{key} {value!r} does not tell which answer is preferred, and {way_out}")
     if plain_name(key) in SIGNED:
         return None if number == 0 else int(number > 0)

@@ -434,4 +434,5 @@ FORMAT = Format(
     summary="Rows of your own data: prompt, answer, score",
     refuse=refuse,
     matches_named=lambda value: isinstance(value, dict),  # each row then says what it lacks
+    is_general=True,
 )

@@ -7,7 +7,6 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, identifier, small_fields
 from pairwright.sources.format import Options, Origin, build, split_at_first_answer
-from pairwright.sources.shapes.any_messages import error_of_mark
 from pairwright.sources.shapes.row_fields import REWARD_KEYS, TASK_KEYS, reward_of, run_of, task_of
 from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
@@ -51,7 +50,7 @@ def experience_of_history(
     # A score that is no number, such as "good", stays.
     info |= {key: row[key] for key in REWARD_KEYS if isinstance(row.get(key), str) and reward is None}
     task, run = fields.pop("task", None), fields.pop("run", None)
-    fields.setdefault("errors", error_sites([*prompt, *completion], list(tools), failure_of_result))
+    fields.setdefault("errors", error_sites([*prompt, *completion], list(tools), result_error_kind))
     return build(
         name,
         origin,
@@ -65,11 +64,6 @@ def experience_of_history(
         info=info,
         **fields,
     )
-
-
-def failure_of_result(position: int, message: Message) -> str | None:
-    """Return the failure kind of a tool result: marked as failed by its framework, or named so by its text."""
-    return error_of_mark(position, message) or result_error_kind(position, message)
 
 
 def history_in(value: Any, keys: Sequence[str]) -> tuple[Any, str]:

@@ -247,13 +247,6 @@ def tools_in(value: Any) -> list[Json]:
     return schemas
 
 
-def error_of_mark(position: int, message: Message) -> str | None:
-    """Return the error kind of a tool result that is marked as an error, or None."""
-    if message.extra.get("status") == "error" or message.extra.get("is_error") is True:
-        return "tool_error"
-    return None
-
-
 def tool_content(value: Any) -> str | list[Json] | None:
     """Convert a tool output to message content: text or typed parts unchanged, anything else as JSON text."""
     if value is None or isinstance(value, str):

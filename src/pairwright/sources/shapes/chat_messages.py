@@ -15,6 +15,8 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _KNOWN = frozenset(
     {"role", "content", "tool_calls", "tool_call_id", "name", "function_call", "refusal", *REASONING_KEYS}
 )
+# Other names of the content: text is read, the others are refused rather than lost.
+_OTHER_BODIES = ("parts", "value", "body", "message", "output")
 # Keys of a plain message: messages with no other keys take the fast path below.
 _USUAL = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _convert = msgspec.convert
@@ -48,9 +50,12 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
     for key in ("refusal", *REASONING_KEYS):  # kept in extra where it is not the plain text that we know
         if value.get(key) is not None and value[key] != reasoning:
             extra[key] = value[key]
+    content = value.get("content")
+    if content is None and not calls and reasoning is None:
+        content = _content_elsewhere(extra, where)
     return Message(
         role=role,
-        content=content_from_chat(value.get("content"), f"{where}.content"),
+        content=content_from_chat(content, f"{where}.content"),
         reasoning=reasoning,
         tool_calls=tuple(calls),
         tool_call_id=optional_text(value.get("tool_call_id"), f"{where}.tool_call_id"),
@@ -58,6 +63,16 @@ def message_from_chat(value: Any, where: str = "message", *, generated: bool | N
         generated=generated,
         extra=extra,
     )
+
+
+def _content_elsewhere(extra: Json, where: str) -> str | None:
+    """Return the `text` of a message without content, out of its other fields; refuse what has yet another name."""
+    if isinstance(extra.get("text"), str):
+        return str(extra.pop("text"))
+    name = next((key for key in _OTHER_BODIES if isinstance(extra.get(key), str | list) and extra[key]), None)
+    if name is not None:
+        raise BadRecord(f"{where}: no content, and {name!r} is not read as such")
+    return None
 
 
 class _Function(msgspec.Struct, gc=False, forbid_unknown_fields=True):

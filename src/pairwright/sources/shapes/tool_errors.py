@@ -36,7 +36,7 @@ def failure_kind(hint: object, default: str) -> str:
     """Classify an error type or message as a failure kind; return `default` if no pattern matches."""
     words = hint[:1000].lower() if isinstance(hint, str) else ""
     for kind, signs in _WORDS:
-        if any(sign in words for sign in signs):
+        if any(map(words.__contains__, signs)):
             return kind
     return default
 
@@ -65,9 +65,9 @@ _START = re.compile(
     )""",
     re.I | re.X,
 )
-_START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "errno", "timed out", "❌")
 # The name of an exception: "ValueError: ...", "json.decoder.JSONDecodeError: ...", or its repr as the whole result.
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::\s|\('[^\n]*\)\s*$|\(\"[^\n]*\)\s*$)")
+_START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "errno", "timed out", "❌")
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
@@ -134,7 +134,7 @@ def result_error_kind(position: int, message: Message) -> str | None:
 def text_error_kind(text: str) -> str | None:
     """Return the failure kind that the text of a tool result marks, or None."""
     start = text.lstrip()
-    if start[:1] == "{" or start[:2] in _LIST_STARTS:
+    if start[:1] == "{" or (start[:1] == "[" and start[:2] in _LIST_STARTS):
         if not _may_fail(start):
             return None
         try:
@@ -148,21 +148,28 @@ def text_error_kind(text: str) -> str | None:
 def _plain_kind(text: str) -> str | None:
     """Return the failure kind of a result that is not JSON."""
     head, tail = text[:_NUM_HEAD], text[-_NUM_TAIL:]
-    # Cheap tests come first: most results name none of this.
-    if "xit" in head or "eturn" in head or "ode" in head or "xit" in tail[-600:] or "ode" in tail[-600:]:
+    if _may_have_status(text, head):
         status = _exit_status(text)
         if status is not None:
             return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
     begin = head[:120].lower()
-    if any(word in begin for word in _START_WORDS) and (_START.match(head) or _EXCEPTION.match(head)):
+    if any(map(begin.__contains__, _START_WORDS)) and (_START.match(head) or _EXCEPTION.match(head)):
         return _word(text)
     if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
         return _word(text)
-    if len(text) < _NUM_HEAD and ": " in text and text.count("\n") <= 1 and _PROGRAM.match(text.rstrip()):
+    if len(text) < _NUM_HEAD and text.count("\n") <= 1 and _PROGRAM.match(text.rstrip()):
         return _word(text)
     if _is_crash(text, tail.rstrip()):
         return failure_kind(text.rstrip()[-300:], "exception")
     return None
+
+
+def _may_have_status(text: str, head: str) -> bool:
+    """Whether a result may contain an exit status: a cheap test, since most results name none."""
+    if "xit" in head or "eturn" in head or "ode" in head:
+        return True
+    end = text[-600:] if len(text) > _NUM_HEAD else ""  # a short text is its own head
+    return "xit" in end or "ode" in end
 
 
 def _word(reason: str) -> str:
@@ -197,11 +204,13 @@ def _exit_status(text: str) -> int | None:
 
 def _is_crash(text: str, tail: str) -> bool:
     """Whether a result ends with a traceback, a syntax error, or the last words of a program that crashed."""
-    if tail[-1:] in ("#", "$") or "\x1b[" in tail or "\r\n" in tail:
+    # A single character is looked for much faster than two.
+    if tail[-1:] in ("#", "$") or ("\x1b" in tail and "\x1b[" in tail) or ("\r" in tail and "\r\n" in tail):
         text = _without_prompt(text[-_NUM_TRACEBACK:])
         tail = text[-_NUM_TAIL:]
     last = tail[tail.rfind("\n") + 1 :]
-    if "Traceback (most" in text and _ends_with_traceback(text[-_NUM_TRACEBACK:].rstrip()):
+    end = text[-_NUM_TRACEBACK:]
+    if "Traceback (most" in end and _ends_with_traceback(end.rstrip()):
         return True
     if last.startswith(("SyntaxError: ", "IndentationError: ", "TabError: ")):
         return _SYNTAX.search(tail) is not None
@@ -257,6 +266,8 @@ def _is_trace_of_calls(tail: str) -> bool:
 # Failures in results that are JSON.
 
 _STATUS_KEYS = ("exit_code", "exitCode", "returncode", "return_code", "returnCode", "exit_status", "exitStatus")
+_ONLY_STATUS = frozenset(_STATUS_KEYS)
+_CODE_KEYS = frozenset({"status", "code", "statusCode", "status_code", "http_status"})
 _ERROR_WORDS = frozenset({"error", "failed", "failure", "fail", "errored", "exception", "timeout", "timed_out"})
 _NO_ERROR = frozenset({"", "none", "null", "no", "false", "0", "ok", "no error", "no errors", "n/a", "success"})
 _WRAPPERS = ("output", "result", "content", "message", "text", "observation", "response", "stdout", "data")
@@ -268,6 +279,11 @@ _ENVELOPE = re.compile(
     r"|url|extensions",
     re.I,
 )
+# Every key that a mark stands under; an object with none of them marks nothing.
+_MARK_KEYS = frozenset(
+    {*_STATUS_KEYS, *_WRAPPERS, "metadata", "is_error", "isError", "error", "errors", "detail", "success", "ok"}
+    | {"stderr", *_CODE_KEYS}
+)
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
 _SIGNS = ("rror", "xit", "ail", "eturn", "tatus", "ode", '"ok"', '"success"', "raceback", "xception")
 _NUM_JSON = 1000  # characters at either end of an object in which its marks are looked for
@@ -276,7 +292,7 @@ _NUM_JSON = 1000  # characters at either end of an object in which its marks are
 def _may_fail(text: str) -> bool:
     """Whether JSON text may contain a mark of failure: a cheap test that avoids decoding every result."""
     ends = text if len(text) <= 2 * _NUM_JSON else text[:_NUM_JSON] + text[-_NUM_JSON:]
-    return any(sign in ends for sign in _SIGNS)
+    return any(map(ends.__contains__, _SIGNS))
 
 
 def _value_kind(value: Any, depth: int) -> str | None:
@@ -286,14 +302,14 @@ def _value_kind(value: Any, depth: int) -> str | None:
         return text_error_kind(value) if depth and depth < 3 else None
     if isinstance(value, list):
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
-    if not isinstance(value, dict) or depth > 3:
+    if not isinstance(value, dict) or depth > 3 or _MARK_KEYS.isdisjoint(value):
         return None
-    status = next((value[key] for key in _STATUS_KEYS if _is_number(value.get(key))), None)
+    status = _status_of(value)
     if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
         status = value["status"]
     metadata = value.get("metadata")
     if status is None and isinstance(metadata, dict):
-        status = next((metadata[key] for key in _STATUS_KEYS if _is_number(metadata.get(key))), None)
+        status = _status_of(metadata)
     if status is not None:
         return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
     for key in ("is_error", "isError"):
@@ -304,11 +320,19 @@ def _value_kind(value: Any, depth: int) -> str | None:
     stderr = value.get("stderr")
     if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
         return failure_kind(stderr[-300:], "exception")
-    for key in _WRAPPERS:
-        kind = _value_kind(value[key], depth + 1) if key in value and len(value) <= 6 else None
-        if kind is not None:
-            return kind
+    for key in _WRAPPERS if len(value) <= 6 else ():
+        if key in value:
+            kind = _value_kind(value[key], depth + 1)
+            if kind is not None:
+                return kind
     return None
+
+
+def _status_of(value: Json) -> int | None:
+    """Return the exit status among the fields of an object."""
+    if _ONLY_STATUS.isdisjoint(value):
+        return None
+    return next((value[key] for key in _STATUS_KEYS if _is_number(value.get(key))), None)
 
 
 def _names_error(value: Json) -> bool:
@@ -318,7 +342,7 @@ def _names_error(value: Json) -> bool:
         return True
     if error is True or (isinstance(error, dict | list) and error):
         return True
-    if set(value) == {"detail"}:  # what a FastAPI server answers to a request that failed
+    if len(value) == 1 and "detail" in value:  # what a FastAPI server answers to a request that failed
         return bool(value["detail"])
     # GraphQL
     errors = value.get("errors")
@@ -335,9 +359,10 @@ def _has_failed_status(value: Json) -> bool:
     if isinstance(status, str) and status.lower() in _ERROR_WORDS:
         is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
         return is_told or _is_envelope(value)
-    codes = [value.get(key) for key in ("status", "code", "statusCode", "status_code", "http_status")]
-    is_refused = any(isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600 for code in codes)
-    return is_refused and _is_envelope(value)
+    for key in _CODE_KEYS.intersection(value):
+        if _is_number(value[key]) and 400 <= value[key] < 600:
+            return _is_envelope(value)
+    return False
 
 
 def _is_envelope(value: Json) -> bool:

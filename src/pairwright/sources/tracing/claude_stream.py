@@ -19,8 +19,7 @@ from pairwright.records.messages import Json, Message
 from pairwright.sources.fields import BadRecord, items, mapping
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded, split_at_first_answer
 from pairwright.sources.shapes.anthropic import turn_from_anthropic
-from pairwright.sources.shapes.any_messages import error_of_mark
-from pairwright.sources.shapes.tool_errors import error_sites
+from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 from pairwright.sources.shapes.traces import run_of
 
 NAME = "claude-stream"
@@ -94,7 +93,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
     if not completion:
         raise BadRecord("no message of the assistant")
     name = session.get("session_id")
-    info: Json = {"session": name, "subagent_of": result.get("agent")}
+    info: Json = {"session_id": name, "subagent_of": result.get("agent")}
     if not prompt:
         info["prompt_from"] = "nothing: the stream does not hold what the model was told"
     info |= {key: result.get(key) for key in ("is_error", "num_turns", "total_cost_usd")}
@@ -109,7 +108,7 @@ def _experience(lines: list[Json], result: Json, session: Json, origin: Origin, 
         step=step,
         prompt=prompt,
         completion=completion,
-        errors=error_sites(messages, [], error_of_mark),
+        errors=error_sites(messages, [], result_error_kind),
         info={key: item for key, item in info.items() if item is not None},
         model_version=model,
         truncate_status="response_truncated" if result.get("subtype") == "error_max_turns" else None,

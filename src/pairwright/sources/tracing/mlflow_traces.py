@@ -63,7 +63,7 @@ def read(value: Any, origin: Origin, options: Options) -> Iterator[Experience | 
     }
     facts = {
         "name": tags.get("mlflow.traceName"),
-        "session": metadata.get("mlflow.trace.session"),
+        "session_id": metadata.get("mlflow.trace.session"),
         "expectations": expectations or None,
     }
     trace_id = info.get("trace_id", info.get("request_id"))

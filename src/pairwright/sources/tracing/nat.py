@@ -33,8 +33,8 @@ from pairwright.sources.fields import (
     score,
 )
 from pairwright.sources.format import Format, Options, Origin, Rejected, build, guarded
-from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text, error_of_mark
-from pairwright.sources.shapes.tool_errors import error_sites, failure_kind
+from pairwright.sources.shapes.any_messages import answers, conversation, decode_json_text
+from pairwright.sources.shapes.tool_errors import error_sites, failure_kind, result_error_kind
 from pairwright.sources.shapes.traces import Failure, ModelCall, Score, ToolRun, Trace
 from pairwright.sources.tracing.trace_to_experiences import read_trace
 
@@ -198,7 +198,7 @@ def _candidate(payload: Json, fields: Json, prompt: _Prompt, place: _Place, orig
         completion=completion,
         tools=prompt.tools,
         reward=score(fields["score"]),
-        errors=error_sites([*prompt.messages, *completion], list(prompt.tools), error_of_mark),
+        errors=error_sites([*prompt.messages, *completion], list(prompt.tools), result_error_kind),
         info={key: value for key, value in info.items() if value is not None},
     )
 

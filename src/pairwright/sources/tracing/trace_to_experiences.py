@@ -28,7 +28,7 @@ from pairwright.records.experience import Experience
 from pairwright.records.messages import ErrorSite, Json, Message, ToolCall
 from pairwright.sources.fields import json_text
 from pairwright.sources.format import Options, Origin, Rejected, build
-from pairwright.sources.shapes.any_messages import error_of_mark, tool_content
+from pairwright.sources.shapes.any_messages import tool_content
 from pairwright.sources.shapes.tool_errors import error_sites, tool_names
 from pairwright.sources.shapes.traces import (
     Failure,
@@ -336,7 +336,7 @@ def _errors(chain: _Chain, seen: _Seen) -> list[ErrorSite]:
 
     def kind_of(position: int, message: Message) -> str | None:
         failure = chain.results.get(position) or seen.failures.get(message.tool_call_id or "")
-        return failure.kind if failure is not None else error_of_mark(position, message)
+        return None if failure is None else failure.kind
 
     sites = error_sites(chain.messages, tools, kind_of)
     available = tool_names(tools)
