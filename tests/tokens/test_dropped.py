@@ -318,7 +318,7 @@ def test_of_two_equal_calls_the_one_that_is_not_rendered_is_dropped(encode, argu
     one = [ASKED, Message("assistant", "", tool_calls=calls[:1]), results[0], ANSWER]
     encode(tokenizer, one)  # nothing is missing
     two = [ASKED, Message("assistant", "", tool_calls=calls), *results, ANSWER]
-    with pytest.raises(Refusal, match="message 1: dropped: .*tool_calls"):
+    with pytest.raises(Refusal, match=r"message 1: dropped: .*tool_calls"):
         encode(tokenizer, two)
     sequences = encode_turns(tokenizer, two, allow_dropped=True)
     assert [field for sequence in sequences for field in sequence.report.dropped] == [(1, "tool_calls")]

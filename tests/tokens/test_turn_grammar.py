@@ -6,8 +6,7 @@ import pytest
 from test_template_faults import MARKS, answer, call, tokenizer_of, trained, user
 from token_families import small_backend
 
-from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_turns
-from pairwright.tokens.template.variables import find_variables
+from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_pair, encode_turns
 
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -75,6 +74,10 @@ def test_missing_reasoning_is_refused_by_rule() -> None:
     tokenizer = thinker(EMPTY + "{{ m.content }}", "<think>\n")
     with pytest.raises(Refusal, match="message 3: missing_reasoning"):
         speak(tokenizer, answer("a", reasoning_content="why"), answer("b"), missing_reasoning="refuse")
+    sides = [answer("a", reasoning_content="why")], [answer("b")]
+    encode_pair(tokenizer, [user("q")], *sides)
+    with pytest.raises(Refusal, match=r"message 1: missing_reasoning: .*--missing-reasoning close"):
+        encode_pair(tokenizer, [user("q")], *sides, missing_reasoning="refuse")
 
 
 def test_reasoning_after_a_thought_that_the_prompt_closes_is_dropped_or_refused_with_the_variable_named() -> None:
@@ -109,14 +112,6 @@ def test_a_stop_that_the_template_writes_inside_a_turn_ends_it() -> None:
     with pytest.raises(Refusal, match=r"dropped: .*content"):
         speak(ready, turn)
     assert speak(ready, turn, allow_dropped=True) == [("\n", '{"name": "look", "arguments": {}}<|im_end|>')]
-
-
-def test_variables_of_a_template() -> None:
-    source = (
-        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% set x = 1 %}{{ x }}{{ bos_token }}"
-        "{% for m in messages %}{{ m.content if reasoning_effort == 'high' }}{% endfor %}"
-    )
-    assert find_variables(source) == ("reasoning_effort", "thinking")
 
 
 NO_THINK = (  # the last turn repeats the prompt, its thought is open, and its calls come after a stop of their own

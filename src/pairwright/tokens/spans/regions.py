@@ -19,9 +19,9 @@ from pairwright.tokens.spans.probes import Turn, Unfit, probe
 from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
 from pairwright.tokens.spans.thoughts import MissingReasoning, has_missing_reasoning, is_never_closed, learn_grammar
 from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
-from pairwright.tokens.template.variables import find_tested_words
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole

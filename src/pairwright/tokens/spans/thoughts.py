@@ -10,13 +10,13 @@ show reasoning and only cut it out of the text.
 import re
 from typing import Any, Literal, NamedTuple
 
+from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.dropped import Fields
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import REASONING_KEYS, Chat
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING
-from pairwright.tokens.template.variables import find_variables
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 MissingReasoning = Literal["close", "refuse"]
@@ -130,7 +130,7 @@ def advise_mode(renderer: Renderer, dropped: Fields | None = None) -> str:
     """Names the variables of a template that choose a mode of thinking; for dropped fields, where reasoning is one."""
     if dropped is not None and all(field != "reasoning" for _, field in dropped):
         return ""
-    names = find_variables(renderer.source) if isinstance(renderer, Template) else ()
+    names = list_variables(renderer.source) if isinstance(renderer, Template) else ()
     modes = [name for name in names if _MODES.search(name)]
     return f"; the template reads {', '.join(modes)}: set it in tokens.chat_template_kwargs" if modes else ""
 
@@ -155,7 +155,7 @@ def _learn(renderer: Renderer) -> Grammar:
     source = renderer.source if isinstance(renderer, Template) else ""
     tags += [Tags(*pair) for pair in _KNOWN if pair[1] in source]
     names = dict.fromkeys(_ANGLE.findall(source))
-    tags += [Tags(f"<{name}>", f"</{name}>") for name in names if f"</{name}>" in source]
+    tags += [Tags(f"<{name}>", f"</{name}>") for name in names if name == "think" or f"</{name}>" in source]
     # Longer openings first: one may be the end of another.
     unique = tuple(sorted(dict.fromkeys(tags), key=lambda pair: -len(pair.opening)))
     return Grammar(unique, closer, _learn_empty(renderer, unique))
@@ -174,7 +174,7 @@ def _learn_empty(renderer: Renderer, tags: tuple[Tags, ...]) -> tuple[str, str] 
             own = [piece.start for piece in rendered.pieces if piece.message == 1]
             texts += [rendered.text[: own[0]]] if own else []
     if isinstance(renderer, Template):
-        for name in find_variables(renderer.source):
+        for name in list_variables(renderer.source):
             if name in _OFF:
                 changed: dict[str, Any] = {**renderer.variables, name: _OFF[name]}
                 rendered = _try_render(Template(renderer.source, variables=changed), [user], prompt=True)

@@ -151,6 +151,10 @@ def _find_begin(
     ending = prompt.text[prompt_low:prompt_end]
     if is_same and lead.startswith(ending):
         return low + len(ending)
+    # The turn goes on after a result without a header, which the prompt has: it begins with its own text.
+    header = _usual_header(tokenizer, renderer).strip()
+    if is_same and header and ending.startswith(lead) and ending[len(lead) :].strip() == header:
+        return high
     # The history is rendered otherwise: look for the header alone, what the generation prompt adds.
     headers = [prompt.text[len(bare) : prompt_end]] if prompt.text.startswith(bare) else []
     if not "".join(headers).strip():
