@@ -13,18 +13,20 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
 from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_turns
+from pairwright.tokens.template.render import Template
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 # Names in pointed or square brackets, with bars or without.
 _CONTROL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|\[/?[A-Z_]{2,30}\]|\]~!?b\[|\]~b\]|\[e~\["
-    r"|<seed:\w+>|<(?:sep|eos|bos)>|</?(?:[\w-]+:)?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|s)(?::\w+)?>"
+    r"|<SPECIAL_\d+>|<seed:\w+>|<(?:sep|eos|bos)>|</?(?:[\w-]+:)?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|s)(?::\w+)?>"
 )
 CASES = ("chat", "agent")
 Chat = list[dict[str, Any]]
@@ -99,19 +101,26 @@ def _with_parts(chat: Chat) -> Chat:
 
 def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None = None) -> ChatTokenizer:
     """A real tokenizer with the control tokens that a template writes."""
-    base = ChatTokenizer.from_folder(folder, template=source)
+    backend, special = _load(folder)
+    template = Template(source, variables=special)
     texts = [source]
     for name in CASES:
         for reasoning in (True, False):
             try:
-                texts.append(base.renderer(None).text(*build_case(name, reasoning=reasoning)))
+                texts.append(template.text(*build_case(name, reasoning=reasoning)))
             except ValueError:
                 continue  # a conversation that the template refuses
-    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokens = sorted({token for text in texts for token in _CONTROL.findall(text)})
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
-    special = {"bos_token": "<|endoftext|>", **base.special_tokens}
     return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
+    """One tokenizer for all templates, since loading it takes longer than a template. It collects their control tokens;
+    those of another template are in no text, or this template has them as well."""
+    base = ChatTokenizer.from_folder(folder)
+    return base.backend, {"bos_token": "<|endoftext|>", **base.special_tokens}
 
 
 def try_case(tokenizer: ChatTokenizer, source: str, name: str, *, reasoning: bool) -> Outcome:

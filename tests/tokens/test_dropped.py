@@ -298,3 +298,27 @@ def test_every_call_turn_of_a_real_file_is_refused_without_calls_in_the_template
     assert (found["items"], found["refused"], found["sequences"]) == (5, {"dropped": 5}, 0)
     whole = encode_source(table.path, tmp_path / "all", TokensConfig(tokenizer=str(SHARED / "qwen2_5")), **options)
     assert (whole["exact"], whole["with_dropped_prompt_content"]) == (5, 0)
+
+
+FIRST_CALL = (  # as gpt-oss has it: the first call alone, its name again before the result
+    "{% for m in messages %}<|im_start|>{% if m.role == 'tool' %}{{ ns.name }}>{{ m.content }}"
+    "{% elif m.tool_calls %}{% set ns.name = m.tool_calls[0].function.name %}"
+    "{{ m.role }} to={{ ns.name }} {{ m.tool_calls[0].function.arguments | tojson }}"
+    "{% else %}{{ m.role }} {{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+
+
+@pytest.mark.parametrize("arguments", ['{"word": "zebra"}', "{}"])
+@pytest.mark.parametrize("encode", [encode_chat, encode_turns])
+def test_of_two_equal_calls_the_one_that_is_not_rendered_is_dropped(encode, arguments: str) -> None:
+    tokenizer = made("{% set ns = namespace(name='') %}" + FIRST_CALL)
+    calls = tuple(ToolCall("look", arguments, f"call0000{number}") for number in range(2))
+    results = [Message("tool", "no such word", tool_call_id=call.id, name="look") for call in calls]
+    one = [ASKED, Message("assistant", "", tool_calls=calls[:1]), results[0], ANSWER]
+    encode(tokenizer, one)  # nothing is missing
+    two = [ASKED, Message("assistant", "", tool_calls=calls), *results, ANSWER]
+    with pytest.raises(Refusal, match=r"message 1: dropped: .*tool_calls"):
+        encode(tokenizer, two)
+    sequences = encode_turns(tokenizer, two, allow_dropped=True)
+    assert [field for sequence in sequences for field in sequence.report.dropped] == [(1, "tool_calls")]

@@ -317,3 +317,17 @@ def test_what_the_options_say_is_done(table, tokenizer, tmp_path):
     (whole,) = (sequence.ids.tolist() for _, _, sequence in read_sequences(tmp_path / "tokens", last))
     assert len(kept) < len(whole)
     assert kept == [*whole[:3], *whole[len(whole) - len(kept) + 3 :]]
+
+
+def test_missing_reasoning_is_an_option_of_the_stage_and_of_its_cache(table, tokenizer, tmp_path):
+    thinking = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    source = json.dumps({"chat_template": thinking, "eos_token": "<|im_end|>"})
+    (tokenizer / "tokenizer_config.json").write_text(source)
+    manifests = [
+        encode_source(table.path, tmp_path / "tokens", TokensConfig(tokenizer=str(tokenizer), missing_reasoning=rule))
+        for rule in ("close", "refuse")
+    ]
+    assert [manifest["options"]["missing_reasoning"] for manifest in manifests] == ["close", "refuse"]
+    # Five experiences and a preference; recorded ids are taken as they are.
+    assert [manifest["refused"].get("missing_reasoning", 0) for manifest in manifests] == [0, 6]
+    assert manifests[1]["from_cache"] == 0

@@ -68,6 +68,8 @@ def test_what_a_template_sets_itself_is_no_variable_of_it():
     assert list_variables("{% macro f(documents) %}{{ documents }}{% endmacro %}{{ f(messages) }}") == ()
     assert list_variables("{% for x in y %}{{ x }}{% endfor %}{% generation %}{{ z }}{% endgeneration %}") == ("y", "z")
     assert list_variables("{% if %}") == ()
+    # A default that the template sets where the caller has set none is still the caller's.
+    assert list_variables("{% if not x is defined %}{% set x = 1 %}{% endif %}{{ x }}") == ("x",)
 
 
 @pytest.mark.parametrize(

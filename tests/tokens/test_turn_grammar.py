@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 from test_template_faults import MARKS, answer, call, tokenizer_of, trained, user
+from token_families import small_backend
 
-from pairwright.tokens import ChatTokenizer, Refusal, encode_turns
-from pairwright.tokens.template.variables import find_variables
+from pairwright.tokens import ChatTokenizer, Refusal, encode_chat, encode_pair, encode_turns
 
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -74,6 +74,10 @@ def test_missing_reasoning_is_refused_by_rule() -> None:
     tokenizer = thinker(EMPTY + "{{ m.content }}", "<think>\n")
     with pytest.raises(Refusal, match="message 3: missing_reasoning"):
         speak(tokenizer, answer("a", reasoning_content="why"), answer("b"), missing_reasoning="refuse")
+    sides = [answer("a", reasoning_content="why")], [answer("b")]
+    encode_pair(tokenizer, [user("q")], *sides)
+    with pytest.raises(Refusal, match=r"message 1: missing_reasoning: .*--missing-reasoning close"):
+        encode_pair(tokenizer, [user("q")], *sides, missing_reasoning="refuse")
 
 
 def test_reasoning_after_a_thought_that_the_prompt_closes_is_dropped_or_refused_with_the_variable_named() -> None:
@@ -110,9 +114,45 @@ def test_a_stop_that_the_template_writes_inside_a_turn_ends_it() -> None:
     assert speak(ready, turn, allow_dropped=True) == [("\n", '{"name": "look", "arguments": {}}<|im_end|>')]
 
 
-def test_variables_of_a_template() -> None:
-    source = (
-        "{% if not thinking is defined %}{% set thinking = false %}{% endif %}{% set x = 1 %}{{ x }}{{ bos_token }}"
-        "{% for m in messages %}{{ m.content if reasoning_effort == 'high' }}{% endfor %}"
-    )
-    assert find_variables(source) == ("reasoning_effort", "thinking")
+NO_THINK = (  # the last turn repeats the prompt, its thought is open, and its calls come after a stop of their own
+    "{% set ns = namespace(think=true) %}{% for m in messages %}"
+    "{% if m.role == 'user' and '/no_think' in m.content %}{% set ns.think = false %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}"
+    "{{ '<think>\n' if ns.think else '<think></think>' }}{% endif %}{{ m.content.strip() }}"
+    "{% if m.tool_calls %}{{ '<|im_end|>\n<|im_start|>assistant\n' if loop.last else '\n' }}"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ '<think>\n' if ns.think else '<think></think>' }}{% endif %}"
+)
+
+
+def test_a_thought_that_the_template_opens_and_never_closes_is_closed() -> None:
+    tokenizer = tokenizer_of(NO_THINK, "<|im_end|>", MARKS, TAGS)
+    assert speak(tokenizer, answer("a"), answer("b", reasoning_content="why")) == [
+        ("\n<think>\n", "</think>a<|im_end|>"),
+        ("\n<think>\n", "why\n</think>\n\nb<|im_end|>"),
+    ]
+    with pytest.raises(Refusal, match="prompt_not_continued: the thinking block that the prompt opens is never closed"):
+        encode_chat(tokenizer, [user("q"), answer("a")])
+
+
+def test_a_header_inside_a_turn_is_not_trained_also_where_its_stop_is_not_eos() -> None:
+    tokenizer = tokenizer_of(NO_THINK, "<|endoftext|>", ("<|endoftext|>", *MARKS), TAGS)
+    turn = answer("a", tool_calls=[call({})])
+    with pytest.raises(Refusal, match=r"dropped: .*tool_calls"):
+        speak(tokenizer, turn)
+    assert speak(tokenizer, turn, allow_dropped=True) == [("\n<think>\n", "</think>a<|im_end|>")]
+
+
+@pytest.mark.parametrize("content", ["\na", "\n\na", " a", "\n a", "a"])
+@pytest.mark.parametrize(("shown", "prompt"), [("{{ m.content }}", ""), (EMPTY + "{{ m.content }}", "<think>\n")])
+def test_a_token_that_spans_prompt_and_turn_is_split_or_counted(shown: str, prompt: str, content: str) -> None:
+    source = thinker(shown, prompt).renderer(None).source
+    tokenizer = ChatTokenizer(small_backend(), source, special_tokens={"eos_token": "<|im_end|>"})
+    assert len(tokenizer.encode("\n\n")[0]) == 1  # such tokens exist
+    for turn in (answer(content), answer("a", reasoning_content=content)):
+        speak(tokenizer, turn, allow_dropped=True)  # asserts that the prompt's ids are the inference prompt
+        chat = [user("q"), turn]
+        expected = tokenizer.renderer(None).text(chat[:1], prompt=True)
+        for sequence in encode_turns(tokenizer, chat, boundaries="whole", allow_dropped=True):
+            is_exact = tokenizer.decode(sequence.ids[: int(sequence.mask.argmax())]) == expected
+            assert sequence.report.merged == (0 if is_exact else 1)

@@ -38,9 +38,9 @@ from pairwright.tokens.plain_text import encode_raw_text, is_raw_text
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Paint, Report, Sequence
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
-from pairwright.tokens.spans.regions import Located, Region, Verify, locate
+from pairwright.tokens.spans.regions import Located, Region, Verify, locate, refuse_missing_reasoning
 from pairwright.tokens.spans.spelling import Encoded, PrefixEncoder, encode_text
-from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, refuse_missing_reasoning
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode
 from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING

@@ -26,8 +26,9 @@ from pairwright.tokens.recorded import EncodedSide, count_shared_prompt, drop_st
 from pairwright.tokens.refusals import Refusal, TokensError
 from pairwright.tokens.sequence import Sequence, Truncation
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media, refuse_media_inputs
-from pairwright.tokens.spans.regions import Located, Verify
+from pairwright.tokens.spans.regions import Located, Verify, refuse_missing_reasoning
 from pairwright.tokens.spans.spelling import Part, encode_parts, find_escaped_controls, index_tokens
+from pairwright.tokens.spans.thoughts import MissingReasoning
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
 
@@ -77,6 +78,7 @@ def encode_pair(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> EncodedPair:
@@ -92,6 +94,7 @@ def encode_pair(
         control_tokens=control_tokens,
         require_stop=require_stop,
         verify=verify,
+        missing_reasoning=missing_reasoning,
         allow_dropped=allow_dropped,
         allow_images=allow_images,
     )
@@ -111,6 +114,7 @@ def encode_pairs(
     control_tokens: ControlTokens = "keep",
     require_stop: bool = True,
     verify: Verify = "quick",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> Iterator[EncodedPair | TokensError]:
@@ -133,6 +137,7 @@ def encode_pairs(
                     control_tokens=control_tokens,
                     require_stop=require_stop,
                     verify=verify,
+                    missing_reasoning=missing_reasoning,
                     allow_dropped=allow_dropped,
                     allow_images=allow_images,
                 )
@@ -262,6 +267,7 @@ def _draft_pair(
     control_tokens: ControlTokens,
     require_stop: bool,
     verify: Verify,
+    missing_reasoning: MissingReasoning,
     allow_dropped: bool,
     allow_images: bool,
 ) -> _Draft:
@@ -295,6 +301,7 @@ def _draft_pair(
         if len(groups) > 1:
             raise Refusal("context_differs", _REWRITES, message=first)
         chat, located = groups[0][0], groups[0][1]._replace(rewritten_ids=rewritten)
+        refuse_missing_reasoning(tokenizer, chat, draft.tools, located, missing_reasoning)
         refuse_dropped(located.dropped, allow=allow_dropped, where=f"{name}: ")
         prompt_part, tail_part = _split_parts(tokenizer, located, control_tokens)
         draft.rendered[name] = _Rendered(chat, located, prompt_part, tail_part, is_cut)

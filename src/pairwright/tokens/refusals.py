@@ -39,8 +39,9 @@ WAY_OUT = {
     "history_rewritten": "use encode_turns: one sequence for each turn, as it was generated",
     "no_stop": "use encode_turns, which ends each turn with EOS; name the stop in generation_config.json or with "
     "stop_tokens; or pass require_stop=False to train without one",
-    "prompt_not_continued": "use encode_turns: one sequence for each turn, after the prompt that inference has",
-    "missing_reasoning": "set missing_reasoning to close: the thinking block is closed at once",
+    "prompt_not_continued": "use encode_turns: one sequence for each turn, after the prompt that inference has; where "
+    "that refuses it, another mode of the template or another template: tokens.chat_template_kwargs, --chat-template",
+    "missing_reasoning": "to close the block at once: tokens.missing_reasoning=close, --missing-reasoning close",
     "text_differs": "use a template that does not mark text as safe HTML",
     "text_in_chat": "text is trained as it is, without a template: make all messages text, or none",
     "no_template": "name a template with --chat-template FILE (tokens.chat_template), or train raw text (role 'text')",

@@ -29,7 +29,8 @@ from pairwright.tokens.recorded import (
 from pairwright.tokens.refusals import Refusal
 from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_record
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
-from pairwright.tokens.spans.regions import Located
+from pairwright.tokens.spans.regions import Located, refuse_missing_reasoning
+from pairwright.tokens.spans.thoughts import MissingReasoning
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 
@@ -74,6 +75,7 @@ def encode_distillation(
     *,
     train_from: int = 0,
     recorded: dict[int, RecordedTurn] | None = None,
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> Distillation:
@@ -85,6 +87,7 @@ def encode_distillation(
         tools,
         train_from=train_from,
         recorded=recorded,
+        missing_reasoning=missing_reasoning,
         allow_dropped=allow_dropped,
         allow_images=allow_images,
     )
@@ -104,6 +107,7 @@ def encode_distillations(
     recorded: Mapping[int, RecordedTurn] | None = None,
     student: Sequence | None = None,
     is_cut: bool = False,
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
@@ -135,6 +139,10 @@ def encode_distillations(
     for part, located in groups:
         if any(region.message in hinted for region in located.regions):
             located = _check_dropped(located, hinted, is_recorded=bool(recorded), allow=allow_dropped)
+            if not recorded:
+                trained = [region for region in located.regions if region.message in hinted]
+                part_trained = located._replace(regions=trained)
+                refuse_missing_reasoning(ready, part, schemas, part_trained, missing_reasoning)
             own = _build_student(
                 ready,
                 part,
@@ -190,6 +198,7 @@ def distill_experience(
     *,
     recorded: Literal["use", "ignore"] = "use",
     record_kwargs: Literal["use", "ignore"] = "use",
+    missing_reasoning: MissingReasoning = "close",
     allow_dropped: bool = False,
     allow_images: bool = False,
 ) -> list[Distillation]:
@@ -198,7 +207,12 @@ def distill_experience(
     messages, tools = experience.messages, list(experience.tools) or None
     if record_kwargs == "use":
         tokenizer = tokenizer.with_variables(record_variables(experience.info))
-    encode = partial(encode_distillations, allow_dropped=allow_dropped, allow_images=allow_images)
+    encode = partial(
+        encode_distillations,
+        missing_reasoning=missing_reasoning,
+        allow_dropped=allow_dropped,
+        allow_images=allow_images,
+    )
     if experience.tokens is None or recorded == "ignore":
         start, is_cut = len(experience.prompt), experience.truncate_status == "response_truncated"
         items = encode(tokenizer, messages, hints, tools, train_from=start, is_cut=is_cut)

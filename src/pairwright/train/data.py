@@ -332,6 +332,7 @@ def load_distill_data(
                 hints,
                 recorded=options.recorded,
                 record_kwargs=options.record_kwargs,
+                missing_reasoning=options.missing_reasoning,
                 allow_dropped=options.allow_dropped,
                 allow_images=options.allow_images,
             )

@@ -105,7 +105,10 @@ class Collator:
         sequences: list[Sequence] = []
         rewards: list[float] = []
         encode = partial(
-            encode_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
+            encode_experience,
+            missing_reasoning=self.options.missing_reasoning,
+            allow_dropped=self.options.allow_dropped,
+            allow_images=self.options.allow_images,
         )
         for trace in traces:
             reward = reward_of(trace.experience, self.options.reward_key)
@@ -136,11 +139,15 @@ class Collator:
             hints = [hint for hint in hints if hint.target >= len(experience.prompt)]
             if not hints:
                 continue
-            distill = partial(
-                distill_experience, allow_dropped=self.options.allow_dropped, allow_images=self.options.allow_images
-            )
             try:
-                hinted = distill(chat_tokenizer(self.tokenizer), experience, hints)
+                hinted = distill_experience(
+                    chat_tokenizer(self.tokenizer),
+                    experience,
+                    hints,
+                    missing_reasoning=self.options.missing_reasoning,
+                    allow_dropped=self.options.allow_dropped,
+                    allow_images=self.options.allow_images,
+                )
             except Refusal as refusal:
                 self.counts[f"distill: {refusal.reason}"] += 1
                 continue
@@ -171,6 +178,7 @@ class Collator:
             max_length=self.options.max_pair_length,
             truncation=self.options.truncation,
             keep_first=self.options.keep_first,
+            missing_reasoning=self.options.missing_reasoning,
             allow_dropped=self.options.allow_dropped,
             allow_images=self.options.allow_images,
         )

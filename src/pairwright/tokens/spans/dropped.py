@@ -7,8 +7,11 @@ earlier turns is not counted there: templates leave it out of the history by des
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json
@@ -37,12 +40,12 @@ class LeftOut(NamedTuple):
     num_images: int
 
 
-def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trained: Iterable[int]) -> LeftOut:
-    """Compare a rendered conversation with its messages."""
+def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trained: Mapping[int, int]) -> LeftOut:
+    """Compare a rendered conversation with its messages. `trained` has the turns, each with where it ends: what is
+    rendered of it after that (a call's name in the header of the result) the model did not generate."""
     own: dict[int, list[int]] = {}  # message -> numbers of its pieces
     for number, piece in enumerate(rendered.pieces):
         own.setdefault(piece.message, []).append(number)
-    turns = set(trained)
     dropped: list[tuple[int, str]] = []
     prompt_dropped = [(WHOLE, "tools")] if tools and _has_lost_tools(rendered, tools) else []
     num_images = 0
@@ -55,8 +58,9 @@ def find_left_out(rendered: Rendered, chat: Chat, tools: list[Json] | None, trai
                 types = ", ".join(sorted({str(part.get("type")) for part in content if isinstance(part, dict)}))
                 detail = f"the template writes the parts of its content ({types}) as a Python list, not as text"
                 raise Refusal("template_error", detail, message=number)
-        if number in turns:
-            dropped += [(number, name) for name in _find_dropped_fields(rendered, _block(own.get(number, [])), message)]
+        if number in trained:
+            block = [item for item in _block(own.get(number, [])) if rendered.pieces[item].start < trained[number]]
+            dropped += [(number, name) for name in _find_dropped_fields(rendered, block, message)]
         else:
             prompt_dropped += [(number, name) for name in _find_dropped_context(rendered, own.get(number, []), message)]
     return LeftOut(tuple(dropped), tuple(prompt_dropped), num_images)
@@ -204,8 +208,24 @@ def _are_calls_missing(rendered: Rendered, own: list[int], calls: list[Json]) ->
     # Two calls of one tool need its name twice.
     if any(text.count(name) < names.count(name) for name in names):
         return True
-    arguments = (call.get(key) for call in calls for key in _ARGUMENTS)
-    return any(_is_value_missing(text, value) for value in arguments)
+    arguments = [value for call in calls for key in _ARGUMENTS if (value := call.get(key))]
+    if any(_is_value_missing(text, value) for value in arguments):
+        return True
+    # Equal calls need their arguments as often.
+    counts = Counter(value if isinstance(value, str) else json.dumps(value) for value in arguments)
+    return any(
+        0 < text.count(leaf) < num_equal
+        for value, num_equal in counts.items()
+        if num_equal > 1
+        for leaf in _leaves(_decode(value))
+    )
+
+
+def _decode(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
 
 
 def _is_value_missing(text: str, value: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pairwright.records.messages import Json
 from pairwright.tokens.refusals import Reason, TemplateError
-from pairwright.tokens.spans.stops import control_pattern, find_stop
+from pairwright.tokens.spans.stops import control_pattern, find_stop, learn_text_stop
 from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
@@ -128,7 +128,7 @@ def _describe_turn(
     if not stop.is_next_header and stop.token != stop_last.token:
         detail = f"the stop token {stop_last.token!r} becomes {stop.token!r} once turns follow"
         return Unfit("history_rewritten", detail)
-    if find_inner_stop(tokenizer, full, start, turn_end) is not None:
+    if find_inner_stop(tokenizer, renderer, full, start, turn_end) is not None:
         return Unfit("history_rewritten", "the template writes a stop token inside the turn")
     # Template text inside the region may differ from when the turn was generated; it is reported, not refused.
     rewritten = full.text[start : turn_end + stop.end] != last.text[start : last_end + stop_last.end]
@@ -147,13 +147,16 @@ def _describe_turn(
     )
 
 
-def find_inner_stop(tokenizer: ChatTokenizer, rendered: Rendered, start: int, end: int) -> tuple[int, str] | None:
-    """The first token that ends generation in what the template itself writes between two positions: where it ends, and
-    the token. The model would have stopped there."""
-    if not any(token in rendered.text[start:end] for token in tokenizer.eos):
+def find_inner_stop(
+    tokenizer: ChatTokenizer, renderer: Renderer, rendered: Rendered, start: int, end: int
+) -> tuple[int, str] | None:
+    """The first token that ends generation, or a turn of text, in what the template itself writes between two
+    positions: where it ends, and the token. The model would have stopped there."""
+    stops = tokenizer.eos | ({learn_text_stop(tokenizer, renderer)} - {""})
+    if not any(token in rendered.text[start:end] for token in stops):
         return None
     for match in control_pattern(tokenizer).finditer(rendered.text, start, end):
-        if match.group() in tokenizer.eos and not any(
+        if match.group() in stops and not any(
             piece.start < match.end() and piece.end > match.start() for piece in rendered.pieces
         ):
             return match.end(), match.group()

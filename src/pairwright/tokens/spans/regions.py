@@ -17,10 +17,11 @@ from pairwright.tokens.refusals import Reason, Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, find_left_out
 from pairwright.tokens.spans.probes import Turn, Unfit, probe
 from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
+from pairwright.tokens.spans.thoughts import MissingReasoning, has_missing_reasoning, is_never_closed, learn_grammar
 from pairwright.tokens.template.render import Rendered, Template
+from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL
-from pairwright.tokens.template.variables import find_tested_words
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 _SHORT = 6  # messages up to which the plain render is compared as a whole
@@ -125,6 +126,7 @@ class Finder:
         self._own: dict[int, list[int]] = {}
         for number, piece in enumerate(rendered.pieces):
             self._own.setdefault(piece.message, []).append(number)
+        self._grammar = learn_grammar(tokenizer, renderer)
         self._rewritten: list[int] = []
         self._added = ""  # the stop of the last turn, where the template does not write it
         self._probed = 0
@@ -153,6 +155,8 @@ class Finder:
             region = region._replace(stop=None)
         if region.stop is None and require_stop:
             return Unfit("no_stop", "no stop token follows the turn")
+        if is_never_closed(self._grammar, self._rendered.text, region.start, region.end):
+            return Unfit("prompt_not_continued", "the thinking block that the prompt opens is never closed")
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
         return region
@@ -167,7 +171,7 @@ class Finder:
         )
         checked = regions if every else _sample_regions(regions)
         _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
-        turns = [region.message for region in regions]
+        turns = {region.message: region.end for region in regions}
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
         rendered = self._rendered
         added: tuple[int, ...] = ()
@@ -195,6 +199,19 @@ def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Ren
     """The conversation up to the end of its last turn, followed by a stop that the template does not write there."""
     last = regions[-1]._replace(end=regions[-1].end + len(added))
     return Rendered(rendered.text[: regions[-1].end] + added, rendered.pieces), [*regions[:-1], last]
+
+
+def refuse_missing_reasoning(
+    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, located: Located, rule: MissingReasoning
+) -> None:
+    """Raise a Refusal where a turn without reasoning follows a prompt that opens a thinking block, by that rule."""
+    if rule == "close":
+        return
+    grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
+    for message, start, *_ in located.regions:
+        if has_missing_reasoning(grammar, located.rendered.text[:start], chat[message]):
+            detail = "the prompt opens a thinking block, and the turn has no reasoning"
+            raise Refusal("missing_reasoning", detail, message=message)
 
 
 def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> Region | None:

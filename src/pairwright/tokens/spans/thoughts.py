@@ -10,14 +10,13 @@ show reasoning and only cut it out of the text.
 import re
 from typing import Any, Literal, NamedTuple
 
+from pairwright.generate.template_variables import list_variables
 from pairwright.records.messages import Json
-from pairwright.tokens.refusals import Refusal, TemplateError
+from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.spans.dropped import Fields
-from pairwright.tokens.spans.regions import Located
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tracked_messages import REASONING_KEYS, Chat
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING
-from pairwright.tokens.template.variables import find_variables
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 MissingReasoning = Literal["close", "refuse"]
@@ -33,6 +32,7 @@ _ANGLE = re.compile(r"<([\w:.-]*(?:think|thought|reason)[\w:.-]*)>")
 _TAG = re.compile(r"<[^<>\s]{1,40}>|\[/?[A-Z_]{1,40}\]")
 # Variables that choose a mode of thinking, as templates name them.
 _MODES = re.compile(r"think|reason|is_training")
+_REACH = 200  # characters before a turn in which a thinking block is looked for
 # Settings of templates under which the prompt closes its own thinking block.
 _OFF = {"enable_thinking": False, "thinking": False, "thinking_mode": "disabled", "reasoning_effort": "none"}
 
@@ -111,29 +111,26 @@ def close_reasoning(thought: Thought) -> str:
     return thought.space + thought.tags.closing + ("\n\n" if "\n" in thought.space else "")
 
 
-def refuse_missing_reasoning(
-    tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | None, located: Located, rule: MissingReasoning
-) -> None:
-    """Raise a Refusal where a turn without reasoning follows a prompt that opens a thinking block, by that rule."""
-    if rule == "close":
-        return
-    grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
-    for region in located.regions:
-        message = chat[region.message]
-        thought = find_thought(grammar, located.rendered.text[: region.start])
-        if thought is None or not thought.is_open or reasoning_of(message):
-            continue
-        content = message.get("content")
-        if not isinstance(content, str) or thought.tags.closing not in content:
-            detail = "the prompt opens a thinking block, and the turn has no reasoning"
-            raise Refusal("missing_reasoning", detail, message=region.message)
+def is_never_closed(grammar: Grammar, text: str, start: int, end: int) -> bool:
+    """Whether the turn from `start` to `end` follows a prompt that opens a thinking block, and does not close it."""
+    thought = find_thought(grammar, text[max(start - _REACH, 0) : start])
+    return thought is not None and thought.is_open and text.find(thought.tags.closing, start, end) < 0
+
+
+def has_missing_reasoning(grammar: Grammar, prompt: str, message: Json) -> bool:
+    """Whether a turn without reasoning follows a prompt that opens a thinking block."""
+    thought = find_thought(grammar, prompt[-_REACH:])
+    if thought is None or not thought.is_open or reasoning_of(message):
+        return False
+    content = message.get("content")
+    return not isinstance(content, str) or thought.tags.closing not in content
 
 
 def advise_mode(renderer: Renderer, dropped: Fields | None = None) -> str:
     """Names the variables of a template that choose a mode of thinking; for dropped fields, where reasoning is one."""
     if dropped is not None and all(field != "reasoning" for _, field in dropped):
         return ""
-    names = find_variables(renderer.source) if isinstance(renderer, Template) else ()
+    names = list_variables(renderer.source) if isinstance(renderer, Template) else ()
     modes = [name for name in names if _MODES.search(name)]
     return f"; the template reads {', '.join(modes)}: set it in tokens.chat_template_kwargs" if modes else ""
 
@@ -158,7 +155,7 @@ def _learn(renderer: Renderer) -> Grammar:
     source = renderer.source if isinstance(renderer, Template) else ""
     tags += [Tags(*pair) for pair in _KNOWN if pair[1] in source]
     names = dict.fromkeys(_ANGLE.findall(source))
-    tags += [Tags(f"<{name}>", f"</{name}>") for name in names if f"</{name}>" in source]
+    tags += [Tags(f"<{name}>", f"</{name}>") for name in names if name == "think" or f"</{name}>" in source]
     # Longer openings first: one may be the end of another.
     unique = tuple(sorted(dict.fromkeys(tags), key=lambda pair: -len(pair.opening)))
     return Grammar(unique, closer, _learn_empty(renderer, unique))
@@ -177,11 +174,15 @@ def _learn_empty(renderer: Renderer, tags: tuple[Tags, ...]) -> tuple[str, str] 
             own = [piece.start for piece in rendered.pieces if piece.message == 1]
             texts += [rendered.text[: own[0]]] if own else []
     if isinstance(renderer, Template):
-        for name in find_variables(renderer.source):
+        for name in list_variables(renderer.source):
             if name in _OFF:
                 changed: dict[str, Any] = {**renderer.variables, name: _OFF[name]}
                 rendered = _try_render(Template(renderer.source, variables=changed), [user], prompt=True)
                 texts += [rendered.text] if rendered is not None else []
+    # Some read the mode from words of the conversation.
+    for role in ("user", "system"):
+        rendered = _try_render(renderer, [{"role": role, "content": "/no_think"}, user], prompt=True)
+        texts += [rendered.text] if rendered is not None else []
     for text in texts:
         for opening, closing in tags:
             match = re.search(rf"{re.escape(opening)}(\s*){re.escape(closing)}(\s*)$", text)

@@ -88,7 +88,7 @@ def speak_turn(
         return Unfit("prompt_not_continued", "the thinking block that the prompt opens cannot be told from the turn")
     own_last = [last.pieces[number] for number in own]
     turn_end = own_last[-1].end
-    inner = find_inner_stop(tokenizer, last, parts.rest, turn_end)
+    inner = find_inner_stop(tokenizer, renderer, last, parts.rest, turn_end)
     if inner is not None:  # what the template shows after it, the model did not write in this turn
         own_last = [piece for piece in own_last if piece.end <= inner[0]]
         end = inner[0] - own_last[-1].end if own_last else inner[0] - parts.rest
@@ -151,6 +151,10 @@ def _find_begin(
     ending = prompt.text[prompt_low:prompt_end]
     if is_same and lead.startswith(ending):
         return low + len(ending)
+    # The turn goes on after a result without a header, which the prompt has: it begins with its own text.
+    header = _usual_header(tokenizer, renderer).strip()
+    if is_same and header and ending.startswith(lead) and ending[len(lead) :].strip() == header:
+        return high
     # The history is rendered otherwise: look for the header alone, what the generation prompt adds.
     headers = [prompt.text[len(bare) : prompt_end]] if prompt.text.startswith(bare) else []
     if not "".join(headers).strip():
@@ -218,7 +222,8 @@ def _write_lead(
         return _Parts([], after_opening)
     if own[0].field == REASONING:
         return None
-    rest = begin + closing + len(tags.closing) if closing >= 0 else begin
+    # After a block that the template closes, or inside one that it opens and never closes.
+    rest = begin + closing + len(tags.closing) if closing >= 0 else inside
     rest += len(last.text[rest : own[0].start]) - len(last.text[rest : own[0].start].lstrip())
     if not reasoning:
         return _Parts([(close_empty(grammar, thought), -1)], rest)

@@ -178,6 +178,7 @@ def _experience_rows(tokenizer: ChatTokenizer, item: Item, experience: Experienc
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
         verify=options.verify,
+        missing_reasoning=options.missing_reasoning,
         allow_dropped=options.allow_dropped,
         allow_images=options.allow_images,
     )
@@ -206,6 +207,7 @@ def _encode_pairs(
         control_tokens=options.control_tokens,
         require_stop=options.require_stop,
         verify=options.verify,
+        missing_reasoning=options.missing_reasoning,
         allow_dropped=options.allow_dropped,
         allow_images=options.allow_images,
     )

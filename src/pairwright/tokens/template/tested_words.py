@@ -1,4 +1,4 @@
-"""What a chat template reads, by its syntax tree: variables that set its mode, and words that it tests text for."""
+"""The plain words that a chat template tests text for, by its syntax tree."""
 
 import functools
 import re
@@ -6,16 +6,11 @@ from collections.abc import Iterator
 from datetime import datetime
 
 import jinja2
-from jinja2 import meta, nodes
+from jinja2 import nodes
 
 from pairwright.tokens.template.environment import ChatEnvironment
 from pairwright.tokens.template.limits import Limits
 
-# What every render gets, and what belongs to the environment: no setting of the template.
-_GIVEN = frozenset({"messages", "tools", "documents", "raise_exception", "strftime_now"}) | {
-    "add_generation_prompt",
-    "continue_final_message",
-}
 _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rindex", "count"}) | {
     "split",
     "rsplit",
@@ -25,32 +20,6 @@ _SEARCHES = frozenset({"startswith", "endswith", "find", "rfind", "index", "rind
 # Keys of a message that hold what somebody wrote.
 _TEXT_KEYS = frozenset(("content", "text", "reasoning_content", "reasoning", "thinking"))
 _WORD = re.compile(r"[\w\s'’.,!?-]{2,60}")
-
-
-@functools.lru_cache(maxsize=64)
-def find_variables(source: str) -> tuple[str, ...]:
-    """The variables that a template reads besides the conversation: `enable_thinking`, `reasoning_effort`, ...
-
-    >>> find_variables("{% if enable_thinking %}{{ bos_token }}{% endif %}{{ messages[0].content }}")
-    ('enable_thinking',)
-    """
-    tree = _parse(source)
-    if tree is None:
-        return ()
-    # A name that is set somewhere is the template's own, unless it asks whether the caller has set it.
-    asked = {test.node.name for test in tree.find_all(nodes.Test) if _asks(test) and isinstance(test.node, nodes.Name)}
-    asked |= {
-        item.node.name
-        for item in tree.find_all(nodes.Filter)
-        if item.name in ("default", "d") and isinstance(item.node, nodes.Name)
-    }
-    stored = {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"}
-    names = meta.find_undeclared_variables(tree) - _GIVEN - (stored - asked)
-    return tuple(sorted(name for name in names if not name.endswith("_token")))
-
-
-def _asks(test: nodes.Test) -> bool:
-    return test.name in ("defined", "undefined", "none")
 
 
 @functools.lru_cache(maxsize=64)
