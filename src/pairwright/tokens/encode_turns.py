@@ -141,7 +141,7 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
         raise Refusal(result.reason, result.detail + advice, message=turn)
     if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
-    left_out = find_left_out(result.rendered, chat, tools, [turn])
+    left_out = find_left_out(result.rendered, [*chat[:turn], result.message], tools, [turn])
     return Located(
         result.rendered,
         [Region(turn, result.start, result.end, result.stop)],
