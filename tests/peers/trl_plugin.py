@@ -5,6 +5,7 @@ mask of `encode_turns`. TRL's three questions about a template are answered by o
 TRL itself catches nothing.
 """
 
+import functools
 import sys
 import types
 from typing import Any
@@ -50,26 +51,50 @@ class Peer:
             return ready.renderer(tools).text(messages, tools, prompt=bool(is_prompt))
         sequence = encode_turns(ready, messages, tools, allow_dropped=True)[-1]
         if tokenize is False:
-            return ready.decode(sequence.ids)
+            return _read_text(ready, sequence, messages, tools)
         ids, masks = sequence.ids.tolist(), [int(trained) for trained in sequence.mask]
         columns = {"input_ids": ids, "assistant_masks": masks}
         return {name: [values] for name, values in columns.items()} if self.is_processor else columns
 
     def chat_tokenizer(self, **variables: Any) -> ChatTokenizer:
-        """Ours, of the template that the tokenizer has now."""
-        tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if isinstance(token, str)}
+        """Ours, of the template that the tokenizer has now. Built once: it remembers what it learnt of the template."""
         template = self.own_template if self.chat_template == OURS else self.chat_template
-        return ChatTokenizer(
-            self.tokenizer.backend_tokenizer,
-            template or {},
-            special_tokens=tokens,
-            stop_tokens=self.tokenizer.stop_tokens,
-            variables=variables,
-        )
+        return _build_tokenizer(self.tokenizer.name_or_path, template, tuple(sorted(variables.items())))
+
+
+def _read_text(tokenizer: ChatTokenizer, sequence: Sequence, messages: Any, tools: Any) -> str:
+    """The text of a sequence: that of the template where the ids are the same, since decoders lose white space."""
+    try:
+        text = tokenizer.renderer(tools).text(messages, tools)
+    except TokensError:  # the template does not take the messages as they are (DeepSeek: arguments as an object)
+        return tokenizer.decode(sequence.ids)
+    is_same = tokenizer.encode(text)[0].tolist() == sequence.ids.tolist()
+    return text if is_same else tokenizer.decode(sequence.ids)
+
+
+@functools.cache
+def _build_tokenizer(name: str, template: str | None, variables: tuple[tuple[str, Any], ...]) -> ChatTokenizer:
+    tokenizer = peer_models.load_model(name)
+    tokens = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
+    return ChatTokenizer(
+        tokenizer.backend_tokenizer,
+        template or {},
+        special_tokens=tokens,
+        stop_tokens=tokenizer.stop_tokens,
+        variables=dict(variables),
+    )
+
+
+@functools.cache
+def _supports_calls(tokenizer: ChatTokenizer) -> bool:
+    """TRL asks for calls and results; our `supports_tools` asks for the schemas as well."""
+    check = check_template(tokenizer)
+    has_calls = any(case.name == "call" and case.num_sequences for case in check.cases)
+    return has_calls and not any(quirk.name in ("no_calls", "no_results") for quirk in check.quirks)
 
 
 def supports_tool_calling(peer: Peer) -> bool:
-    return check_template(peer.chat_tokenizer()).supports_tools
+    return _supports_calls(peer.chat_tokenizer())
 
 
 def is_prefix_preserving(peer: Peer) -> bool:

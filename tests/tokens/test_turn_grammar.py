@@ -24,6 +24,10 @@ def thinker(shown: str, prompt: str, **options: Any) -> ChatTokenizer:
 
 
 SPLIT = "{{ m.content.split('</think>')[-1].lstrip('\n') }}"
+INLINE = (
+    "{% set parts = m.content.split('</think>') %}<think>\n"
+    "{{ parts[0].split('<think>')[-1].strip() if parts | length > 1 }}\n</think>\n\n{{ parts[-1].lstrip() }}"
+)
 EMPTY = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% else %}<think></think>{% endif %}"
 
 
@@ -89,6 +93,20 @@ def test_reasoning_after_a_thought_that_the_prompt_closes_is_dropped_or_refused_
     assert speak(tokenizer, turn, allow_dropped=True)[0][1] == "a<|im_end|>"
     thinking = thinker(EMPTY + "{{ m.content }}", prompt, variables={"enable_thinking": True})
     assert speak(thinking, turn)[0][1] == "why\n</think>\na<|im_end|>"
+
+
+@pytest.mark.parametrize("shown", ["{{ m.content }}", SPLIT, INLINE])
+def test_a_thought_in_the_content_is_not_written_after_one_that_the_prompt_closes(shown: str) -> None:
+    tokenizer = thinker(shown, "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}")
+    turn = answer("<think>\nwhy\n</think>\n\na")
+    with pytest.raises(Refusal, match=r"dropped: .*reasoning.*the template reads enable_thinking"):
+        speak(tokenizer, turn)
+    assert speak(tokenizer, turn, allow_dropped=True)[0][1] == "a<|im_end|>"
+    # An empty one is what the prompt has already: nothing is lost.
+    assert speak(tokenizer, answer("<think>\n\n</think>\n\na"))[0][1] == "a<|im_end|>"
+    # A tag in the middle of a text is text.
+    if shown == "{{ m.content }}":
+        assert speak(tokenizer, answer("a </think> b"))[0][1] == "a </think> b<|im_end|>"
 
 
 def test_history_that_is_closed_otherwise_once_a_turn_follows_is_rendered_as_inference_has_it() -> None:

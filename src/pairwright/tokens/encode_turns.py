@@ -144,7 +144,7 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
     grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
     if is_never_closed(grammar, result.rendered.text, result.start, result.end):
         raise Refusal("prompt_not_continued", "the thinking block that the prompt opens is never closed", message=turn)
-    left_out = find_left_out(result.rendered, chat, tools, {turn: result.end})
+    left_out = find_left_out(result.rendered, [*chat[:turn], result.message], tools, {turn: result.end})
     return Located(
         result.rendered,
         [Region(turn, result.start, result.end, result.stop)],

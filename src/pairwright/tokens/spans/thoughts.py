@@ -98,6 +98,24 @@ def without_reasoning(message: Json) -> Json:
     return {key: value for key, value in message.items() if key not in REASONING_KEYS}
 
 
+def move_thought(message: Json, tags: Tags) -> Json:
+    """A message whose text begins with a thinking block, with that block as its reasoning; else the message as it is.
+
+    >>> move_thought({"role": "assistant", "content": "<think>why</think>\\n\\nso"}, Tags("<think>", "</think>"))
+    {'role': 'assistant', 'content': 'so', 'reasoning_content': 'why'}
+    """
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    text = parts[0].get("text") if parts and isinstance(parts[0], dict) else None
+    if not isinstance(text, str) or not text.lstrip().startswith(tags.opening) or tags.closing not in text:
+        return message
+    inside, _, rest = text.lstrip().removeprefix(tags.opening).partition(tags.closing)
+    rest = rest.lstrip()
+    reasoning = reasoning_of(message) + inside
+    moved: Json = {**message, "content": rest if content is text else [{**parts[0], "text": rest}, *parts[1:]]}
+    return {**moved, "reasoning_content": reasoning} if reasoning.strip() else moved
+
+
 def close_empty(grammar: Grammar, thought: Thought) -> str:
     """What follows an open thinking block when there is no reasoning, as the template itself writes an empty one."""
     if grammar.empty is not None:

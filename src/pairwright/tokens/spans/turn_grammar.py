@@ -23,6 +23,7 @@ from pairwright.tokens.spans.thoughts import (
     close_reasoning,
     find_thought,
     learn_grammar,
+    move_thought,
     reasoning_of,
     without_reasoning,
 )
@@ -34,14 +35,15 @@ from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
 class Spoken(NamedTuple):
     """A prompt with the turn that continues it: its text, where the turn starts and ends, its stop token, and whether
-    that had to be added. `drops_reasoning`: the prompt closed the thinking block, so the reasoning has no place."""
+    that had to be added. `message` is the turn, with its reasoning in a field of its own where the prompt closed the
+    thinking block: there it has no place in the text."""
 
     rendered: Rendered
     start: int
     end: int
     stop: str | None
     is_stop_added: bool
-    drops_reasoning: bool
+    message: Json
 
 
 class _Parts(NamedTuple):
@@ -67,9 +69,10 @@ def speak_turn(
             return Unfit("text_differs", "the template depends on the type of its strings")
         grammar = learn_grammar(tokenizer, renderer)
         thought = find_thought(grammar, prompt.text)
-        drops_reasoning = thought is not None and not thought.is_open and bool(reasoning_of(chat[turn]))
-        if drops_reasoning:
-            chat = [*chat[:turn], without_reasoning(chat[turn])]
+        message = chat[turn]
+        if thought is not None and not thought.is_open:
+            message = move_thought(message, thought.tags)
+            chat = [*chat[:turn], without_reasoning(message) if reasoning_of(message) else message]
         last = renderer.render(chat, tools)
         if last.text != renderer.text(chat, tools):
             return Unfit("text_differs", "the template depends on the type of its strings")
@@ -92,7 +95,7 @@ def speak_turn(
     if inner is not None:  # what the template shows after it, the model did not write in this turn
         own_last = [piece for piece in own_last if piece.end <= inner[0]]
         end = inner[0] - own_last[-1].end if own_last else inner[0] - parts.rest
-        return _join(prompt, parts, last, own_last, turn, Stop(end, inner[1]), drops_reasoning=drops_reasoning)
+        return _join(prompt, parts, last, own_last, turn, Stop(end, inner[1]), message)
     others = [
         find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
     ]
@@ -100,7 +103,7 @@ def speak_turn(
     tails = [text for text in others if text is not None]
     has_calls = bool(chat[turn].get("tool_calls"))
     stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
-    return _join(prompt, parts, last, own_last, turn, stop, drops_reasoning=drops_reasoning)
+    return _join(prompt, parts, last, own_last, turn, stop, message)
 
 
 def _join(
@@ -110,8 +113,7 @@ def _join(
     own: list[Piece],
     turn: int,
     stop: Stop,
-    *,
-    drops_reasoning: bool,
+    message: Json,
 ) -> Spoken:
     """The prompt, what the model writes first, and the rest of the shown turn up to its stop."""
     start = position = len(prompt.text)
@@ -124,7 +126,7 @@ def _join(
     shift, end = position - parts.rest, (own[-1].end if own else parts.rest) + stop.end
     pieces += [Piece(p.start + shift, p.end + shift, turn, p.field) for p in own if p.start >= parts.rest]
     text = prompt.text + "".join(text for text, _ in parts.written) + last.text[parts.rest : end] + stop.added
-    return Spoken(Rendered(text, pieces), start, len(text), stop.token, bool(stop.added), drops_reasoning)
+    return Spoken(Rendered(text, pieces), start, len(text), stop.token, bool(stop.added), message)
 
 
 def _find_begin(
