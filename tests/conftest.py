@@ -1,5 +1,6 @@
 """Fixtures for all tests. Tests that use the shared real data skip, saying so, where it is absent."""
 
+import os
 import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,10 @@ from engines.ray_cluster import cluster, ray_engine, two_nodes
 from paths.s3_server import bucket, s3, s3_server
 
 __all__ = ["bucket", "cluster", "ray_engine", "s3", "s3_server", "two_nodes"]
+
+# Some virtual machines announce AMX and do not allow it: bf16 products would end in an illegal instruction. Read by
+# torch when it is first used, here and in the processes that tests start.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
