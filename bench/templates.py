@@ -28,6 +28,7 @@ _CONTROL = re.compile(
     r"<\|[^<>|\s]{1,40}\|>|<｜[^<>｜\s]{1,40}｜>|<\|[a-z_]{1,30}>|<[a-z_]{1,30}\|>|\[/?[A-Z_]{2,30}\]|\]~!?b\[|\]~b\]|\[e~\["
     r"|<SPECIAL_\d+>|<seed:\w+>|<(?:sep|eos|bos)>|</?(?:[\w-]+:)?(?:think|tool_call|tool_response|start_of_turn|end_of_turn|end_of_utterance|s)(?::\w+)?>"
 )
+_TAGS = re.compile(r"</?(?:[\w-]+:)?(?:think|tool_call|tool_response)(?::\w+)?>")
 CASES = ("chat", "agent")
 Chat = list[dict[str, Any]]
 Tools = list[dict[str, Any]] | None
@@ -111,7 +112,10 @@ def build_tokenizer(source: str, folder: Path, variables: dict[str, Any] | None 
             except ValueError:
                 continue  # a conversation that the template refuses
     tokens = sorted({token for text in texts for token in _CONTROL.findall(text)})
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in tokens])
+    # Tags around thoughts and calls are tokens, but not special, as real vocabularies have them.
+    for token in tokens:
+        is_special = _TAGS.fullmatch(token) is None
+        backend.add_tokens([AddedToken(token, special=is_special, normalized=False)])
     return ChatTokenizer(backend, source, special_tokens=special, variables=variables)
 
 

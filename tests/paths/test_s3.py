@@ -48,8 +48,9 @@ def traces(tmp_path):
 
 
 @pytest.fixture
-def both(traces, tmp_path, bucket):
-    """The same traces imported into a local table and into one on S3."""
+def both(traces, tmp_path, bucket, monkeypatch):
+    """The same traces imported into a local table and into one on S3, a part for each file."""
+    monkeypatch.setattr("pairwright.store.importing.RANGE_BYTES", 8192)
     for folder in (tmp_path / "experience", bucket.url("experience")):
         import_files([str(traces)], Table(folder))
     return tmp_path, bucket

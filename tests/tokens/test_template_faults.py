@@ -228,3 +228,23 @@ def test_ids_of_calls_become_short_where_the_template_takes_no_others() -> None:
     assert "look{}defghijkl</s>[R]defghijklr[/R]" in text
     assert "look{}123456789</s>[R]123456789r[/R]" in text
     assert chat[1]["tool_calls"][0]["id"] == names[0]  # the messages stay as they were
+
+
+def test_a_call_ends_with_the_stop_of_inference_also_where_its_closing_tag_is_special() -> None:
+    special = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>", "<tool_call>", "</tool_call>")
+    tokenizer = tokenizer_of(HEADERS, "<|endoftext|>", special)
+    chat = [user("q"), answer("", tool_calls=[call({})]), {"role": "tool", "content": "r"}, answer("a")]
+    texts = [trained(tokenizer, sequence) for sequence in encode_turns(tokenizer, chat, allow_dropped=True)]
+    assert texts == ["<tool_call>look</tool_call><|observation|>a<|user|>"]
+
+
+def test_what_closes_a_system_prompt_by_default_closes_a_turn_as_well() -> None:
+    """As Command R7B has it: a preamble, a generation prompt that is always there, a stop that is not EOS."""
+    template = (
+        "<|im_start|>system\nBe kind.<|im_end|>{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.role == 'assistant' %}<|text|>{{ m.content }}<|end_text|>{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>{% endfor %}<|im_start|>assistant{{ '\n' }}"
+    )
+    tokenizer = tokenizer_of(template, "<|endoftext|>", ("<|endoftext|>", *MARKS, "<|text|>", "<|end_text|>"))
+    (sequence,) = encode_turns(tokenizer, [user("q"), answer("a")])
+    assert trained(tokenizer, sequence) == "<|text|>a<|end_text|><|im_end|>"

@@ -54,6 +54,10 @@ def test_reasoning_that_the_template_never_shows_is_trained_after_an_open_though
 def test_content_that_holds_its_own_thought_is_trained_as_it_was_written() -> None:
     tokenizer = thinker(SPLIT, "<think>\n")
     assert speak(tokenizer, answer("<think>\nwhy\n</think>\n\na")) == [("\n<think>\n", "why\n</think>\n\na<|im_end|>")]
+    for shown in ("<think>\n{{ m.content }}", EMPTY + "{{ m.content }}"):  # it is not opened twice
+        assert speak(thinker(shown, "<think>\n"), answer("<think>\nwhy\n</think>\n\na")) == [
+            ("\n<think>\n", "why\n</think>\n\na<|im_end|>")
+        ]
     assert speak(tokenizer, answer("why not</think> a")) == [("\n<think>\n", "why not</think> a<|im_end|>")]
 
 

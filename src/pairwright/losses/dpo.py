@@ -31,7 +31,8 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     settings = PreferenceOptions(**options)
     needs_reference = check_preference(loss, settings).needs_reference
     device = next(model.parameters()).device
-    tensors = {name: tensor.to(device) for name, tensor in _tensors(batch).items()}
+    # Beside tensors a batch has the origin of its rows.
+    tensors = {name: value.to(device) for name, value in _tensors(batch).items() if isinstance(value, Tensor)}
     # Sums (B,) over the trained tokens of each side, and their number.
     chosen_B, num_chosen_B = _logps(model, tensors, "chosen")
     rejected_B, num_rejected_B = _logps(model, tensors, "rejected")
@@ -52,7 +53,7 @@ def dpo(model: Any, batch: Any, reference: Any = None, *, loss: str = "sigmoid",
     return losses.loss_B.sum() / losses.weight_B.sum().clamp(min=1)
 
 
-def _tensors(batch: Any) -> dict[str, Tensor]:
+def _tensors(batch: Any) -> dict[str, Any]:
     return batch if isinstance(batch, dict) else as_torch(batch)
 
 

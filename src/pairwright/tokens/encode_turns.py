@@ -17,7 +17,7 @@ from pairwright.tokens.spans.dropped import find_left_out, refuse_dropped
 from pairwright.tokens.spans.probes import Unfit
 from pairwright.tokens.spans.regions import Finder, Located, Region, Verify, locate, refuse_missing_reasoning
 from pairwright.tokens.spans.spelling import PrefixEncoder
-from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, is_never_closed, learn_grammar
+from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode, explain_broken_thought, learn_grammar
 from pairwright.tokens.spans.turn_grammar import speak_turn
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
@@ -142,8 +142,8 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
     if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
     grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
-    if is_never_closed(grammar, result.rendered.text, result.start, result.end):
-        raise Refusal("prompt_not_continued", "the thinking block that the prompt opens is never closed", message=turn)
+    if fault := explain_broken_thought(grammar, result.rendered.text, result.start, result.end):
+        raise Refusal("prompt_not_continued", fault, message=turn)
     left_out = find_left_out(result.rendered, [*chat[:turn], result.message], tools, {turn: result.end})
     return Located(
         result.rendered,

@@ -17,7 +17,12 @@ from pairwright.tokens.refusals import Reason, Refusal, TemplateError
 from pairwright.tokens.spans.dropped import Fields, find_left_out
 from pairwright.tokens.spans.probes import Turn, Unfit, probe
 from pairwright.tokens.spans.skeletons import Shapes, build_skeleton, find_constants
-from pairwright.tokens.spans.thoughts import MissingReasoning, has_missing_reasoning, is_never_closed, learn_grammar
+from pairwright.tokens.spans.thoughts import (
+    MissingReasoning,
+    explain_broken_thought,
+    has_missing_reasoning,
+    learn_grammar,
+)
 from pairwright.tokens.template.render import Rendered, Template
 from pairwright.tokens.template.tested_words import find_tested_words
 from pairwright.tokens.template.tracked_messages import Chat
@@ -155,8 +160,8 @@ class Finder:
             region = region._replace(stop=None)
         if region.stop is None and require_stop:
             return Unfit("no_stop", "no stop token follows the turn")
-        if is_never_closed(self._grammar, self._rendered.text, region.start, region.end):
-            return Unfit("prompt_not_continued", "the thinking block that the prompt opens is never closed")
+        if fault := explain_broken_thought(self._grammar, self._rendered.text, region.start, region.end):
+            return Unfit("prompt_not_continued", fault)
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
         return region

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from pairwright.tokens.refusals import TemplateError
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
+_CLOSING_TAG = re.compile(r"</[\w:.-]+>")
+
 
 class Stop(NamedTuple):
     """`end` is the offset after the stop token in the text that follows the turn. `added` is text that the template
@@ -61,7 +63,13 @@ def find_stop(
     # Else the last special token, unless it opens the next message: some templates always add the generation prompt.
     openers = _find_openers(tokenizer, renderer)
     closed = common
-    while closed and (closed[-1] not in tokenizer.special or closed[-1] in openers):
+    # A closing tag after a call belongs to the call, also where a vocabulary has it as a special token.
+    text_stop = learn_text_stop(tokenizer, renderer) if has_calls else ""
+    while closed and (
+        closed[-1] not in tokenizer.special
+        or closed[-1] in openers
+        or (has_calls and closed[-1] != text_stop and _CLOSING_TAG.fullmatch(closed[-1]))
+    ):
         closed = closed[:-1]
     if closed:
         return Stop(len("".join(closed)), closed[-1])
@@ -81,8 +89,8 @@ def find_stop(
     for position in () if has_calls else range(len(common) - 1, -1, -1):
         if common[position] in tokenizer.added and common[position].strip():
             return Stop(len("".join(common[: position + 1])), common[position])
-    if has_calls and (token := learn_text_stop(tokenizer, renderer)) in common:
-        return Stop(len("".join(common[: common.index(token) + 1])), token)
+    if has_calls and text_stop in common:
+        return Stop(len("".join(common[: common.index(text_stop) + 1])), text_stop)
     # The template closes no turn with a token: inference ends with EOS, after what all continuations have in common.
     eos = _end_of_sequence(tokenizer)
     if "".join(common).strip() and _adds_prompt_always(tokenizer, renderer):
@@ -117,7 +125,10 @@ def _find_openers(tokenizer: ChatTokenizer, renderer: Renderer) -> frozenset[str
             after = split_symbols(tokenizer, text.rpartition("zqa")[2])
             before = split_symbols(tokenizer, text.partition("zqu")[0])
             if len(tokenizer.special.intersection(after)) > 1:
-                tokenizer.learnt[key] = tokenizer.special.intersection(before) - tokenizer.eos
+                # A token right after plain text closes it: it stands there because of a system prompt by default.
+                first = {item: position for position, item in reversed([*enumerate(before)])}
+                closing = {item for item in first if first[item] and len(before[first[item] - 1].strip()) == 1}
+                tokenizer.learnt[key] = tokenizer.special.intersection(before) - tokenizer.eos - closing
     openers: frozenset[str] = tokenizer.learnt[key]
     return openers
 

@@ -129,10 +129,18 @@ def close_reasoning(thought: Thought) -> str:
     return thought.space + thought.tags.closing + ("\n\n" if "\n" in thought.space else "")
 
 
-def is_never_closed(grammar: Grammar, text: str, start: int, end: int) -> bool:
-    """Whether the turn from `start` to `end` follows a prompt that opens a thinking block, and does not close it."""
+def explain_broken_thought(grammar: Grammar, text: str, start: int, end: int) -> str:
+    """What is wrong with a turn from `start` to `end` after a prompt that opens a thinking block; "" if nothing is."""
     thought = find_thought(grammar, text[max(start - _REACH, 0) : start])
-    return thought is not None and thought.is_open and text.find(thought.tags.closing, start, end) < 0
+    if thought is None or not thought.is_open:
+        return ""
+    opening, closing = thought.tags
+    if text.find(closing, start, end) < 0:
+        return "the thinking block that the prompt opens is never closed"
+    written = text[start : min(end, start + _REACH)].lstrip()
+    if written.removeprefix(closing).lstrip().startswith(opening):
+        return "the thinking block that the prompt opens is opened again"
+    return ""
 
 
 def has_missing_reasoning(grammar: Grammar, prompt: str, message: Json) -> bool:

@@ -234,13 +234,14 @@ def _write_lead(
 
 
 def _raw_content(grammar: Grammar, thought: Thought, message: Json, last: Rendered, own: list[Piece]) -> _Parts | None:
-    """The content as the model wrote it, where it holds the thinking block and the template shows only what follows."""
+    """The content as the model wrote it, where it holds the thinking block and the template shows what follows, or the
+    block as text."""
     content = message.get("content")
     if not isinstance(content, str) or thought.tags.closing not in content or own[0].field != CONTENT:
         return None
     shown = last.text[own[0].start : own[0].end]
     answer = content.rpartition(thought.tags.closing)[2]
-    if shown.strip() != answer.strip():
+    if shown.strip() not in (answer.strip(), content.strip()):
         return None
     written = content.lstrip()
     if written.startswith(thought.tags.opening):
