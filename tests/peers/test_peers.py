@@ -37,6 +37,8 @@ TRL_CLASSES = "SupportsToolCalling or PrefixPreserving or StopTokenTrained or Tr
 
 
 class Outcome(NamedTuple):
+    """`failed` are the names of tests, each with the first line of what it says."""
+
     counts: Counter[str]
     failed: list[str]
 
@@ -72,7 +74,7 @@ def check_outcome(outcome: Outcome, peer: str) -> None:
 
 
 def read_explanations(peer: str) -> list[re.Pattern[str]]:
-    """The patterns of the README's table: names of tests that may fail, `*` for anything."""
+    """The patterns of the README's table: tests that may fail and what they say, `*` for anything."""
     rows = re.findall(rf"^\| {peer} \| `([^`]+)` \|", (HERE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     return [re.compile(re.escape(row).replace(r"\*", ".*")) for row in rows]
 
@@ -97,7 +99,8 @@ def read_outcome(text: str) -> Outcome:
         kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
         counts[kind] += 1
         if kind == "failed":
-            failed.append(str(case.get("name")))
+            first = next(child.get("message") or "" for child in case if child.tag in ("failure", "error"))
+            failed.append(f"{case.get('name')}: {first.partition(chr(10))[0]}")
     return Outcome(counts, failed)
 
 
