@@ -12,6 +12,7 @@ import copy
 import json
 import re
 import sys
+import time
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -58,7 +59,8 @@ def build_case(name: str, *, reasoning: bool) -> tuple[Chat, Tools]:
             turn("Still here.", "They ask again."),
         ], None
     call = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    city = {"type": "string", "description": "Its name."}
+    schema = {"type": "object", "properties": {"city": city}, "required": ["city"]}
     function = {"name": "get_weather", "description": "The weather of a city.", "parameters": schema}
     return [
         *start,
@@ -200,10 +202,15 @@ def main(arguments: list[str] | None = None) -> None:
     print("| template | " + " | ".join(f"{name}, reasoning {'on' if on else 'off'}" for name, on in keys) + " |")
     print("|---" * (len(keys) + 1) + "|")
     totals: dict[tuple[str, bool], Counter[str]] = {key: Counter() for key in keys}
-    for path in sorted(templates.glob("*.jinja")):
+    paths = sorted(templates.glob("*.jinja"))
+    begin = time.perf_counter()
+    for number, path in enumerate(paths, start=1):
+        print(f"[{number}/{len(paths)}, {time.perf_counter() - begin:.0f} s] {path.stem}", file=sys.stderr, flush=True)
         outcomes = try_template(path, folder)
         for key in keys:
             totals[key][outcomes[key].kind] += 1
         cells = [f"{kind} ({detail})" if detail else kind for kind, detail in (outcomes[key] for key in keys)]
         print(f"| {path.stem} | " + " | ".join(cell.replace("|", "¦").replace("\n", " ") for cell in cells) + " |")
+    if not paths:
+        sys.exit(f"bench: {templates}: no *.jinja files")
     print("| all | " + " | ".join(", ".join(f"{n} {k}" for k, n in totals[key].items()) for key in keys) + " |")

@@ -300,6 +300,15 @@ def test_every_call_turn_of_a_real_file_is_refused_without_calls_in_the_template
     assert (whole["exact"], whole["with_dropped_prompt_content"]) == (5, 0)
 
 
+def test_arguments_that_a_template_indents_are_not_dropped() -> None:
+    call = "m.tool_calls[0].function"
+    text = f"({call}.name + {call}.arguments | tojson(indent=2) | indent(4) if m.tool_calls else m.content)"
+    tokenizer = made(CHATML.replace("m.content", text))
+    (sequence,) = encode_turns(tokenizer, [ASKED, CALLED])
+    assert sequence.report.dropped == ()
+    assert trained(tokenizer, sequence) == 'look{\n      "word": "zebra"\n    }<|im_end|>'
+
+
 FIRST_CALL = (  # as gpt-oss has it: the first call alone, its name again before the result
     "{% for m in messages %}<|im_start|>{% if m.role == 'tool' %}{{ ns.name }}>{{ m.content }}"
     "{% elif m.tool_calls %}{% set ns.name = m.tool_calls[0].function.name %}"

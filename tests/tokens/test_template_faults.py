@@ -248,3 +248,15 @@ def test_what_closes_a_system_prompt_by_default_closes_a_turn_as_well() -> None:
     tokenizer = tokenizer_of(template, "<|endoftext|>", ("<|endoftext|>", *MARKS, "<|text|>", "<|end_text|>"))
     (sequence,) = encode_turns(tokenizer, [user("q"), answer("a")])
     assert trained(tokenizer, sequence) == "<|text|>a<|end_text|><|im_end|>"
+
+
+def test_instructions_that_a_template_appends_after_the_last_turn_are_not_its_stop() -> None:
+    """As Command R+ has it: the header of the appended message is in every continuation."""
+    template = (
+        "{% for m in messages %}<|im_start|><|{{ m.role }}|>{{ m.content }}<|im_end|>{% endfor %}"
+        "<|im_start|><|system|>Write well.<|im_end|>{% if add_generation_prompt %}<|im_start|><|assistant|>{% endif %}"
+    )
+    special = ("<|endoftext|>", *MARKS, "<|user|>", "<|assistant|>", "<|system|>")
+    tokenizer = tokenizer_of(template, "<|endoftext|>", special)
+    (sequence,) = encode_turns(tokenizer, [user("q"), answer("a")])
+    assert trained(tokenizer, sequence) == "a<|im_end|>"

@@ -61,7 +61,9 @@ def find_stop(
         if item in tokenizer.eos:
             return Stop(len("".join(common[: position + 1])), item)
     # Else the last special token, unless it opens the next message: some templates always add the generation prompt.
-    openers = _find_openers(tokenizer, renderer)
+    always = bool(_adds_prompt_always(tokenizer, renderer))
+    is_appended = any(item in tokenizer.special for item in symbols[1][len(common) :])
+    openers = _find_openers(tokenizer, renderer) if always or is_appended else frozenset()
     closed = common
     # A closing tag after a call belongs to the call, also where a vocabulary has it as a special token.
     text_stop = learn_text_stop(tokenizer, renderer) if has_calls else ""
@@ -73,6 +75,8 @@ def find_stop(
         closed = closed[:-1]
     if closed:
         return Stop(len("".join(closed)), closed[-1])
+    if not always:
+        common = common[: next((number for number, item in enumerate(common) if item in openers), len(common))]
     end = len("".join(common))
     # No special token in common. A turn that is last ends with one of its own: the stop differs when turns follow.
     if _first_control(tokenizer, last[end:]) and not openers:
@@ -117,20 +121,37 @@ def learn_text_stop(tokenizer: ChatTokenizer, renderer: Renderer) -> str:
 
 
 def _find_openers(tokenizer: ChatTokenizer, renderer: Renderer) -> frozenset[str]:
-    """Tokens before a first message's text, where the template adds the generation prompt whether asked for or not."""
+    """Tokens before a first message's text, where the template adds a header after the last message, asked or not: the
+    generation prompt, or instructions of its own."""
     key = ("openers", renderer.hash)
     if key not in tokenizer.learnt:
         tokenizer.learnt[key] = frozenset()
-        if text := _adds_prompt_always(tokenizer, renderer):
-            after = split_symbols(tokenizer, text.rpartition("zqa")[2])
-            before = split_symbols(tokenizer, text.partition("zqu")[0])
-            if len(tokenizer.special.intersection(after)) > 1:
-                # A token right after plain text closes it: it stands there because of a system prompt by default.
-                first = {item: position for position, item in reversed([*enumerate(before)])}
-                closing = {item for item in first if first[item] and len(before[first[item] - 1].strip()) == 1}
-                tokenizer.learnt[key] = tokenizer.special.intersection(before) - tokenizer.eos - closing
+        text = _render_small(renderer)
+        after = split_symbols(tokenizer, text.rpartition("zqa")[2])
+        before = split_symbols(tokenizer, text.partition("zqu")[0])
+        is_appended = _adds_prompt_always(tokenizer, renderer) or any(
+            item.strip() and item not in tokenizer.added for item in after
+        )
+        if is_appended and len(tokenizer.special.intersection(after)) > 1:
+            # A token after plain text closes it: it stands there because of a system prompt by default.
+            visible = [item for item in before if item.strip()]
+            first = {item: position for position, item in reversed([*enumerate(visible)])}
+            closing = {item for item in first if first[item] and visible[first[item] - 1] not in tokenizer.added}
+            tokenizer.learnt[key] = tokenizer.special.intersection(before) - tokenizer.eos - closing
     openers: frozenset[str] = tokenizer.learnt[key]
     return openers
+
+
+def _render_small(renderer: Renderer) -> str:
+    """A question and an answer, with a tool where the template takes no conversation without; else ""."""
+    chat = [{"role": "user", "content": "zqu"}, {"role": "assistant", "content": "zqa"}]
+    function = {"name": "zqf", "description": "zqd", "parameters": {"type": "object", "properties": {}}}
+    for tools in (None, [{"type": "function", "function": function}]):
+        try:
+            return renderer.text(chat, tools)
+        except TemplateError:
+            continue
+    return ""
 
 
 def _adds_prompt_always(tokenizer: ChatTokenizer, renderer: Renderer) -> str:

@@ -385,9 +385,11 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 self.limits.charge(len(result))
-                if keeps_owner and type(result) is not Owned:
+                if keeps_owner and type(result) in (str, Owned):
                     source = next((value for value in args if isinstance(value, str)), "")
-                    return keep_owner(source, str(result)) if type(result) is str else result
+                    owned = keep_owner(source, str.__str__(result))
+                    # A filter such as `indent` keeps the owner of a first line by itself, and no other.
+                    return owned if type(owned) is Owned else result
             elif isinstance(result, list | tuple):
                 self.limits.charge(len(result))
             return result
