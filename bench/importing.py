@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import in_child
-from bench.trace_files import FORMATS, write_rollouts
+from bench.trace_files import FORMATS, write_codex_sessions, write_rollouts
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 NUM_ROLLOUTS = int(os.environ.get("BENCH_ROLLOUTS", "200000"))
 NUM_RECORDS = int(os.environ.get("BENCH_RECORDS", "40000"))  # of each other format
+NUM_SESSIONS = int(os.environ.get("BENCH_SESSIONS", "20000"))
 DECODE = """
 import json, orjson, sys, time
 start = time.process_time()
@@ -98,7 +99,23 @@ def main() -> None:
             size = f"{path.stat().st_size / 1e6:.0f} MB"
             print(f"| {name} | {size} | {run['added']:,} | {figures(run, decoded)} | ≤ 7× |", flush=True)
             path.unlink()
+        import_sessions(Path(folder))
         print(f"\nMeasured {time.strftime('%Y-%m-%d')}.\n")
+
+
+def import_sessions(folder: Path) -> None:
+    """Many small files, one session each: CPU, and the size of the table beside that of the files."""
+    sessions, table = folder / "sessions", folder / "sessions.table"
+    write_codex_sessions(sessions, NUM_SESSIONS)
+    size = sum(path.stat().st_size for path in sessions.rglob("*.jsonl"))
+    run = min((watched(IMPORT, str(sessions), f"{table}{number}", "1") for number in range(2)), key=itemgetter("cpu"))
+    assert run["added"] == NUM_SESSIONS
+    written = [path.stat().st_size for path in Path(f"{table}0").iterdir()]
+    print(f"\n### Import: {NUM_SESSIONS:,} Codex sessions, a file each, {size / 1e6:.0f} MB, one worker\n")
+    print("| CPU | wall clock | peak memory | table / files in bytes | files of the table | target |")
+    print("|---|---|---|---|---|---|")
+    print(f"| {run['cpu']:.1f} s | {run['wall']:.1f} s | {run['megabytes']:.0f} MB | {sum(written) / size:.2f} "
+          f"| {len(written)} | ≤ 10 s, ≤ 1.5 |")  # fmt: skip
 
 
 def best_import(path: Path, folder: str, workers: int) -> tuple[dict[str, Any], float]:

@@ -180,6 +180,27 @@ def write_langfuse_traces(path: Path, num_records: int) -> None:
             file.write(json.dumps({"trace": trace, "observations": observations}) + "\n")
 
 
+def write_codex_sessions(folder: Path, num_sessions: int) -> None:
+    """Sessions of the Codex CLI, a file each: a question, a call, its result, an answer."""
+    draw = random.Random(5)
+    for number in range(num_sessions):
+        time = f"2026-01-01T00:00:{number % 60:02d}Z"
+
+        def line(kind: str, payload: dict[str, Any], time: str = time) -> str:
+            return json.dumps({"timestamp": time, "type": kind, "payload": payload}) + "\n"
+
+        call_id = f"call_{draw.getrandbits(64):x}"
+        question = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _text(draw, 30)}]}
+        call = {"type": "function_call", "name": "shell", "arguments": '{"command": ["ls"]}', "call_id": call_id}
+        result = {"type": "function_call_output", "call_id": call_id, "output": _text(draw, 20)}
+        answer = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": _text(draw, 30)}]}
+        lines = [line("session_meta", {"id": f"s-{number:06d}", "cwd": "/srv/shop", "cli_version": "0.42.0"})]
+        lines += [line("response_item", item) for item in (question, call, result, answer)]
+        path = folder / f"{number % 100:02d}" / f"rollout-{number:06d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
+
+
 # The formats that are imported most: the name of each in the table, its file, and how it is written.
 FORMATS: dict[str, tuple[str, Callable[[Path, int], None]]] = {
     "NeMo Gym with token ids": ("tokens.jsonl", write_rollouts_with_tokens),
