@@ -134,7 +134,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "the prompt opens the reasoning": Family(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\nHere are my steps:\n{% endif %}",
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
         ("<|im_end|>",),
         refused="prompt_not_continued",
     ),
