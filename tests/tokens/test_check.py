@@ -1,7 +1,7 @@
 """What a template can do is found by trying it."""
 
 import pytest
-from token_families import CALLS, SHARED, small_backend, small_tokenizer
+from token_families import CALLS, CHATML, SHARED, small_backend, small_tokenizer
 
 from pairwright.tokens.stage.check import check_template
 from pairwright.tokens.stage.template_cases import CASES, find_values
@@ -33,7 +33,6 @@ def test_a_template_with_tools_shows_a_call_in_its_example() -> None:
         ("channels, return becomes end", "rewrites_history"),
         ("channels, return becomes end", "no_parallel_calls"),
         ("drops old reasoning", "rewrites_history"),
-        ("the prompt opens the reasoning", "refused_plain"),
         ("no header, system in the first user", "refuses_system_in_the_middle"),
         ("results in groups, content dropped beside calls", "drops_content"),
         ("chatml", "no_calls"),
@@ -41,6 +40,12 @@ def test_a_template_with_tools_shows_a_call_in_its_example() -> None:
 )
 def test_quirks_are_named(name: str, quirk: str) -> None:
     assert quirk in names(name)
+
+
+def test_a_prompt_that_opens_the_reasoning_with_a_sentence_is_refused() -> None:
+    source = CHATML.replace("assistant\n' }}", "assistant\nHere are my steps:\n' }}")
+    tokenizer = ChatTokenizer(small_backend(), source, special_tokens={"eos_token": "<|im_end|>"})
+    assert "refused_plain" in [quirk.name for quirk in check_template(tokenizer).quirks]
 
 
 def test_every_case_says_what_became_of_it() -> None:
