@@ -142,7 +142,7 @@ def _locate_spoken(tokenizer: ChatTokenizer, chat: Chat, tools: list[Json] | Non
     if result.stop is None and require_stop:
         raise Refusal("no_stop", "no stop token follows the turn", message=turn)
     grammar = learn_grammar(tokenizer, tokenizer.renderer(tools))
-    if fault := explain_broken_thought(grammar, result.rendered.text, result.start, result.end):
+    if require_stop and (fault := explain_broken_thought(grammar, result.rendered.text, result.start, result.end)):
         raise Refusal("prompt_not_continued", fault, message=turn)
     left_out = find_left_out(result.rendered, [*chat[:turn], result.message], tools, {turn: result.end})
     return Located(

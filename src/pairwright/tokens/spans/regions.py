@@ -160,7 +160,10 @@ class Finder:
             region = region._replace(stop=None)
         if region.stop is None and require_stop:
             return Unfit("no_stop", "no stop token follows the turn")
-        if fault := explain_broken_thought(self._grammar, self._rendered.text, region.start, region.end):
+        # An answer that was cut short may end inside its thought.
+        if require_stop and (
+            fault := explain_broken_thought(self._grammar, self._rendered.text, region.start, region.end)
+        ):
             return Unfit("prompt_not_continued", fault)
         if learnt.literals_rewritten:
             self._rewritten.append(turn)
