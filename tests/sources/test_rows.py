@@ -9,7 +9,6 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import SHARED
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Message
 from pairwright.sources.datasets import rows
@@ -18,6 +17,7 @@ from pairwright.sources.fields import BadRecord
 from pairwright.sources.format import Options, Origin, Rejected
 from pairwright.sources.reading import Layout, detect, read_file
 
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 Q, GOOD, BAD = "Which knot holds?", "The bowline.", "The granny."
 ASKED = {"role": "user", "content": Q}
 SAID = {"role": "assistant", "content": GOOD}
