@@ -176,18 +176,22 @@ def _at(value: Any, path: Path, where: str) -> Any:
     for position, step in enumerate(path):
         if step is None:
             if not isinstance(value, list):
-                raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} is {kind_of(value)}, not a list)")
+                raise BadRecord(
+                    f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, not a list)"
+                )
             items = [_at(item, path[position + 1 :], where) for item in value]
             # A list of lists of candidates is one list of candidates.
             nested = None in path[position + 1 :]
             return [inner for item in items for inner in item] if nested else items
         if isinstance(step, int):
             if not isinstance(value, list) or not -len(value) <= step < len(value):
-                raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} has no item {step})")
+                raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} has no item {step})")
             value = value[step]
             continue
         if not isinstance(value, dict):
-            raise BadRecord(f"{where} leads nowhere ({_shown(path[:position])} is {kind_of(value)}, without {step!r})")
+            raise BadRecord(
+                f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, without {step!r})"
+            )
         if step in value:
             value = value[step]
             continue
@@ -198,7 +202,7 @@ def _at(value: Any, path: Path, where: str) -> Any:
                 return _at(value[key], path[end:], where)
         keys = ", ".join(list(map(str, value))[:_NUM_KEYS]) + (", ..." if len(value) > _NUM_KEYS else "")
         raise BadRecord(
-            f"{where} leads nowhere (no {step!r} in {_shown(path[:position])}, which has {keys or 'no keys'})"
+            f"{where} leads nowhere (no {step!r} in {_spell(path[:position])}, which has {keys or 'no keys'})"
         )
     return value
 
@@ -283,7 +287,7 @@ def _joined(values: list[Any], where: str) -> str:
     return "\n\n".join(value for value in values if value)
 
 
-def _shown(path: Path) -> str:
+def _spell(path: Path) -> str:
     text = ""
     for step in path:
         text += f".{step}" if isinstance(step, str) else "[]" if step is None else f"[{step}]"

@@ -305,25 +305,25 @@ def _kept(
     names_identity = not (options.task is options.run is options.step is None)
     changes = task.reward is not None or options.reward is not None or names_identity
     finish = partial(_finish, task, result, names_identity) if changes else None
-    for found in read_units(units, task.layout, task.options, finish):
-        if isinstance(found, Rejected):
+    for record in read_units(units, task.layout, task.options, finish):
+        if isinstance(record, Rejected):
             result.counts[task.layout.format]["quarantined"] += 1
-            result.reasons[general_reason(found.reason)] += 1
-            result.examples.setdefault(general_reason(found.reason), example_of(found))
-            write_rejected(encode(found) + b"\n")
+            result.reasons[general_reason(record.reason)] += 1
+            result.examples.setdefault(general_reason(record.reason), example_of(record))
+            write_rejected(encode(record) + b"\n")
             continue
-        if found.tokens is not None and found.source and (found.source.file, found.source.line) in redacted:
-            found = _without_ids(found)
+        if record.tokens is not None and record.source and (record.source.file, record.source.line) in redacted:
+            record = _without_ids(record)
         if task.scores is not None:
-            result.score_keys = result.score_keys or matching_keys(found)
-            match = task.scores.of(found)
+            result.score_keys = result.score_keys or matching_keys(record)
+            match = task.scores.of(record)
             if match is not None:
                 score, key = match
                 result.scores_used.add(str(key))
-                found = replace(found, reward=score.reward)
+                record = replace(record, reward=score.reward)
                 if score.task is not None:
-                    found = replace(found, eid=replace(found.eid, task=score.task))
-        yield found
+                    record = replace(record, eid=replace(record.eid, task=score.task))
+        yield record
 
 
 def _finish(

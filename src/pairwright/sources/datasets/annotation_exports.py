@@ -78,15 +78,15 @@ def read_label_studio(value: Any, origin: Origin, options: Options) -> Iterator[
             continue
         for result in optional_items(annotation.get("result"), "annotations[].result"):
             result = mapping(result, "annotations[].result[]")
-            said = optional_mapping(result.get("value"), "annotations[].result[].value")
+            value = optional_mapping(result.get("value"), "annotations[].result[].value")
             kind = result.get("type")
             name = str(result.get("from_name") or kind)
             if kind == "pairwise":
-                votes.setdefault(name, []).append(said.get("selected"))
+                votes.setdefault(name, []).append(value.get("selected"))
             elif kind in ("rating", "number"):
-                votes.setdefault(name, []).append(said.get(kind))
+                votes.setdefault(name, []).append(value.get(kind))
             elif kind == "choices":
-                choices = optional_items(said.get("choices"), "choices")
+                choices = optional_items(value.get("choices"), "choices")
                 votes.setdefault(name, []).append(choices[0] if len(choices) == 1 else choices)
     info = small_fields(row, frozenset({"data", "annotations", "predictions", "drafts"}))
     yield from _read(LABEL_STUDIO, origin, options, mapping(row.get("data"), "data"), votes, info)

@@ -108,12 +108,12 @@ def _messages(turns: list[Any]) -> tuple[list[Message], list[ErrorSite]]:
             waiting = calls if calls else waiting
         error = turn.get("tool_error")
         if error:
-            said = error if isinstance(error, str) else messages[-1].text
+            text_of_error = error if isinstance(error, str) else messages[-1].text
             meta = turn.get("error_meta")
             meta = meta if isinstance(meta, dict) else {}
-            kind = failure_kind(meta.get("type", said), failure_kind(said, "tool_error"))
+            kind = failure_kind(meta.get("type", text_of_error), failure_kind(text_of_error, "tool_error"))
             tool = call.name if call else calls[0].name if calls else None
-            errors.append(ErrorSite(number, kind, said, tool=tool, call_id=call_id, meta=meta))
+            errors.append(ErrorSite(number, kind, text_of_error, tool=tool, call_id=call_id, meta=meta))
     return messages, errors
 
 
