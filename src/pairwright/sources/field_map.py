@@ -176,9 +176,7 @@ def _at(value: Any, path: Path, where: str) -> Any:
     for position, step in enumerate(path):
         if step is None:
             if not isinstance(value, list):
-                raise BadRecord(
-                    f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, not a list)"
-                )
+                raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, not a list)")
             items = [_at(item, path[position + 1 :], where) for item in value]
             # A list of lists of candidates is one list of candidates.
             nested = None in path[position + 1 :]
@@ -189,9 +187,7 @@ def _at(value: Any, path: Path, where: str) -> Any:
             value = value[step]
             continue
         if not isinstance(value, dict):
-            raise BadRecord(
-                f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, without {step!r})"
-            )
+            raise BadRecord(f"{where} leads nowhere ({_spell(path[:position])} is {kind_of(value)}, without {step!r})")
         if step in value:
             value = value[step]
             continue
