@@ -202,14 +202,14 @@ def test_no_token_is_a_clean_zero(loss, aggregation):
     assert logps.grad.shape == (0,)
 
 
-@pytest.mark.parametrize("loss", ["token", "gspo", "cispo"])
+@pytest.mark.parametrize("loss", ["token", "gspo", "cispo", "sapo", "vespo"])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize("apart", [-500.0, 500.0])
 def test_extreme_ratios_have_finite_losses_and_gradients(loss, advantage, apart):
     logps = torch.tensor([-1.0, -600.0], requires_grad=True)
     old = logps.detach() - apart
     tokens = PolicyTokens(logps, torch.full((2,), advantage), torch.tensor([0, 1]), 2, old, old)
-    result = policy_loss(tokens, PolicyOptions(loss=loss, kl_weight=0.1))
+    result = policy_loss(tokens, PolicyOptions(loss=loss, kl_weight=0.1, kl_correction=True))
     result.total.backward()
     assert result.total.isfinite()
     assert logps.grad.isfinite().all()
@@ -218,8 +218,11 @@ def test_extreme_ratios_have_finite_losses_and_gradients(loss, advantage, apart)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"loss": "ppo"}, "loss: got 'ppo', expected 'token', 'gspo' or 'cispo'"),
-        ({"aggregation": "mean"}, "aggregation: got 'mean', expected 'token', 'sequence' or 'constant'"),
+        ({"loss": "ppo"}, "loss: got 'ppo', expected 'token', 'gspo', 'cispo', 'sapo' or 'vespo'"),
+        (
+            {"aggregation": "mean"},
+            "aggregation: got 'mean', expected 'token', 'sequence', 'constant' or 'sequence_sum'",
+        ),
     ],
 )
 def test_unknown_names_are_refused(changes, words):
@@ -282,3 +285,29 @@ def test_runs_without_any_reward_of_a_token_have_no_advantages():
     assert [run.tolist() for run in token_advantages([torch.zeros(2), torch.zeros(0)], torch.tensor([0, 0]))] == [
         [0, 0], []
     ]  # fmt: skip
+
+
+def test_the_kl_with_its_correction_has_the_gradient_of_the_kl():
+    """Over all tokens of a distribution, weighted by the old probability, E[ρ k1] is KL(π‖ref) and k1 alone is not."""
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    old = torch.log_softmax(torch.tensor([0.1, 0.4, -0.3], dtype=torch.float64), 0)
+    ref = torch.log_softmax(torch.tensor([-0.5, 0.2, 0.6], dtype=torch.float64), 0)
+    logps = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((logps.exp() * (logps - ref)).sum(), logits, retain_graph=True)
+    for is_corrected, is_equal in ((True, True), (False, False)):
+        options = PolicyOptions(kl_weight=1.0, kl_estimator="k1", kl_correction=is_corrected, aggregation="token")
+        tokens = PolicyTokens(logps, torch.zeros(3), torch.arange(3), 3, old, ref, weights_S=old.exp())
+        (ours,) = torch.autograd.grad(policy_loss(tokens, options).total, logits, retain_graph=True)
+        assert torch.allclose(ours, exact) == is_equal
+
+
+def test_a_sampling_ratio_is_bounded_counted_and_one_where_nothing_was_recorded():
+    logps = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    recorded = torch.tensor([-1.0 - math.log(4), -1.0 + math.log(2), math.nan])  # ratios 4, 1/2 and none
+    tokens = PolicyTokens(logps, torch.ones(3), torch.zeros(3, dtype=torch.long), 1, logps.detach(), sampling_logps_N=recorded)  # fmt: skip
+    result = policy_loss(tokens, PolicyOptions(max_sampling_ratio=2.0))
+    result.total.backward()
+    assert logps.grad.tolist() == pytest.approx([-2.0, -0.5, -1.0])
+    assert result.num_truncated == 1
+    with pytest.raises(ConfigError, match="needs recorded log-probabilities"):
+        policy_loss(four_tokens(), PolicyOptions(max_sampling_ratio=2.0))

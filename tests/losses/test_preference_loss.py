@@ -15,6 +15,8 @@ from pairwright.losses import (
     PreferenceOptions,
     check_preference,
     length_weights,
+    match_partners,
+    policy_weights,
     preference_loss,
     sft_loss,
     sum_by_sequence,
@@ -66,9 +68,9 @@ def rows(logps, index):
     taken = {
         field.name: value[index]
         for field in fields(logps)
-        if (value := getattr(logps, field.name)) is not None and value.ndim
+        if isinstance(value := getattr(logps, field.name), torch.Tensor) and value.ndim
     }
-    return replace(logps, **taken)
+    return replace(logps, **taken, partners={name: one.at(index) for name, one in logps.partners.items()})
 
 
 def with_gradient(logps):
@@ -116,6 +118,21 @@ HAND = [
     ("orpo", {}, 2 - BETA * math.log(sigma(math.log((math.exp(-2) / (1 - math.exp(-2))) / (math.exp(-3) / (1 - math.exp(-3))))))),
     # z₀ = 1: ½ σ(β (1 - 2)) + ½ σ(β (-3 - 1))
     ("kto", {}, 0.5 * sigma(-BETA) + 0.5 * sigma(-4 * BETA)),
+    # Averaged scores 1 and -1, as sigmoid with preference_average_log_probs.
+    ("sigmoid_norm", {}, -math.log(sigma(2 * LN3 / 5))),
+    ("bco_pair", {}, -math.log(sigma(2 * BETA)) - math.log(sigma(3 * BETA))),
+    # z = ln 3, m = σ(ln 3 / ln 3) with τ = ln 3: (1 - m) · ln(4/3) + m · 1/3
+    ("discopop", {"discopop_tau": LN3}, (1 - sigma(1)) * math.log(4 / 3) + sigma(1) / 3),
+    # A pair alone is its own partner: what is left is DPO.
+    ("aot", {}, -math.log(3 / 4)),
+    ("aot_unpaired", {"label_smoothing": 0.2}, -0.8 * math.log(3 / 4) - 0.2 * math.log(1 / 4)),
+    # f' of scores 2 and -3: forward KL 1 - e^-2 and 1 - e^3.
+    ("sigmoid", {"f_divergence": "forward_kl"}, -math.log(sigma(BETA * (math.exp(3) - math.exp(-2))))),
+    # Jensen-Shannon: log σ(2) - log σ(-3), the ln 2 cancels.
+    ("sigmoid", {"f_divergence": "js_divergence"}, -math.log(sigma(BETA * (math.log(sigma(2)) - math.log(sigma(-3)))))),
+    # α = 2: u - 1.
+    ("hinge", {"f_divergence": "alpha_divergence", "f_alpha": 2.0}, max(0.0, 1 - BETA * (math.exp(2) - math.exp(-3)))),
+    ("sigmoid", {"f_divergence": "alpha_divergence", "f_alpha": 1.0}, -math.log(3 / 4)),
     ("kto", {"desirable_weight": 2.0, "undesirable_weight": 3.0}, sigma(-BETA) + 1.5 * sigma(-4 * BETA)),
 ]  # fmt: skip
 
@@ -174,9 +191,15 @@ def test_the_sft_term_is_added_with_its_weight():
 def test_the_gradient_passes_gradcheck(name):
     logps, leaves = with_gradient(random_pairs())
     options = options_for(name, sft_loss_weight=0.3)
-    assert torch.autograd.gradcheck(
-        lambda c, r: preference_loss(name, replace(logps, chosen_B=c, rejected_B=r), options).loss_B, leaves
-    )
+    # The two halves of a term of aot_unpaired belong to different pairs: only their sum is a function's gradient.
+    is_summed = name == "aot_unpaired"
+    logps = replace(logps, weight_B=None) if is_summed else logps
+
+    def compute(chosen, rejected):
+        losses = preference_loss(name, replace(logps, chosen_B=chosen, rejected_B=rejected), options).loss_B
+        return losses.sum() if is_summed else losses
+
+    assert torch.autograd.gradcheck(compute, leaves)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -197,6 +220,8 @@ def test_micro_batches_give_the_update_of_the_whole_batch(name, cuts):
     (losses.loss_B.sum() / losses.weight_B.sum()).backward()
 
     parts, part_leaves = with_gradient(random_pairs())
+    # Partners are of the whole update, found before it is cut.
+    parts = replace(parts, partners=match_partners(check_preference(name, options_for(name)), parts))
     total_weight, start = parts.weight_B.sum(), 0
     for size in cuts:
         piece = rows(parts, torch.arange(start, start + size))
@@ -280,11 +305,11 @@ def test_the_reference_point_of_kto_has_no_gradient():
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("dpo", {}, "loss: got 'dpo', expected one of apo_down, apo_zero"),
+        ("dpo", {}, "loss: got 'dpo', expected one of aot, aot_unpaired, apo_down"),
         (
             "ipo",
             {"label_smoothing": 0.1},
-            "label_smoothing: got 0.1, but ipo does not use it: it is for exo_pair, robust, sigmoid, simpo",
+            "label_smoothing: got 0.1, but ipo does not use it: it is for aot, aot_unpaired, exo_pair, robust",
         ),
         ("orpo", {"ld_alpha": 0.5}, "ld_alpha: got 0.5, but orpo does not use it"),
         ("sigmoid", {"gamma": 1.0}, "gamma: got 1.0, but sigmoid does not use it: it is for simpo"),
@@ -294,6 +319,10 @@ def test_the_reference_point_of_kto_has_no_gradient():
         ("sigmoid", {"label_smoothing": -0.1}, "label_smoothing: got -0.1, expected at least 0"),
         ("sigmoid", {"betta": 0.1}, "unknown key 'betta'; did you mean 'beta'?"),
         ("nca_pair", {"use_margin": True}, "use_margin"),
+        ("nca_pair", {"f_divergence": "forward_kl"}, "f_divergence: got 'forward_kl', but nca_pair does not use it"),
+        ("aot", {"preference_average_log_probs": True}, "aot and aot_unpaired compare sums"),
+        ({"apo_zero": 1.0, "ipo": 1.0}, {"gamma": 1.0}, "gamma: got 1.0, but apo_zero + ipo do not use it"),
+        ({"sigmoid": 1.0, "sft": 1.0}, {}, "loss: got 'sft'"),
     ],
 )
 def test_what_a_loss_cannot_do_is_refused(name, changes, words):
@@ -358,3 +387,43 @@ def test_every_loss_has_its_line_on_the_page():
     page = Path(__file__).resolve().parents[2] / "docs" / "losses.md"
     listed = re.findall(r"^\| `(\w+)` \|", page.read_text(encoding="utf-8").split("## Policy")[0], re.M)
     assert sorted(listed) == NAMES
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_losses():
+    logps, options = random_pairs(), PreferenceOptions(beta=0.2)
+    both = preference_loss({"sigmoid": 0.8, "bco_pair": 0.2}, logps, options)
+    first, second = (preference_loss(name, logps, options) for name in ("sigmoid", "bco_pair"))
+    torch.testing.assert_close(both.loss_B, 0.8 * first.loss_B + 0.2 * second.loss_B)
+    assert torch.equal(both.chosen_rewards_B, first.chosen_rewards_B)
+
+
+def test_aot_compares_ranks_and_not_pairs():
+    """Log-ratios of the policy are 3 and 1, of the reference 0 and 2: sorted, 1 stands against 0 and 3 against 2."""
+    values = {
+        "chosen_B": [3.0, 1.0],
+        "rejected_B": [0.0, 0.0],
+        "ref_chosen_B": [0.0, 2.0],
+        "ref_rejected_B": [0.0, 0.0],
+    }
+    logps = PairLogps(**{name: torch.tensor(value) for name, value in values.items()}, num_chosen_B=torch.ones(2), num_rejected_B=torch.ones(2))  # fmt: skip
+    losses = preference_loss("aot", logps, PreferenceOptions(beta=1.0))
+    assert losses.loss_B.tolist() == pytest.approx([-math.log(sigma(1)), -math.log(sigma(1))])
+    # Scores of chosen 3 and -1, of rejected 0 and 0.
+    losses = preference_loss("aot_unpaired", logps, PreferenceOptions(beta=1.0))
+    assert losses.loss_B.sum().item() == pytest.approx(-math.log(sigma(3)) - math.log(sigma(-1)))
+
+
+def test_the_weights_of_wpo_are_geometric_means_of_aligned_probabilities():
+    # Chosen: p / Σp² of 2 and 1/2, mean 1. Rejected: 1/4. Their product is 1/4.
+    logps, squares = torch.tensor([0.5, 0.25, 0.1]).log(), torch.tensor([0.25, 0.5, 0.4]).log()
+    weights = policy_weights(logps.requires_grad_(), squares, torch.tensor([0, 0, 1]), 1)
+    assert weights.tolist() == pytest.approx([0.25])
+    assert not weights.requires_grad
+    options = PreferenceOptions(beta=BETA, use_weighting=True, sft_loss_weight=1.0)
+    losses = preference_loss("sigmoid", one_pair(policy_weight_B=0.25), options)
+    assert losses.loss_B.item() == pytest.approx(-0.25 * math.log(3 / 4) + 4)  # the likelihood is not weighted
+
+
+def test_weights_of_wpo_that_are_not_there_are_refused():
+    with pytest.raises(ConfigError, match="policy_weight_B: use_weighting needs it and the batch has none"):
+        preference_loss("sigmoid", one_pair(), PreferenceOptions(use_weighting=True))

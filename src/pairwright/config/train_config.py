@@ -15,8 +15,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 PREFERENCE_LOSS_NAMES = (  # those of losses.PREFERENCE_LOSSES, here for completion, which does not wait for torch
-    "sigmoid", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "exo_pair", "rpo", "simpo",
-    "orpo", "kto",
+    "sigmoid", "sigmoid_norm", "robust", "hinge", "ipo", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "bco_pair",
+    "exo_pair", "discopop", "aot", "aot_unpaired", "rpo", "simpo", "orpo", "kto",
 )  # fmt: skip
 
 
@@ -41,11 +41,14 @@ class ChannelWeights(Section):
     """Scored runs, by advantage within their group."""
     sdpo: Amount = 0.0
     """Error turns, distilled from the same model with a hint."""
+    kto: Amount = 0.0
+    """Scored runs, each good or bad on its own."""
 
     @model_validator(mode="after")
     def _something(self) -> "ChannelWeights":
-        if not (self.dpo or self.sft or self.grpo or self.sdpo):
-            raise ValueError("every channel has weight 0: give one of dpo, sft, grpo, sdpo a weight")
+        if not any(self.model_dump().values()):
+            names = ", ".join(type(self).model_fields)
+            raise ValueError(f"every channel has weight 0: give one of {names} a weight")
         return self
 
 
@@ -82,6 +85,16 @@ class PreferenceTerms(Named):
     """kto: weight of chosen sides."""
     undesirable_weight: Amount = 1.0
     """kto: weight of rejected sides."""
+    f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = _also(
+        "f_divergence", "f_divergence_type", default="reverse_kl"
+    )
+    """Divergence from the reference that the loss is derived from (f-DPO); reverse_kl is DPO's."""
+    f_alpha: Amount = _also("f_alpha", "f_alpha_divergence_coef", default=0.5)
+    """α of alpha_divergence; 1 is reverse_kl."""
+    discopop_tau: Annotated[float, Field(gt=0)] = 0.05
+    """discopop: temperature of the change from the logistic to the exponential loss."""
+    use_weighting: bool = False
+    """Weight each pair by how likely the policy itself makes its two sides (WPO)."""
 
 
 class PreferenceLossName(Named):
@@ -89,6 +102,32 @@ class PreferenceLossName(Named):
 
     loss: str = _also("loss", "preference_loss", "loss_type", default="sigmoid")
     """Preference loss, by its name in docs/losses.md; dpo is sigmoid."""
+    mixture: dict[str, Amount] = Field(default={})
+    """Several losses, each with its weight, in the place of `loss`: {sigmoid: 0.8, bco_pair: 0.2}."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_mixture(cls, data: Any) -> Any:
+        """TRL's lists `loss_type` and `loss_weights`."""
+        if not isinstance(data, dict) or not isinstance(names := data.get("loss_type"), list | tuple):
+            return data
+        data = dict(data)
+        del data["loss_type"]
+        weights = data.pop("loss_weights", None) or [1.0] * len(names)
+        if len(weights) != len(names):
+            raise ValueError(f"loss_weights: got {len(weights)} weights for {len(names)} losses")
+        return data | {"mixture": dict(zip(names, weights, strict=True))}
+
+    @field_validator("mixture")
+    @classmethod
+    def _check_mixture(cls, mixture: dict[str, float]) -> dict[str, float]:
+        if "sft" in mixture:
+            raise ValueError(f"sft is a channel of its own: set train.channels.sft={mixture['sft']:g}")
+        if unknown := sorted(set(mixture) - set(PREFERENCE_LOSS_NAMES)):
+            raise ValueError(f"got {', '.join(unknown)}, expected some of {', '.join(PREFERENCE_LOSS_NAMES)}")
+        if mixture and not any(mixture.values()):
+            raise ValueError("every loss has weight 0: give one of them a weight")
+        return mixture
 
     @field_validator("loss")
     @classmethod
@@ -107,14 +146,25 @@ class PreferenceLossName(Named):
 class PreferenceConfig(PreferenceTerms, PreferenceLossName):  # keys of the last base come first
     """The preference channel."""
 
+    reference_sync: Positive | None = _also("reference_sync", "ref_model_sync_steps", default=None)
+    """Updates after which the reference moves towards the policy (TR-DPO); null leaves it as it is."""
+    reference_mixup: Share = _also("reference_mixup", "ref_model_mixup_alpha", default=0.6)
+    """Share of the policy's weights in the reference after it has moved."""
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """The losses that count, with their weights."""
+        return {name: weight for name, weight in self.mixture.items() if weight} or {self.loss: 1.0}
+
 
 class PolicyTerms(Named):
     """What the policy loss takes."""
 
-    loss: Literal["token", "gspo", "cispo"] = "token"
-    """Token ratio, sequence ratio, or clipped importance weights."""
-    aggregation: Literal["token", "sequence", "constant"] = "token"
-    """What the sum over tokens is divided by."""
+    loss: Literal["token", "gspo", "cispo", "sapo", "vespo"] = "token"
+    """Ratio of tokens or of sequences (gspo), clipped importance weights (cispo), soft gates (sapo), or gamma weights
+    of whole sequences (vespo)."""
+    aggregation: Literal["token", "sequence", "constant", "sequence_sum"] = "token"
+    """What the sum over tokens is divided by; gspo with sequence_sum is LUSPO."""
     constant_length: Positive = 1024
     """aggregation constant: the length that every sequence counts as."""
     clip_low: Amount = 0.2
@@ -127,6 +177,23 @@ class PolicyTerms(Named):
     """Weight of the divergence from the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of that divergence."""
+    kl_correction: bool = _also("kl_correction", "use_bias_correction_kl", default=False)
+    """Multiply the estimate by the ratio, so that its gradient has the term of the sampling, too."""
+    sapo_temperature_positive: Annotated[float, Field(gt=0)] = _also(
+        "sapo_temperature_positive", "sapo_temperature_pos", default=1.0
+    )
+    """sapo: steepness of the gate where the advantage is above 0."""
+    sapo_temperature_negative: Annotated[float, Field(gt=0)] = _also(
+        "sapo_temperature_negative", "sapo_temperature_neg", default=1.05
+    )
+    """sapo: steepness of the gate elsewhere."""
+    vespo_positive: tuple[Amount, Amount] = (2.0, 3.0)
+    """vespo: k and λ of the gamma weight where the advantage is not below 0."""
+    vespo_negative: tuple[Amount, Amount] = (3.0, 2.0)
+    """vespo: k and λ elsewhere."""
+    max_sampling_ratio: Annotated[float, Field(gt=0)] | None = None
+    """Truncated importance sampling: ratios are to the initial policy, computed by the trainer, and each token counts
+    by π_initial / π_recorded, at most this much; null takes ratios to the recorded log-probabilities."""
 
 
 class AdvantageName(Named):
@@ -138,6 +205,21 @@ class AdvantageName(Named):
 
 class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
+
+
+class KtoConfig(Named):
+    """The channel of runs that are good or bad on their own."""
+
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """kto compares with the mean divergence from the reference, apo_zero_unpaired with 0."""
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Strength of the pull to the reference (β)."""
+    threshold: float | None = None
+    """Runs with this reward or more are desirable; null is halfway between the lowest and the highest reward."""
+    desirable_weight: Amount = 1.0
+    """Weight of desirable runs (λ_D)."""
+    undesirable_weight: Amount = 1.0
+    """Weight of the others (λ_U)."""
 
 
 class DistillTerms(Named):
@@ -204,6 +286,7 @@ class TrainConfig(Named):
     dpo: PreferenceConfig = PreferenceConfig()
     grpo: PolicyConfig = PolicyConfig()
     sdpo: DistillConfig = DistillConfig()
+    kto: KtoConfig = KtoConfig()
     # epochs, batches and order of the data
     epochs: Positive = _also("epochs", "max_num_epochs", default=1)
     """Passes over the data of the first channel."""
@@ -298,8 +381,8 @@ class TrainConfig(Named):
                 raise ValueError(f"{name}: sequences are cut where they are encoded: set tokens.{name}")
         kind = data.pop("training_type", None)
         if kind is not None:
-            if kind not in ("dpo", "sft", "grpo"):
-                raise ValueError(f"training_type: got {kind!r}, expected dpo, sft or grpo")
+            if kind not in ("dpo", "sft", "grpo", "kto"):
+                raise ValueError(f"training_type: got {kind!r}, expected dpo, sft, grpo or kto")
             if "channels" in data:
                 raise ValueError("training_type: give it or channels, not both")
             data["channels"] = {"dpo": 0.0, kind: 1.0}
@@ -322,6 +405,12 @@ class TrainConfig(Named):
             raise ValueError("sharding: 4-bit weights cannot be sharded: leave out quantization or sharding")
         if self.sharding != "none" and self.optimizer != "adamw":
             raise ValueError(f"sharding: the state of {self.optimizer} cannot be sharded: set optimizer to adamw")
+        if self.dpo.reference_sync is not None and self.finetuning_type != "all_weights":
+            raise ValueError("dpo.reference_sync: averages of adapters are not those of models: train all weights")
+        if self.dpo.reference_sync is not None and self.reference != "initial":
+            raise ValueError("dpo.reference_sync: the reference begins as the initial model: leave out reference")
+        if self.grpo.max_sampling_ratio is not None and self.reference != "initial":
+            raise ValueError("grpo.max_sampling_ratio: the old policy is the initial model: leave out reference")
         if self.min_learning_rate > self.learning_rate:
             raise ValueError("min_learning_rate: more than learning_rate")
         return self

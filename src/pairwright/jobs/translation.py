@@ -22,9 +22,13 @@ def refuse_untranslatable(train: TrainConfig, *, trainer: str, losses: tuple[str
     """Raise if options are set that `trainer` does not support. `more`: further options, key to whether it is set."""
     # Options by key, and whether each asks for something that only the local trainer does.
     asked = {
-        "train.channels": (train.channels.sft, train.channels.grpo, train.channels.sdpo) != (0, 0, 0),
+        "train.channels": any(weight for name, weight in train.channels.model_dump().items() if name != "dpo"),
         "train.channels.dpo": train.channels.dpo != 1.0,
         "train.dpo.use_margin": train.dpo.use_margin,
+        "train.dpo.mixture": bool(train.dpo.mixture),
+        "train.dpo.f_divergence": train.dpo.f_divergence != "reverse_kl",
+        "train.dpo.use_weighting": train.dpo.use_weighting,
+        "train.dpo.reference_sync": train.dpo.reference_sync is not None,
         "train.reference": train.reference != "initial",
         "train.quantization": train.quantization != "none",
         "train.early_stopping_patience": train.early_stopping_patience is not None,

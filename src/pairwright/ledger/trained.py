@@ -2,7 +2,7 @@
 
 One row for each turn of each sequence that the channels hold, drawn or not:
 
-    channel   dpo, sft, grpo, sdpo
+    channel   dpo, sft, grpo, sdpo, kto
     id        the pair, or the experience
     side      chosen or rejected; empty for an experience
     turn      index of the message, -1 where recorded spans cannot be assigned to messages

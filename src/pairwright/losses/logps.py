@@ -48,6 +48,8 @@ class TokenStats:
     """Mean of the logits over the vocabulary (TRL's `logits/chosen`, `logits/rejected`)."""
     is_top1_N: Tensor
     """1 where no token is likelier than the target, else 0 (TRL's `mean_token_accuracy`)."""
+    log_sum_squares_N: Tensor
+    """log Σ p², for the weights of WPO."""
 
 
 def masked_logps(
@@ -83,8 +85,8 @@ def masked_logps_stats(
 ) -> tuple[Tensor, TokenStats]:
     """`masked_logps`, and beside it the statistics of the same distributions, for two more passes over each chunk."""
     head = _Head(scale, softcap, temperature, chunk_size, with_stats=True)
-    logps_N, stats_3N = _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
-    return logps_N, TokenStats(*stats_3N)
+    logps_N, stats_4N = _apply(hidden_NH, weight_VH, bias_V, targets_N, head)
+    return logps_N, TokenStats(*stats_4N)
 
 
 def sum_by_sequence(logps_N: Tensor, sequence_N: Tensor, num_sequences: int) -> tuple[Tensor, Tensor]:
@@ -162,11 +164,11 @@ def _log_softmax(logits_CV: Tensor) -> Tensor:
 
 
 def _stats_chunk(logits_CV: Tensor, logps_CV: Tensor, target_logps_C: Tensor) -> Tensor:
-    """The fields of TokenStats for a chunk, (3, C)."""
+    """The fields of TokenStats for a chunk, (4, C)."""
     entropy_C = torch.special.entr(logps_CV.exp()).sum(-1)
     mean_logit_C = logits_CV.mean(-1, dtype=logps_CV.dtype)
     is_top1_C = (target_logps_C >= logps_CV.amax(-1)).to(logps_CV.dtype)
-    return torch.stack([entropy_C, mean_logit_C, is_top1_C])
+    return torch.stack([entropy_C, mean_logit_C, is_top1_C, torch.logsumexp(2 * logps_CV, -1)])
 
 
 def _logit_grads(logps_CV: Tensor, slope_CV: Tensor | None, targets_C: Tensor, head: _Head) -> Tensor:
@@ -188,7 +190,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         wide = _wide(weight_VH.dtype)
         logps_N = hidden_NH.new_empty(len(hidden_NH), dtype=wide)
-        stats_3N = logps_N.new_empty(3, len(hidden_NH) if head.with_stats else 0)
+        stats_4N = logps_N.new_empty(4, len(hidden_NH) if head.with_stats else 0)
         # Head frozen: only the hidden states need a gradient, which is made here, so nothing is computed twice.
         hidden_only = grad and ctx.needs_input_grad[0] and not any(ctx.needs_input_grad[1:3])
         grads_NH = torch.empty_like(hidden_NH) if hidden_only else None
@@ -198,7 +200,7 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             logps_CV = _log_softmax(logits_CV)
             logps_N[chunk] = logps_CV.gather(1, targets_N[chunk, None])[:, 0]
             if head.with_stats:
-                stats_3N[:, chunk] = _stats_chunk(logits_CV, logps_CV, logps_N[chunk])
+                stats_4N[:, chunk] = _stats_chunk(logits_CV, logps_CV, logps_N[chunk])
             del logits_CV
             if grads_NH is not None:
                 grads_CV = _logit_grads(logps_CV, slope_CV, targets_N[chunk], head)
@@ -208,8 +210,8 @@ class _MaskedLogps(torch.autograd.Function):  # type: ignore[misc]
             del logps_CV, slope_CV  # (C, V) blocks must not live into the next chunk
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, grads_NH)
         ctx.head, ctx.last_chunk = head, last_chunk
-        ctx.mark_non_differentiable(stats_3N)
-        return logps_N, stats_3N
+        ctx.mark_non_differentiable(stats_4N)
+        return logps_N, stats_4N
 
     @staticmethod
     @once_differentiable

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+MAX_EXPONENT = 80.0  # e^80 is finite in float32
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -29,6 +31,10 @@ class Scores:
     """Negative log-likelihood of the chosen side per token, for orpo."""
     reference_point: Tensor
     """z₀, for kto."""
+    partner_chosen_B: Tensor
+    """aot: what the chosen side is compared with, see `losses.transport`."""
+    partner_rejected_B: Tensor
+    """aot_unpaired: the same for the rejected side."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Strength:
     label_smoothing: float = 0.0
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
+    discopop_tau: float = 0.05
 
 
 def sigmoid(scores: Scores, strength: Strength) -> Tensor:
@@ -88,6 +95,43 @@ def nca_pair(scores: Scores, strength: Strength) -> Tensor:
     """−log σ(r_c) − ½ log σ(−r_c) − ½ log σ(−r_r), r = β s. NCA (Chen et al. 2024, its loss for K = 2)."""
     chosen_B, rejected_B = strength.beta * scores.chosen_B, strength.beta * scores.rejected_B
     return -logsigmoid(chosen_B) - 0.5 * logsigmoid(-chosen_B) - 0.5 * logsigmoid(-rejected_B)
+
+
+def bco_pair(scores: Scores, strength: Strength) -> Tensor:
+    """−log σ(r_c) − log σ(−r_r), r = β s. BCO (Jung et al. 2024) with a reward shift of 0, as TRL has it."""
+    return -logsigmoid(strength.beta * scores.chosen_B) - logsigmoid(-strength.beta * scores.rejected_B)
+
+
+def discopop(scores: Scores, strength: Strength) -> Tensor:
+    """(1 − m) · −log σ(z) + m · e^−z with m = σ(z/τ). DiscoPOP's log-ratio modulated loss (Lu et al. 2024, eq. 5)."""
+    z_B = _z(scores, strength)
+    mix_B = torch.sigmoid(z_B / strength.discopop_tau)
+    # e^−z is bounded where it does not count: m is 0 there to the last bit.
+    return (1 - mix_B) * -logsigmoid(z_B) + mix_B * torch.exp(-z_B.clamp(min=-MAX_EXPONENT))
+
+
+def aot(scores: Scores, strength: Strength) -> Tensor:
+    """`sigmoid` with the sorted log-ratios of the policy against the sorted ones of the reference.
+
+    AOT for pairs (Melnyk et al. 2024): distributions are compared, not pairs. The partner of a pair is the
+    reference's gap of its rank, less its own.
+    """
+    z_B, smoothing = _z(scores, strength) - strength.beta * scores.partner_chosen_B, strength.label_smoothing
+    return -(1 - smoothing) * logsigmoid(z_B) - smoothing * logsigmoid(-z_B)
+
+
+def aot_unpaired(scores: Scores, strength: Strength) -> Tensor:
+    """The same for the sorted scores of all chosen against those of all rejected sides (Melnyk et al. 2024).
+
+    Each side stands against the value of its partner, as a constant. Both halves together have the gradient of the
+    loss, and their mean its value.
+    """
+    z_2B = strength.beta * torch.stack(
+        [scores.chosen_B - scores.partner_chosen_B, scores.partner_rejected_B - scores.rejected_B]
+    )
+    smoothing = strength.label_smoothing
+    both_B = (-(1 - smoothing) * logsigmoid(z_2B) - smoothing * logsigmoid(-z_2B)).sum(0)
+    return both_B - both_B.detach() / 2
 
 
 def exo_pair(scores: Scores, strength: Strength) -> Tensor:

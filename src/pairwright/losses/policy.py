@@ -10,6 +10,7 @@ Invariant: tokens that are not there count for nothing. No token at all gives a 
 normaliser of 0.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,7 @@ from pairwright.losses.logps import sum_by_sequence
 
 # Bound of log-ratios before `exp`: without one, 0 · inf makes NaN in the backward pass.
 MAX_LOG_RATIO = 20.0
+MIN_LOG_WEIGHT = math.log(1e-8)  # of a whole sequence, for vespo
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class PolicyTokens:
     """log ref of each token; needed where `kl_weight` is not 0."""
     weights_S: Tensor | None = None
     """How much each sequence counts, in the sum and in what it is divided by; None counts all alike."""
+    sampling_logps_N: Tensor | None = None
+    """`max_sampling_ratio`: the recorded log-probabilities, where `old_logps_N` are the trainer's own; NaN as above."""
 
 
 class PolicyOptions(Options, PolicyTerms):
@@ -61,6 +65,8 @@ class PolicyLoss:
     ratio_sum: Tensor
     kl_sum: Tensor
     """Sum over tokens of the divergence estimate, without its weight; 0 without a reference."""
+    num_truncated: int = 0
+    """Tokens whose sampling ratio was above `max_sampling_ratio`."""
 
 
 def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
@@ -79,6 +85,36 @@ def clipped_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) ->
 def weighted_likelihood(ratio_N: Tensor, advantages_N: Tensor, logps_N: Tensor, options: PolicyTerms) -> Tensor:
     """−sg[min(ρ, 1+ε_h)] A log π: every token keeps a gradient. CISPO (MiniMax 2025, eq. 4–5, no lower bound)."""
     return -ratio_N.detach().clamp(max=1 + options.clip_high) * advantages_N * logps_N
+
+
+def gated_loss(ratio_N: Tensor, advantages_N: Tensor, options: PolicyTerms) -> Tensor:
+    """−(4/τ) σ(τ (ρ − 1)) A: the gradient fades out smoothly where ρ leaves 1. SAPO (Gao et al. 2025).
+
+    τ is `sapo_temperature_positive` where A > 0 and `sapo_temperature_negative` elsewhere.
+    """
+    positive, negative = options.sapo_temperature_positive, options.sapo_temperature_negative
+    tau_N = torch.where(advantages_N > 0, positive, negative).to(ratio_N.dtype)
+    return -torch.sigmoid(tau_N * (ratio_N - 1)) * 4 / tau_N * advantages_N
+
+
+def gamma_weighted_loss(
+    log_ratio_N: Tensor, sampling_N: Tensor | None, tokens: PolicyTokens, options: PolicyTerms
+) -> Tensor:
+    """−sg[φ(w)] A log π, with w = Π ρ over the sequence and φ(w) = w^k e^(λ (1 − w)). VESPO (Shen et al. 2026).
+
+    φ(1) = 1 and φ is small for sequences that the policy has become much likelier or unlikelier to write; k and λ
+    depend on the sign of A. A sampling ratio is a factor of w.
+    """
+    each_N = log_ratio_N.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if sampling_N is not None:
+        each_N = each_N + sampling_N.log().clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)
+    sums_S, _ = sum_by_sequence(each_N, tokens.sequence_N, tokens.num_sequences)
+    log_w_N = sums_S.clamp(MIN_LOG_WEIGHT, MAX_LOG_RATIO)[tokens.sequence_N]
+    is_good_N = tokens.advantages_N >= 0
+    shape_N = torch.where(is_good_N, options.vespo_positive[0], options.vespo_negative[0]).to(log_w_N.dtype)
+    rate_N = torch.where(is_good_N, options.vespo_positive[1], options.vespo_negative[1]).to(log_w_N.dtype)
+    phi_N = (rate_N + shape_N * log_w_N - rate_N * log_w_N.exp()).exp()
+    return -phi_N * tokens.advantages_N * tokens.logps_N
 
 
 def divergence(logps_N: Tensor, ref_logps_N: Tensor, estimator: str) -> Tensor:
@@ -106,21 +142,31 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         # All tokens of a sequence get one ratio, the geometric mean of theirs.
         log_ratio_N = _sequence_log_ratio(log_ratio_N, tokens)
     ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    sampling_N, num_truncated = _sampling_ratio(tokens, options)
     if options.loss == "cispo":
         loss_N = weighted_likelihood(ratio_N, advantages_N, logps_N, options)
+    elif options.loss == "sapo":
+        loss_N = gated_loss(ratio_N, advantages_N, options)
+    elif options.loss == "vespo":
+        loss_N = gamma_weighted_loss(log_ratio_N, sampling_N, tokens, options)
     else:
         loss_N = clipped_loss(ratio_N, advantages_N, options)
+    if sampling_N is not None and options.loss != "vespo":
+        loss_N = loss_N * sampling_N
     kl_sum = logps_N.new_zeros(())
     if tokens.ref_logps_N is not None:
         kl_N = divergence(logps_N, tokens.ref_logps_N, options.kl_estimator)
         kl_sum = kl_N.detach().sum()
-        loss_N = loss_N + options.kl_weight * kl_N
+        # E[ρ k] under the old policy is the KL itself, so its gradient has the term of the sampling as well.
+        loss_N = loss_N + options.kl_weight * (kl_N * ratio_N if options.kl_correction else kl_N)
     elif options.kl_weight:
         raise ConfigError("kl_weight: it needs the reference's log-probabilities and the batch has none")
     total, normaliser, num_sequences = aggregate(loss_N, tokens, options)
-    # Tokens whose ratio is clipped: too low with A < 0, too high with A > 0. CISPO has no lower bound.
-    too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0) & (options.loss != "cispo")
-    too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0)
+    # Tokens whose ratio is clipped: too low with A < 0, too high with A > 0. CISPO has no lower bound, SAPO and VESPO
+    # have none at all.
+    has_bounds = options.loss not in ("sapo", "vespo")
+    too_low_N = (ratio_N < 1 - options.clip_low) & (advantages_N < 0) & (has_bounds and options.loss != "cispo")
+    too_high_N = (ratio_N > 1 + options.clip_high) & (advantages_N > 0) & has_bounds
     return PolicyLoss(
         total=total,
         normaliser=normaliser,
@@ -131,6 +177,7 @@ def policy_loss(tokens: PolicyTokens, options: PolicyTerms) -> PolicyLoss:
         num_clipped_high=int(too_high_N.sum()),
         ratio_sum=ratio_N.detach().sum(),
         kl_sum=kl_sum,
+        num_truncated=num_truncated,
     )
 
 
@@ -138,7 +185,8 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
     """Sum, normaliser, and the number of sequences with tokens.
 
     token: every token counts alike (DAPO, BNPO). sequence: every sequence counts alike, its tokens share (GRPO).
-    constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025).
+    constant: as if every sequence had `constant_length` tokens (Dr. GRPO, Liu et al. 2025). sequence_sum: every
+    sequence counts by its length (LUSPO, with ratios of sequences).
     """
     sums_S, counts_S = sum_by_sequence(loss_N, tokens.sequence_N, tokens.num_sequences)
     weights_S = torch.ones_like(sums_S) if tokens.weights_S is None else tokens.weights_S
@@ -148,6 +196,8 @@ def aggregate(loss_N: Tensor, tokens: PolicyTokens, options: PolicyTerms) -> tup
         total, normaliser = (weights_S * sums_S).sum(), (weights_S * counts_S).sum()
     elif options.aggregation == "sequence":
         total, normaliser = (weights_S * sums_S / counts_S.clamp(min=1)).sum(), weight_sum
+    elif options.aggregation == "sequence_sum":
+        total, normaliser = (weights_S * sums_S).sum(), weight_sum
     else:
         # A token counts the same whatever the length of its sequence.
         total, normaliser = (weights_S * sums_S).sum(), weight_sum * options.constant_length
@@ -162,6 +212,22 @@ def _log_ratio(tokens: PolicyTokens) -> tuple[Tensor, int]:
     # log π − sg[log π] is 0 in value and has the gradient of log π.
     missing_N = tokens.old_logps_N.isnan()
     return tokens.logps_N - torch.where(missing_N, current_N, tokens.old_logps_N), int(missing_N.sum())
+
+
+def _sampling_ratio(tokens: PolicyTokens, options: PolicyTerms) -> tuple[Tensor | None, int]:
+    """min(π_old / π_sampled, bound) of each token: truncated importance sampling (Yao et al. 2025).
+
+    It corrects for what sampled a token not being quite the policy that the trainer computes: another precision or
+    another engine. 1 where nothing was recorded; no gradient. Second: how many were above the bound.
+    """
+    if options.max_sampling_ratio is None:
+        return None, 0
+    if tokens.old_logps_N is None or tokens.sampling_logps_N is None:
+        raise ConfigError("max_sampling_ratio: it needs recorded log-probabilities and those of the initial policy")
+    apart_N = (tokens.old_logps_N - tokens.sampling_logps_N).nan_to_num(0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    ratio_N = apart_N.exp()
+    is_above_N = ratio_N > options.max_sampling_ratio
+    return ratio_N.clamp(max=options.max_sampling_ratio).detach(), int(is_above_N.sum())
 
 
 def _sequence_log_ratio(log_ratio_N: Tensor, tokens: PolicyTokens) -> Tensor:

@@ -2,7 +2,7 @@
 
 train            the loop
 Policy           a model as the loop sees it: trees of tokens in, log-probabilities out
-CHANNELS         dpo, sft, grpo, sdpo
+CHANNELS         dpo, sft, grpo, sdpo, kto
 """
 
 import pairwright

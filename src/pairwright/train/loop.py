@@ -270,7 +270,7 @@ class Training:
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         for channel in self.channels:
-            channel.after_update(policy)
+            channel.after_update(policy, step + 1)
         return {**sums, "loss": (loss_value, 1.0), "grad_norm": (norm, 1.0)}
 
     def _count_trained(self, sums: Sums) -> Sums:

@@ -50,7 +50,7 @@ def train(
         output: Folder of the run: model, checkpoints, metrics.
         config: A configuration or its YAML file; `options` come on top of it.
         pairs: Pairs (channels dpo and sft), if they are not `data`.
-        experience: An experience table (channels grpo, sdpo and sft), if it is not `data`.
+        experience: An experience table (channels grpo, kto, sdpo and sft), if it is not `data`.
         validation: An experience table to validate sft on; pairs have their own split.
         tokens: Encoded sequences, if they are not `data`: they are trained as they are.
         loss: Preference loss, by its name in docs/losses.md.

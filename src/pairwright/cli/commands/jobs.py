@@ -30,7 +30,7 @@ def submit(
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's folder.", show_default=False)],
     model: Annotated[str, typer.Option(help="A model's folder; for a service the name of what it tunes.")],
     pairs: Annotated[Path | None, typer.Option(help="A pairs table.")] = None,
-    experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, sdpo).")] = None,
+    experience: Annotated[Path | None, typer.Option(help="An experience table (grpo, kto, sdpo).")] = None,
     config: File = None,
     override: Overrides = None,
     wait: Annotated[bool | None, typer.Option("--wait/--no-wait", help="Follow the job to its end.")] = None,

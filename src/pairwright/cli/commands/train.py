@@ -20,7 +20,7 @@ Pairs = Annotated[
 ]
 Runs = Annotated[
     str | None,
-    typer.Option(metavar=PLACE, help="An experience table (grpo, sdpo, sft); also s3://...", show_default=False),
+    typer.Option(metavar=PLACE, help="An experience table (grpo, kto, sdpo, sft); also s3://...", show_default=False),
 ]
 Tokens = Annotated[
     str | None,

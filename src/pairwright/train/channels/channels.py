@@ -28,7 +28,8 @@ from pairwright.train.batch_schedule import Order
 from pairwright.train.channels.distillation import DistillChannel, open_teacher
 from pairwright.train.channels.likelihood import LikelihoodChannel, Likely
 from pairwright.train.channels.policy_gradient import PolicyChannel
-from pairwright.train.channels.preference_channel import PreferenceChannel
+from pairwright.train.channels.preference_channel import PreferenceChannel, open_moving_reference
+from pairwright.train.channels.unpaired_channel import UnpairedChannel
 from pairwright.train.data import (
     DataError,
     PairData,
@@ -43,7 +44,7 @@ from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
 from pairwright.train.model.reference import ReferenceLogps
 
-CHANNELS = ("dpo", "sft", "grpo", "sdpo")
+CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
 
 class Channel(Protocol):
@@ -68,7 +69,7 @@ class Channel(Protocol):
     def parts(self, items: Array, num_all: int) -> list[Array]: ...
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None: ...
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]: ...
-    def after_update(self, policy: Policy) -> None: ...
+    def after_update(self, policy: Policy, num_updates: int) -> None: ...
     def followers(self) -> dict[str, Any]:
         """Tensors beside the weights that an update changes, by names of their own: a checkpoint has to hold them."""
         ...
@@ -136,8 +137,8 @@ def use_tokens(
         pairs, experience = (path, experience) if kind == "pairs" else (pairs, path)
     weights, held = config.train.channels, "pairs" if holds_pairs(tokens) else "runs"
     uses_pairs = pairs is not None and bool(weights.dpo or weights.sft)
-    # Sequences of pairs serve dpo and sft; those of runs serve grpo, and sft where no pairs do.
-    if not (uses_pairs if held == "pairs" else weights.grpo or (weights.sft and not uses_pairs)):
+    # Sequences of pairs serve dpo and sft; those of runs serve grpo and kto, and sft where no pairs do.
+    if not (uses_pairs if held == "pairs" else weights.grpo or weights.kto or (weights.sft and not uses_pairs)):
         raise ConfigError(
             f"tokens: {tokens} has the sequences of {held}, but no channel with a weight trains on them; "
             "see train.channels, or train without --tokens"
@@ -187,12 +188,14 @@ def load_channels(
     # Pairs come first, so channels[0] trains the curriculum.
     if pair_data is not None and pair_data.curriculum is not None:
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
-    if weights.grpo:
-        source = _require(experience, "grpo", "--experience")
+    if weights.grpo or weights.kto:
+        source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
         runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
-        order_of = partial(_order, config)
-        grpo = PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=settings.run_weight)
-        channels.append(grpo)
+        order_of, run_weight = partial(_order, config), settings.run_weight
+        if weights.grpo:
+            channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=run_weight))
+        if weights.kto:
+            channels.append(UnpairedChannel(runs, settings.kto, weights.kto, order_of, limits, run_weight=run_weight))
     if weights.sdpo:
         source = _require(experience, "sdpo", "--experience")
         hinted = load_distill_data(source, options, settings.sdpo, show, where=settings.where)
@@ -206,6 +209,8 @@ def load_channels(
     for channel in channels:
         if isinstance(channel, DistillChannel):
             channel.teacher = open_teacher(settings, policy, model, ranks)
+        elif isinstance(channel, PreferenceChannel):
+            channel.moving_reference = open_moving_reference(settings, model, ranks)
     _check_vocabulary(channels, policy, model)
     _compute_references(channels, policy, initial, output, settings, ranks, progress)
     return channels

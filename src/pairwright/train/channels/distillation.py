@@ -28,7 +28,7 @@ from pairwright.train.data import DistillData
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import trainable
-from pairwright.train.model.policy_model import Policy, open_policy
+from pairwright.train.model.policy_model import Policy, follow, open_policy
 
 ROWS_AT_ONCE = 256
 
@@ -102,11 +102,11 @@ class DistillChannel:
         }
         return sums["loss"] / max(total, 1e-12), measured
 
-    def after_update(self, policy: Policy) -> None:
+    def after_update(self, policy: Policy, num_updates: int) -> None:
         if self.teacher is not None:
             self.teacher.settle()
         if self._kind == "ema" and self.teacher is not None:
-            _follow(self.teacher, policy, self._ema_rate)
+            follow(self.teacher, policy, self._ema_rate)
 
     def followers(self) -> dict[str, Any]:
         """The weights of a teacher that follows the policy."""
@@ -145,15 +145,8 @@ def open_teacher(settings: TrainConfig, policy: Policy, model: Path, ranks: Rank
     teacher = open_policy(model, settings, ranks, is_trained=kind == "ema")
     teacher.model.eval()
     if kind == "ema":
-        _follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
+        follow(teacher, policy, 1.0)  # adapters begin at random: at the policy's own
     return teacher
-
-
-@torch.no_grad()
-def _follow(teacher: Policy, policy: Policy, rate: float) -> None:
-    # slow ← slow + rate · (fast − slow)
-    for slow, fast in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
-        slow.lerp_(fast, rate)
 
 
 def _student_tree(item: Distillation) -> Tree:

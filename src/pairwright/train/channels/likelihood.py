@@ -88,7 +88,7 @@ class LikelihoodChannel:
         }
         return -(weight_S * sums_S).sum() / max(total, 1e-12), sums
 
-    def after_update(self, policy: Policy) -> None:
+    def after_update(self, policy: Policy, num_updates: int) -> None:
         pass
 
     def followers(self) -> dict[str, Any]:

@@ -85,7 +85,8 @@ class PolicyChannel:
 
     @property
     def needs_reference(self) -> bool:
-        return self.options.kl_weight > 0
+        # Truncated importance sampling takes the initial policy, which the reference then is, as the old one.
+        return self.options.kl_weight > 0 or self.options.max_sampling_ratio is not None
 
     @property
     def fingerprint(self) -> str:
@@ -120,13 +121,16 @@ class PolicyChannel:
         reference_N = None
         if self.reference is not None:
             reference_N = torch.from_numpy(self.reference.of(trees)).to(policy.device)
+        recorded_N = torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device)
+        is_truncated = self.options.max_sampling_ratio is not None
         tokens = PolicyTokens(
             logps_N=scored.logps_N,
             advantages_N=torch.from_numpy(np.concatenate([self._advantage(item) for item in items])).to(policy.device),
             sequence_N=scored.branch_N,
             num_sequences=scored.num_branches,
-            old_logps_N=torch.from_numpy(np.concatenate([self._get_logps(item) for item in items])).to(policy.device),
-            ref_logps_N=reference_N,
+            old_logps_N=reference_N if is_truncated else recorded_N,
+            sampling_logps_N=recorded_N if is_truncated else None,
+            ref_logps_N=reference_N if self.options.kl_weight else None,
             weights_S=torch.from_numpy(self._weights[items]).to(policy.device),
         )
         losses = policy_loss(tokens, self.options)
@@ -140,11 +144,13 @@ class PolicyChannel:
             "num_tokens": (float(sum(tree.num_tokens for tree in trees)), 0.0),
             "trained_tokens": (float(len(scored.logps_N)), 0.0),
         }
-        if reference_N is not None:
+        if is_truncated:
+            sums["grpo/truncated"] = (float(losses.num_truncated), num)
+        if self.options.kl_weight:
             sums["grpo/kl"] = (float(losses.kl_sum), num)
         return losses.total / max(total, 1e-12), sums
 
-    def after_update(self, policy: Policy) -> None:
+    def after_update(self, policy: Policy, num_updates: int) -> None:
         pass
 
     def followers(self) -> dict[str, Any]:

@@ -3,31 +3,38 @@
 B  pairs of a part      S  branches, 2·B: chosen and rejected in turns      N  trained tokens
 """
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pairwright.config.train_config import PreferenceConfig
+from pairwright.config.train_config import PreferenceConfig, TrainConfig
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import length_weights, sum_by_sequence
 from pairwright.losses.preference import (
     PairLogps,
     PairLosses,
     check_preference,
-    mismatch_sums,
+    match_partners,
+    policy_weights,
     preference_loss,
-    reference_point,
 )
+from pairwright.losses.transport import Partners
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order, even_parts, micro_batches
+from pairwright.train.channels.unpaired_channel import find_reference_point
 from pairwright.train.data import PairData
 from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
-from pairwright.train.model.policy_model import Policy, Scored
+from pairwright.train.model.load_model import trainable
+from pairwright.train.model.policy_model import Policy, Scored, follow, open_policy
 from pairwright.train.model.reference import ReferenceLogps
+
+_SUMS = ("chosen_B", "rejected_B", "num_chosen_B", "num_rejected_B", "ref_chosen_B", "ref_rejected_B")
 
 
 class PreferenceChannel:
@@ -37,14 +44,16 @@ class PreferenceChannel:
 
     def __init__(self, data: PairData, options: PreferenceConfig, weight: float, order: Order, limits: Any) -> None:
         self.options = options
-        self.loss_name = options.loss
-        self.kind = check_preference(options.loss, self.options)
+        self.kind = check_preference(options.losses, self.options)
         self.data, self.weight, self.order, self._limits = data, weight, order, limits
         self.validation = data.validation
         self.counts = data.counts
         self.notes: list[str] = []
         self.reference: ReferenceLogps | None = None
+        self.moving_reference: Policy | None = None  # a second model, where `open_moving_reference` has one
         self._point: Tensor | None = None  # z₀ of the current update, for kto
+        self._places: dict[int, int] = {}  # item -> place among the partners of the current update, for aot
+        self._partners: dict[str, Partners] = {}
 
     @property
     def has_validation(self) -> bool:
@@ -56,7 +65,8 @@ class PreferenceChannel:
 
     @property
     def needs_reference(self) -> bool:
-        return self.kind.needs_reference
+        """Whether values of a fixed reference are wanted before the first update."""
+        return self.kind.needs_reference and self.options.reference_sync is None
 
     def reference_trees(self) -> list[Any]:
         """What the reference has to score, as functions that make the trees, with their sizes."""
@@ -64,7 +74,7 @@ class PreferenceChannel:
         # `item=item` binds the item of this iteration; trees are made when they are scored.
         wanted = [(self.data.num_tokens(item), lambda item=item: self.data.tree(item)) for item in items]
         if self.kind.needs_reference_point:
-            wanted += [(self.data.num_tokens(item), lambda item=item: self._mismatch(item)) for item in items]
+            wanted += [(self.data.num_tokens(item), lambda item=item: self.mismatch(item)) for item in items]
         return wanted
 
     def total(self, items: Array) -> float:
@@ -76,25 +86,53 @@ class PreferenceChannel:
         return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
 
     def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
-        """kto: z₀ of the whole update, from prompts with another pair's completion."""
-        if not self.kind.needs_reference_point:
-            return
-        total = count = 0.0
+        """What the losses need to know of the whole update."""
+        if self.kind.needs_reference_point:
+            self._point = find_reference_point(self, policy, items, ranks)
+        if self.kind.needs_partners:
+            self._partners = self._find_partners(policy, items, ranks)
+            self._places = {int(item): place for place, item in enumerate(items)}
+
+    def _find_partners(self, policy: Policy, items: Array, ranks: Ranks) -> dict[str, Partners]:
+        """aot: which value of the update each pair is compared with, by a pass without gradients."""
+        values: dict[str, tuple[float, float]] = {}  # "item field" -> its sum, from whichever process scored it
         with torch.no_grad():
-            # All processes take part; parts that only fill up are not counted.
             for part, is_mine in even_parts(self, items, ranks):
-                trees = [self._mismatch(item) for item in part]
-                scored = policy.score(trees)
-                sums_S, _ = _sums(scored)
-                known_S, _ = _sums_of(self._reference_of(trees, policy), scored)
-                mismatch = mismatch_sums(sums_S, known_S)
+                logps, _, _ = self._score(policy, part)
                 if is_mine:
-                    total, count = total + float(mismatch[0]), count + float(mismatch[1])
-        summed = ranks.sum_values({"z0": (total, count)})["z0"]
-        self._point = reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
+                    columns = {name: getattr(logps, name).tolist() for name in _SUMS}
+                    values |= {
+                        f"{item} {name}": (column[place], 1.0)
+                        for name, column in columns.items()
+                        for place, item in enumerate(part)
+                    }
+        values = ranks.sum_values(values)
+        # A field of the whole update (B,), in the order of its items.
+        sums = {name: torch.tensor([values[f"{item} {name}"][0] for item in items]) for name in _SUMS}
+        found = match_partners(self.kind, PairLogps(**sums))
+        return {
+            name: Partners(one.chosen_B.to(policy.device), one.rejected_B.to(policy.device))
+            for name, one in found.items()
+        }
 
     def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
         """The part's share of the batch's loss, and what it measured."""
+        logps, plain_S, scored = self._score(policy, items)
+        places = torch.tensor([self._places.get(int(item), 0) for item in items], device=policy.device)
+        logps = replace(
+            logps,
+            reference_point=self._point,
+            partners={name: partners.at(places) for name, partners in self._partners.items()},
+        )
+        losses = preference_loss(self.options.losses, logps, self.options)
+        sums = _measure(losses, plain_S.detach(), policy, scored)
+        sums["num_tokens"] = (float(sum(self.data.tree(item).num_tokens for item in items)), 0.0)
+        sums["mask_fraction"] = (float(len(scored.logps_N)), sums["num_tokens"][0])
+        sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
+        return losses.loss_B.sum() / max(total, 1e-12), sums
+
+    def _score(self, policy: Policy, items: Array) -> tuple[PairLogps, Tensor, Scored]:
+        """What the losses compare, plain sums (S,) of the branches, and the scored tokens."""
         trees = [self.data.tree(item) for item in items]
         scored = policy.score(trees)
         weight_N = self._length_weights(scored)
@@ -102,8 +140,13 @@ class PreferenceChannel:
         # Plain sums are for the NLL and for metrics, weighted ones for the preference loss.
         plain_S, _ = (sums_S, num_S) if weight_N is None else _sums(scored)
         known_S = None
-        if self.needs_reference:
-            known_S, _ = _sums_of(self._reference_of(trees, policy), scored, weight_N)
+        if self.kind.needs_reference:
+            known_S, _ = _sums_of(self.reference_of(trees, policy), scored, weight_N)
+        likely_B = None
+        if self.options.use_weighting:
+            likely_B = policy_weights(
+                scored.logps_N, policy.log_sum_squares(scored.hidden_NH), scored.branch_N, len(items)
+            )
         # Branches alternate: even ones are chosen sides, odd ones rejected.
         logps = PairLogps(
             chosen_B=sums_S[0::2],
@@ -115,20 +158,22 @@ class PreferenceChannel:
             weight_B=torch.from_numpy(self.data.weights[items]).to(policy.device),
             margin_B=torch.from_numpy(self.data.gaps[items]).to(policy.device),
             chosen_nll_B=-plain_S[0::2],
-            reference_point=self._point,
+            policy_weight_B=likely_B,
         )
-        losses = preference_loss(self.loss_name, logps, self.options)
-        sums = _measure(losses, plain_S.detach(), policy, scored)
-        sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
-        sums["mask_fraction"] = (float(len(scored.logps_N)), sums["num_tokens"][0])
-        sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
-        return losses.loss_B.sum() / max(total, 1e-12), sums
+        return logps, plain_S, scored
 
-    def after_update(self, policy: Policy) -> None:
-        pass
+    def after_update(self, policy: Policy, num_updates: int) -> None:
+        if self.moving_reference is None:
+            return
+        self.moving_reference.settle()
+        if self.options.reference_sync and num_updates % self.options.reference_sync == 0:
+            follow(self.moving_reference, policy, self.options.reference_mixup)
 
     def followers(self) -> dict[str, Any]:
-        return {}
+        """The weights of a reference that follows the policy."""
+        if self.moving_reference is None:
+            return {}
+        return {f"reference.{name}": tensor for name, tensor in trainable(self.moving_reference.model).items()}
 
     @property
     def num_items(self) -> int:
@@ -144,11 +189,14 @@ class PreferenceChannel:
     def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
         return [self.data.pairs.ids[item] for item in items], [self.data.tree(item) for item in items]
 
-    def _reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
+    def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
+        if self.moving_reference is not None:
+            with torch.no_grad():
+                return self.moving_reference.score(trees).logps_N
         assert self.reference is not None, "the loop computes the reference before the first update"
         return torch.from_numpy(self.reference.of(trees)).to(policy.device)
 
-    def _mismatch(self, item: int) -> Tree:
+    def mismatch(self, item: int) -> Tree:
         """The prompt of a pair with the chosen completion of another, always the same one."""
         # Half the table away: another pair, and the same one in every epoch and process.
         other = (item + max(1, len(self.data.pairs) // 2)) % len(self.data.pairs)
@@ -163,6 +211,15 @@ class PreferenceChannel:
         # Tokens of the shorter side (B,), once for each of the two branches (S,).
         shorter_S = torch.minimum(num_S[0::2], num_S[1::2]).repeat_interleave(2)
         return length_weights(scored.branch_N, shorter_S, self.options.ld_alpha)
+
+
+def open_moving_reference(settings: TrainConfig, model: Path, ranks: Ranks) -> Policy | None:
+    """A second model where the reference follows the policy (TR-DPO, Gorbatovski et al. 2024)."""
+    if settings.dpo.reference_sync is None:
+        return None
+    reference = open_policy(model, settings, ranks)
+    reference.model.eval()
+    return reference
 
 
 def _sums(scored: Scored, weight_N: Tensor | None = None) -> tuple[Tensor, Tensor]:

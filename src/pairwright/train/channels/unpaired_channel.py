@@ -1,0 +1,215 @@
+"""The kto channel: scored runs that are good or bad on their own. No pairs are needed, and no groups.
+
+A run is desirable where its reward reaches the threshold. The loss asks how far a run is from where the policy stands
+as a whole: z₀, the mean divergence of the update, estimated on prompts with another run's completion.
+
+    S  sequences of a part      N  trained tokens
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pairwright.config.train_config import KtoConfig
+from pairwright.errors import PairwrightError
+from pairwright.ledger.trained import Held
+from pairwright.losses.logps import sum_by_sequence
+from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Tree
+from pairwright.train.batch_schedule import Order, Parted, even_parts, micro_batches
+from pairwright.train.data import PolicyData
+from pairwright.train.metrics import Sums
+from pairwright.train.model.distributed import Ranks
+from pairwright.train.model.policy_model import Policy
+from pairwright.train.model.reference import ReferenceLogps
+
+
+class Mismatching(Parted, Protocol):
+    """A channel that can put another completion after a prompt, and knows what the reference says of it."""
+
+    def mismatch(self, item: int) -> Tree: ...
+    def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor: ...
+
+
+def find_reference_point(channel: Mismatching, policy: Policy, items: Array, ranks: Ranks) -> Tensor:
+    """z₀ of an update: the mean of log π − log ref over mismatched completions, at least 0 (Ethayarajh et al. 2024)."""
+    total = count = 0.0
+    with torch.no_grad():
+        # All processes take part; parts that only fill up are not counted.
+        for part, is_mine in even_parts(channel, items, ranks):
+            trees = [channel.mismatch(item) for item in part]
+            scored = policy.score(trees)
+            sums_S, _ = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
+            known_N = channel.reference_of(trees, policy)
+            known_S, _ = sum_by_sequence(known_N, scored.branch_N, scored.num_branches)
+            mismatch = mismatch_sums(sums_S, known_S)
+            if is_mine:
+                total, count = total + float(mismatch[0]), count + float(mismatch[1])
+    summed = ranks.sum_values({"z0": (total, count)})["z0"]
+    return reference_point(*(torch.tensor(value, device=policy.device) for value in summed))
+
+
+class UnpairedChannel:
+    """Runs with a label each, their order, and what the reference says of them."""
+
+    name = "kto"
+    has_validation = False
+    needs_reference = True
+
+    def __init__(
+        self,
+        data: PolicyData,
+        options: KtoConfig,
+        weight: float,
+        order: Callable[[Array], Order],
+        limits: Any,
+        *,
+        run_weight: str = "sequence",
+    ) -> None:
+        self.data, self.options, self.weight, self._limits = data, options, weight, limits
+        self._weights = data.weigh(run_weight)
+        scored = np.flatnonzero(np.isfinite(data.rewards))
+        threshold = _choose_threshold(data.rewards[scored], options)
+        self._is_desirable = data.rewards >= threshold  # NaN is not: such runs are never drawn
+        self._scored = set(scored.tolist())
+        num_good = int(self._is_desirable[scored].sum())
+        num_bad = len(scored) - num_good
+        self.order = order(scored)
+        self.validation = np.zeros(0, np.int64)
+        self.reference: ReferenceLogps | None = None
+        self.counts = {**data.counts, "desirable": num_good, "undesirable": num_bad}
+        if len(scored) < len(data.rewards):
+            self.counts["unscored"] = self.counts.get("unscored", 0) + len(data.rewards) - len(scored)
+        self.notes = [_describe_balance(num_good, num_bad, threshold, options)]
+        self._others = _find_others(data.groups)
+        self._point: Tensor | None = None  # z₀ of the current update
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.name} {self.data.fingerprint}"
+
+    def reference_trees(self) -> list[Any]:
+        items = [int(item) for item in self.order.items]
+        # `item=item` binds the item of this iteration; trees are made when they are scored.
+        wanted: list[Any] = [
+            (self.data.trees[item].num_tokens, lambda item=item: self.data.trees[item]) for item in items
+        ]
+        if self.options.loss == "kto":
+            wanted += [(self.data.trees[item].num_tokens, lambda item=item: self.mismatch(item)) for item in items]
+        return wanted
+
+    def total(self, items: Array) -> float:
+        """What the sum of losses is divided by: the weights of sequences that have something trained."""
+        return float(sum(self._weights[item] for item in items if self.data.trees[item].masks[0].any()))
+
+    def parts(self, items: Array, num_all: int) -> list[Array]:
+        sizes = [self.data.trees[item].num_tokens for item in items]
+        return micro_batches(items, sizes, max_items=self._limits.items(num_all), max_tokens=self._limits.tokens)
+
+    def prepare(self, policy: Policy, items: Array, ranks: Ranks) -> None:
+        self._point = torch.zeros((), device=policy.device)
+        if self.options.loss == "kto":
+            self._point = find_reference_point(self, policy, items, ranks)
+
+    def loss(self, policy: Policy, items: Array, total: float) -> tuple[Tensor, Sums]:
+        assert self._point is not None, "the loop prepares an update before its parts"
+        trees = [self.data.trees[item] for item in items]
+        scored = policy.score(trees)
+        sums_S, num_S = sum_by_sequence(scored.logps_N, scored.branch_N, scored.num_branches)
+        known_S, _ = sum_by_sequence(self.reference_of(trees, policy), scored.branch_N, scored.num_branches)
+        is_good_S = torch.from_numpy(self._is_desirable[items]).to(policy.device)
+        losses = kto_loss(
+            sums_S,
+            known_S,
+            num_S,
+            is_good_S,
+            self._point,
+            beta=self.options.beta,
+            desirable_weight=self.options.desirable_weight,
+            undesirable_weight=self.options.undesirable_weight,
+            weight_S=torch.from_numpy(self._weights[items]).to(policy.device),
+        )
+        full_S = losses.weight_S > 0
+        rewards_S = losses.rewards_S
+        # A run is on the right side of z₀ where its reward says the same as its label.
+        is_right_S = (rewards_S > self.options.beta * self._point) == is_good_S
+        sums: Sums = {"kto/z0": (float(self._point) * len(items), float(len(items)))}
+        for name, of_S in (("desirable", is_good_S & full_S), ("undesirable", ~is_good_S & full_S)):
+            sums[f"kto/rewards_{name}"] = (float(rewards_S[of_S].sum()), float(of_S.sum()))
+            sums[f"kto/logps_{name}"] = (float(sums_S.detach()[of_S].sum()), float(of_S.sum()))
+        sums["kto/accuracies"] = (float((is_right_S & full_S).sum()), float(full_S.sum()))
+        sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
+        sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
+        return losses.loss_S.sum() / max(total, 1e-12), sums
+
+    def after_update(self, policy: Policy, num_updates: int) -> None:
+        pass
+
+    def followers(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def num_items(self) -> int:
+        return len(self.data.ids)
+
+    def list_held(self, item: int) -> list[Held]:
+        sequence, unused = self.data.sequences[item], None if item in self._scored else "unscored"
+        arrays = (sequence.ids, sequence.mask, sequence.message_index)
+        return [Held(self.data.ids[item], "", *arrays, unused, sequence.report.not_selected)]
+
+    @property
+    def refusals(self) -> dict[str, str]:
+        return self.data.refusals
+
+    def trees_of(self, items: Array) -> tuple[list[str], list[Tree]]:
+        return [self.data.ids[item] for item in items], [self.data.trees[item] for item in items]
+
+    def mismatch(self, item: int) -> Tree:
+        """The prompt of a run with the completion of a run of another group, always the same one."""
+        mine, other = self.data.trees[item], self.data.trees[self._others[item]]
+        return Tree(mine.prompt, other.branches[:1], other.masks[:1])
+
+    def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
+        assert self.reference is not None, "the loop computes the reference before the first update"
+        return torch.from_numpy(self.reference.of(trees)).to(policy.device)
+
+
+def _choose_threshold(rewards: Array, options: KtoConfig) -> float:
+    """The reward from which on a run is desirable; raises where all runs would be on one side."""
+    lowest, highest = float(rewards.min(initial=np.inf)), float(rewards.max(initial=-np.inf))
+    threshold = (lowest + highest) / 2 if options.threshold is None else options.threshold
+    if not lowest < highest:
+        raise PairwrightError(f"kto: all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
+    if not lowest < threshold <= highest:
+        raise PairwrightError(
+            f"kto: with train.kto.threshold {threshold:g} all {len(rewards)} runs are on one side: rewards go from "
+            f"{lowest:g} to {highest:g}; choose a threshold above the first and not above the second"
+        )
+    return threshold
+
+
+def _describe_balance(num_good: int, num_bad: int, threshold: float, options: KtoConfig) -> str:
+    """How many runs of each kind there are, and weights that would balance them."""
+    ratio = options.desirable_weight * num_good / max(options.undesirable_weight * num_bad, 1e-12)
+    note = (
+        f"kto: {num_good:,} desirable runs (reward ≥ {threshold:g}), {num_bad:,} undesirable; by weight {ratio:.2f} : 1"
+    )
+    # The paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3.
+    if not 0.5 <= ratio <= 2:
+        side, count, other = ("desirable", num_good, num_bad) if ratio < 1 else ("undesirable", num_bad, num_good)
+        note += f": train.kto.{side}_weight={other / count:.3g} would balance them"
+    return note
+
+
+def _find_others(groups: Array) -> list[int]:
+    """For each run one of another group, about half the table away; of its own group where there is no other."""
+    num, step = len(groups), max(1, len(groups) // 2)
+    others = []
+    for item in range(num):
+        candidates = ((item + step + more) % num for more in range(num))
+        others.append(next((other for other in candidates if groups[other] != groups[item]), (item + step) % num))
+    return others
