@@ -6,6 +6,7 @@ from typing import Any
 from pairwright.errors import ConfigError
 from pairwright.export import llamafactory, nemo, openai_export, trinity_export, trl_export, whole_pairs
 from pairwright.export.exporter import Exporter, ExportOptions, ExportSummary, NothingFits, jsonl_exporter
+from pairwright.export.unpaired_runs import export_runs
 from pairwright.pairs.container import Pairs
 from pairwright.paths import place
 
@@ -28,7 +29,7 @@ EXPORTERS: dict[str, Exporter] = {
     "hf": whole_pairs.export_hf,
 }
 
-__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter", "NothingFits", "export_pairs"]
+__all__ = ["EXPORTERS", "ExportOptions", "ExportSummary", "Exporter", "NothingFits", "export_pairs", "export_runs"]
 
 
 def export_pairs(

@@ -1,4 +1,4 @@
-"""`pairwright export PAIRS --to FORMAT -o FILE`."""
+"""`pairwright export PAIRS --to FORMAT -o FILE`; an experience table with `--to trl-unpaired`."""
 
 import difflib
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 def export_pairs(
     pairs: Annotated[
         str,
-        typer.Argument(help="The folder of a pairs table, or its file; also s3://...", show_default=False),
+        typer.Argument(
+            help="The folder of a pairs table, or its file; for trl-unpaired also an experience table; also s3://...",
+            show_default=False,
+        ),
     ],
     to: Annotated[
         str,
@@ -50,11 +53,19 @@ def export_pairs(
             autocompletion=complete_words("text", "object"),
         ),
     ] = "text",
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Experience tables: reward from which on a run is labelled true [default: halfway between lowest and "
+            "highest].",
+            show_default=False,
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Write pairs for a trainer, and say what became of every pair."""
-    from pairwright.export import EXPORTERS, ExportOptions, NothingFits
+    from pairwright.export import EXPORTERS, ExportOptions, NothingFits, export_runs
     from pairwright.paths import place
 
     if to not in EXPORTERS:
@@ -62,17 +73,34 @@ def export_pairs(
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXPORTERS)}"
         raise ConfigError(f"--to {to!r}: {hint}")
     options = ExportOptions(split=split, history=history, arguments=arguments, needs_rows=True)  # type: ignore[arg-type]
-    file = place(output)
+    file, source = place(output), place(pairs)
     if file.exists() and not overwrite:
         raise PairwrightError(f"{file} exists: replace it with --overwrite, or choose another name")
+    is_experience = (source / "table.json").exists()
+    _check_source(pairs, to, threshold, is_experience=is_experience)
     try:
-        summary = EXPORTERS[to](place(pairs), file, options)
+        if is_experience:
+            summary = export_runs(source, file, options, threshold=threshold)
+        else:
+            summary = EXPORTERS[to](source, file, options)
     except NothingFits as error:
         # the summary says why every pair was refused
         _report(error.summary, file, as_json=as_json)
         raise
     _report(summary, file, as_json=as_json)
-    say(f"{summary.written:,} of {summary.pairs:,} pairs written to {file} ({summary.target})")
+    noun = "runs" if is_experience else "pairs"
+    say(f"{summary.written:,} of {summary.pairs:,} {noun} written to {file} ({summary.target})")
+
+
+def _check_source(source: str, to: str, threshold: float | None, *, is_experience: bool) -> None:
+    """Raise where a target takes pairs and there are runs, or the other way round."""
+    if is_experience and to != "trl-unpaired":
+        raise ConfigError(
+            f"{source} is an experience table, and --to {to} takes pairs: build them with pairwright pairs {source}, or "
+            "export labelled runs with --to trl-unpaired"
+        )
+    if threshold is not None and not is_experience:
+        raise ConfigError("--threshold: pairs have a better and a worse side; it is for experience tables")
 
 
 def _report(summary: "ExportSummary", output: "Place", *, as_json: bool) -> None:

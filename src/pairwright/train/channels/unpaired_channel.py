@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from pairwright.config.train_config import KtoConfig
-from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
+from pairwright.pairs.run_labels import choose_threshold
 from pairwright.records.arrays import Array
 from pairwright.tokens.batch.collate import Tree
 from pairwright.train.batch_schedule import Order, Parted, even_parts, micro_batches
@@ -73,7 +73,7 @@ class UnpairedChannel:
         self.data, self.options, self.weight, self._limits = data, options, weight, limits
         self._weights = data.weigh(run_weight)
         scored = np.flatnonzero(np.isfinite(data.rewards))
-        threshold = _choose_threshold(data.rewards[scored], options)
+        threshold = choose_threshold(data.rewards[scored], options.threshold, option="train.kto.threshold")
         self._is_desirable = data.rewards >= threshold  # NaN is not: such runs are never drawn
         self._scored = set(scored.tolist())
         num_good = int(self._is_desirable[scored].sum())
@@ -176,20 +176,6 @@ class UnpairedChannel:
     def reference_of(self, trees: list[Tree], policy: Policy) -> Tensor:
         assert self.reference is not None, "the loop computes the reference before the first update"
         return torch.from_numpy(self.reference.of(trees)).to(policy.device)
-
-
-def _choose_threshold(rewards: Array, options: KtoConfig) -> float:
-    """The reward from which on a run is desirable; raises where all runs would be on one side."""
-    lowest, highest = float(rewards.min(initial=np.inf)), float(rewards.max(initial=-np.inf))
-    threshold = (lowest + highest) / 2 if options.threshold is None else options.threshold
-    if not lowest < highest:
-        raise PairwrightError(f"kto: all {len(rewards)} scored runs have the reward {lowest:g}: nothing to learn from")
-    if not lowest < threshold <= highest:
-        raise PairwrightError(
-            f"kto: with train.kto.threshold {threshold:g} all {len(rewards)} runs are on one side: rewards go from "
-            f"{lowest:g} to {highest:g}; choose a threshold above the first and not above the second"
-        )
-    return threshold
 
 
 def _describe_balance(num_good: int, num_bad: int, threshold: float, options: KtoConfig) -> str:
