@@ -168,3 +168,27 @@ def test_trls_lists_of_losses_are_a_mixture():
     config = settings(dpo={"loss_type": ["sigmoid", "bco_pair"], "loss_weights": [0.8, 0.2]})
     assert config.train.dpo.losses == {"sigmoid": 0.8, "bco_pair": 0.2}
     assert settings().train.dpo.losses == {"sigmoid": 1.0}
+
+
+def test_labels_by_group_compare_with_the_mean_and_leave_flat_groups_out(model, tmp_path):
+    """Group 0 has rewards 0.8, 0.9, 0.9 and group 1 has 0.1, 0.2, 0.1; the third has one reward only."""
+    rewards = [[0.8, 0.9, 0.9], [0.1, 0.2, 0.1], [0.5, 0.5, 0.5]]
+    with Table(tmp_path / "runs") as table:
+        table.append(
+            Experience(
+                eid=EID(batch=0, task=task, run=run),
+                kind="single_turn",
+                prompt=[Message("user", f"say {WORDS[task]}")],
+                completion=[Message("assistant", f"it is {WORDS[run]}")],
+                reward=reward,
+            )
+            for task, group in enumerate(rewards)
+            for run, reward in enumerate(group)
+        )
+    config = settings(channels=KTO, max_steps=1, kto={"label_by": "group", "sft_loss_weight": 0.1})
+    train(config, model=model, experience=tmp_path / "runs", output=tmp_path / "run")
+    counts = read_status(tmp_path / "run").counts["kto"]
+    assert (counts["desirable"], counts["undesirable"], counts["equal_rewards"]) == (3, 3, 3)
+    flat = make_thumbs(tmp_path / "thumbs", 4)
+    with pytest.raises(PairwrightError, match="in no group do the rewards differ"):
+        train(config, model=model, experience=flat, output=tmp_path / "flat")

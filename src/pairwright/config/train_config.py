@@ -214,12 +214,17 @@ class KtoConfig(Named):
     """kto compares with the mean divergence from the reference, apo_zero_unpaired with 0."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Strength of the pull to the reference (β)."""
+    label_by: Literal["threshold", "group"] = "threshold"
+    """Desirable are runs whose reward reaches `threshold`, or is above the mean of their group: same task, step and
+    prompt. By group, runs whose group has one reward only are left out."""
     threshold: float | None = None
     """Runs with this reward or more are desirable; null is halfway between the lowest and the highest reward."""
     desirable_weight: Amount = 1.0
     """Weight of desirable runs (λ_D)."""
     undesirable_weight: Amount = 1.0
     """Weight of the others (λ_U)."""
+    sft_loss_weight: Amount = 0.0
+    """Weight of the negative log-likelihood of desirable runs, added to the loss."""
 
 
 class DistillTerms(Named):
@@ -409,6 +414,8 @@ class TrainConfig(Named):
             raise ValueError("dpo.reference_sync: averages of adapters are not those of models: train all weights")
         if self.dpo.reference_sync is not None and self.reference != "initial":
             raise ValueError("dpo.reference_sync: the reference begins as the initial model: leave out reference")
+        if self.kto.label_by == "group" and self.kto.threshold is not None:
+            raise ValueError("kto.threshold: labels by group have none: leave it out, or set label_by to threshold")
         if self.grpo.max_sampling_ratio is not None and self.reference != "initial":
             raise ValueError("grpo.max_sampling_ratio: the old policy is the initial model: leave out reference")
         if self.min_learning_rate > self.learning_rate:

@@ -96,8 +96,8 @@ def _check_source(source: str, to: str, threshold: float | None, *, is_experienc
     """Raise where a target takes pairs and there are runs, or the other way round."""
     if is_experience and to != "trl-unpaired":
         raise ConfigError(
-            f"{source} is an experience table, and --to {to} takes pairs: build them with pairwright pairs {source}, or "
-            "export labelled runs with --to trl-unpaired"
+            f"{source} is an experience table, and --to {to} takes pairs: build them with pairwright pairs {source}, "
+            "or export labelled runs with --to trl-unpaired"
         )
     if threshold is not None and not is_experience:
         raise ConfigError("--threshold: pairs have a better and a worse side; it is for experience tables")

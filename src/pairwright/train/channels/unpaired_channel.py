@@ -1,7 +1,8 @@
 """The kto channel: scored runs that are good or bad on their own. No pairs are needed, and no groups.
 
-A run is desirable where its reward reaches the threshold. The loss asks how far a run is from where the policy stands
-as a whole: z₀, the mean divergence of the update, estimated on prompts with another run's completion.
+A run is desirable where its reward reaches the threshold, or is above the mean of its group. The loss asks how far a
+run is from where the policy stands as a whole: z₀, the mean divergence of the update, estimated on prompts with another
+run's completion.
 
     S  sequences of a part      N  trained tokens
 """
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pairwright.config.train_config import KtoConfig
+from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import Held
 from pairwright.losses.logps import sum_by_sequence
 from pairwright.losses.preference import kto_loss, mismatch_sums, reference_point
@@ -72,19 +74,22 @@ class UnpairedChannel:
     ) -> None:
         self.data, self.options, self.weight, self._limits = data, options, weight, limits
         self._weights = data.weigh(run_weight)
-        scored = np.flatnonzero(np.isfinite(data.rewards))
-        threshold = choose_threshold(data.rewards[scored], options.threshold, option="train.kto.threshold")
-        self._is_desirable = data.rewards >= threshold  # NaN is not: such runs are never drawn
-        self._scored = set(scored.tolist())
-        num_good = int(self._is_desirable[scored].sum())
-        num_bad = len(scored) - num_good
-        self.order = order(scored)
+        is_scored = np.isfinite(data.rewards)
+        self._is_desirable, is_used, rule = _label_runs(data, options)
+        used = np.flatnonzero(is_used)
+        self._unused = {
+            int(item): "no label: equal rewards" if is_scored[item] else "unscored" for item in np.flatnonzero(~is_used)
+        }
+        num_good = int(self._is_desirable[used].sum())
+        num_bad = len(used) - num_good
+        self.order = order(used)
         self.validation = np.zeros(0, np.int64)
         self.reference: ReferenceLogps | None = None
         self.counts = {**data.counts, "desirable": num_good, "undesirable": num_bad}
-        if len(scored) < len(data.rewards):
-            self.counts["unscored"] = self.counts.get("unscored", 0) + len(data.rewards) - len(scored)
-        self.notes = [_describe_balance(num_good, num_bad, threshold, options)]
+        for name, num in (("unscored", (~is_scored).sum()), ("equal_rewards", (is_scored & ~is_used).sum())):
+            if num:
+                self.counts[name] = self.counts.get(name, 0) + int(num)
+        self.notes = [_describe_balance(num_good, num_bad, rule, options)]
         self._others = _find_others(data.groups)
         self._point: Tensor | None = None  # z₀ of the current update
 
@@ -133,6 +138,10 @@ class UnpairedChannel:
             undesirable_weight=self.options.undesirable_weight,
             weight_S=torch.from_numpy(self._weights[items]).to(policy.device),
         )
+        total_S = losses.loss_S
+        if self.options.sft_loss_weight:
+            # An anchor: what is pushed away from everywhere must go somewhere.
+            total_S = total_S - self.options.sft_loss_weight * losses.weight_S * is_good_S * sums_S
         full_S = losses.weight_S > 0
         rewards_S = losses.rewards_S
         # A run is on the right side of z₀ where its reward says the same as its label.
@@ -144,7 +153,7 @@ class UnpairedChannel:
         sums["kto/accuracies"] = (float((is_right_S & full_S).sum()), float(full_S.sum()))
         sums["num_tokens"] = (float(sum(tree.num_tokens for tree in trees)), 0.0)
         sums["trained_tokens"] = (float(len(scored.logps_N)), 0.0)
-        return losses.loss_S.sum() / max(total, 1e-12), sums
+        return total_S.sum() / max(total, 1e-12), sums
 
     def after_update(self, policy: Policy, num_updates: int) -> None:
         pass
@@ -157,7 +166,7 @@ class UnpairedChannel:
         return len(self.data.ids)
 
     def list_held(self, item: int) -> list[Held]:
-        sequence, unused = self.data.sequences[item], None if item in self._scored else "unscored"
+        sequence, unused = self.data.sequences[item], self._unused.get(item)
         arrays = (sequence.ids, sequence.mask, sequence.message_index)
         return [Held(self.data.ids[item], "", *arrays, unused, sequence.report.not_selected)]
 
@@ -178,12 +187,31 @@ class UnpairedChannel:
         return torch.from_numpy(self.reference.of(trees)).to(policy.device)
 
 
-def _describe_balance(num_good: int, num_bad: int, threshold: float, options: KtoConfig) -> str:
+def _label_runs(data: PolicyData, options: KtoConfig) -> tuple[Array, Array, str]:
+    """Which runs (N,) are desirable, which have a label at all, and the rule in words. NaN is neither."""
+    rewards, is_scored = data.rewards, np.isfinite(data.rewards)
+    if options.label_by == "threshold":
+        threshold = choose_threshold(rewards[is_scored], options.threshold, option="train.kto.threshold")
+        return rewards >= threshold, is_scored, f"reward ≥ {threshold:g}"
+    # Sums of each group over its scored runs, and its extremes.
+    num_groups = int(data.groups.max(initial=-1)) + 1
+    scored_groups, scored_rewards = data.groups[is_scored], rewards[is_scored]
+    totals = np.bincount(scored_groups, scored_rewards, num_groups)
+    counts = np.bincount(scored_groups, minlength=num_groups)
+    lowest, highest = np.full(num_groups, np.inf, np.float32), np.full(num_groups, -np.inf, np.float32)
+    np.minimum.at(lowest, scored_groups, scored_rewards)
+    np.maximum.at(highest, scored_groups, scored_rewards)
+    is_used = is_scored & (lowest < highest)[data.groups]
+    if not is_used.any():
+        raise PairwrightError("kto: in no group do the rewards differ: set train.kto.label_by=threshold")
+    means = totals / np.maximum(counts, 1)
+    return rewards > means[data.groups], is_used, "reward above the mean of the group"
+
+
+def _describe_balance(num_good: int, num_bad: int, rule: str, options: KtoConfig) -> str:
     """How many runs of each kind there are, and weights that would balance them."""
     ratio = options.desirable_weight * num_good / max(options.undesirable_weight * num_bad, 1e-12)
-    note = (
-        f"kto: {num_good:,} desirable runs (reward ≥ {threshold:g}), {num_bad:,} undesirable; by weight {ratio:.2f} : 1"
-    )
+    note = f"kto: {num_good:,} desirable runs ({rule}), {num_bad:,} undesirable; by weight {ratio:.2f} : 1"
     # The paper keeps λ_D n_D / (λ_U n_U) between 1 and 4/3.
     if not 0.5 <= ratio <= 2:
         side, count, other = ("desirable", num_good, num_bad) if ratio < 1 else ("undesirable", num_bad, num_good)
