@@ -202,6 +202,41 @@ def test_broken_rollouts(tmp_path):
     assert num_ready(lines) > 50
 
 
+def record_ids(row: dict, draw: random.Random) -> dict:
+    """Add token ids to the items of the model, each with the ids of its whole prompt; some are odd."""
+    ids = [draw.randrange(150_000) for _ in range(draw.randrange(1, 6))]
+    has_logprobs = draw.random() < 0.8
+    for item in row["response"]["output"]:
+        if item.get("type") == "function_call_output":
+            ids = ids + [draw.randrange(150_000) for _ in range(draw.randrange(3))]
+            continue
+        if draw.random() < 0.1:
+            continue  # a turn without ids, or one that shares those of the item after it
+        new = [draw.randrange(150_000) for _ in range(draw.randrange(1, 4))]
+        logprobs = [draw.choice([-0.25, -1, -1e-9]) for _ in new]
+        item |= {"prompt_token_ids": ids, "generation_token_ids": new, "generation_log_probs": logprobs}
+        if not has_logprobs:
+            del item["generation_log_probs"]
+        if draw.random() < 0.1:
+            key = draw.choice(["prompt_token_ids", "generation_token_ids", "generation_log_probs"])
+            odd = [None, [], {}, "1", [1.0], [True], [-1], [2**31], [2**70], [1.5, "a"], [[1]], 5, ids[:-1], [*new, 1]]
+            item[key] = draw.choice(odd)
+        ids = ids + new
+        if draw.random() < 0.03:
+            ids = [*ids[:-1], ids[-1] * 10 + 1]  # begins with the same digits, and is another id
+    return row
+
+
+def test_made_up_rollouts_with_token_ids(tmp_path):
+    draw = random.Random(4)
+    lines = [as_line(record_ids(made_up(draw), draw), draw) for _ in range(1500)]
+    assert import_lines(tmp_path, lines) > 1300
+    rows = [read_row(line, Origin("rollouts.jsonl", 1, 0)) for line in lines]
+    assert sum(row is not None and row.tokens is not None for row in rows) > 150
+    broken_lines = [as_line(broken(record_ids(made_up(draw), draw), draw), draw) for _ in range(500)]
+    assert import_lines(tmp_path, broken_lines) > 150
+
+
 def test_lines_with_broken_bytes(tmp_path):
     draw = random.Random(2)
     lines = []

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from pairwright.records.arrays import Array
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
@@ -99,6 +100,11 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     completion: bytes
     errors: bytes | None
     info: str | None
+    # Token fields, as in an experience: int32, float32 and bool
+    prompt_length: int | None = None
+    tokens: Array | None = None
+    logprobs: Array | None = None
+    action_mask: Array | None = None
 
 
 ReadRow = Callable[[bytes, Origin], ReadyRow | None]

@@ -363,6 +363,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         completion=text,
         errors=encode(task.errors) if task.errors else None,
         info=to_json(info) if info else None,
+        **completion.arrays,
     )
 
 
