@@ -16,7 +16,7 @@ import pytest
 from tests.sources.test_every_reader import broken
 
 from pairwright.sources import READERS
-from pairwright.sources.format import Options, Origin
+from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.reading import Layout
 from pairwright.sources.rollouts.nemo_gym import FORMAT, read_row
 from pairwright.store.import_task import ImportTask, run_tasks
@@ -49,26 +49,28 @@ def import_lines(folder: Path, lines: list[bytes]) -> int:
     return sum("uid" in cells for cells in forth.values())
 
 
-def compare_with_general_code(folder: Path, lines: list[bytes]) -> None:
+def compare_with_general_code(folder: Path, lines: list[bytes], reader: Format = FORMAT) -> None:
     """All that an import writes and counts, with `read_row` and without it."""
-    usual = written(folder, lines)
+    usual = written(folder, lines, reader.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(READERS, "nemo-gym", (replace(FORMAT, read_row=None),))
-        general = written(folder, lines)
+        patch.setitem(READERS, reader.name, (replace(reader, read_row=None),))
+        general = written(folder, lines, reader.name)
     assert usual.keys() == general.keys()
     for name, values in general.items():
         differing = [both for both in zip(usual[name], values, strict=True) if both[0] != both[1]]
         assert not differing, f"{name}: {differing[0]}"
 
 
-def written(folder: Path, lines: list[bytes]) -> dict[str, list[str]]:
+def written(folder: Path, lines: list[bytes], name: str) -> dict[str, list[str]]:
     """Columns, counts and rejections of an import, by name; as repr, so that -0.0 is not 0.0 and True is not 1."""
     folder.mkdir(exist_ok=True)
     path = folder / "rollouts.jsonl"
     path.write_bytes(b"\n".join(lines))
-    result = run_tasks([ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl")])
+    result = run_tasks(
+        [ImportTask(path, Layout(name, 0, "lines"), folder, Options(), keep_uids=True, label="some/rollouts.jsonl")]
+    )
     values = {"uids": result.uids, "digests": [result.digests], "reasons": sorted(result.reasons.items())}
-    values["counts"] = sorted((+result.counts["nemo-gym"]).items())
+    values["counts"] = sorted((+result.counts[name]).items())
     if result.part is not None:
         table = pq.read_table(result.part)
         table.validate(full=True)

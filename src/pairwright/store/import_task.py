@@ -248,7 +248,8 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     if not ready:
         return _record_batch(records, counts, result)
     batch = _ready_batch(ready, task.layout.format)
-    counts["unscored"] += batch.column("reward").null_count
+    if batch.column("reward").null_count:
+        counts["unscored"] += batch.column("reward").null_count
     for row in ready:
         if row.info is not None and '"not_read":[' in row.info:
             result.not_read.update(msgspec.json.decode(row.info)["not_read"])

@@ -72,10 +72,11 @@ _START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "er
 # The first three letters of whatever _START or _NO_TOOL match, in lower case: for other texts neither is tried. Texts
 # that begin with one of _BEFORE_START, or with a letter that is not ASCII, may be anything.
 _BEFORE_START = frozenset("<#[")
-_START_LETTERS = frozenset(
-    """api bui cal cli cod com con dat err exc exe fai fat fun htt imp int inv key mcp net obs pan par pre pyt req run
-    ser she sql syn tim too tra typ unk val""".split()
-) | {"an ", "a e", "a i", "a u", "no "}
+_START_LETTERS = frozenset({
+    "a e", "a i", "a u", "an ", "api", "bui", "cal", "cli", "cod", "com", "con", "dat", "err", "exc", "exe", "fai",
+    "fat", "fun", "htt", "imp", "int", "inv", "key", "mcp", "net", "no ", "obs", "pan", "par", "pre", "pyt", "req",
+    "run", "ser", "she", "sql", "syn", "tim", "too", "tra", "typ", "unk", "val",
+})  # fmt: skip
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
@@ -175,13 +176,13 @@ def _plain_kind(text: str) -> str | None:
             return _word(text)
         if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
             return _word(text)
-    if ("rror" in head or "xception" in head) and _EXCEPTION.match(head):
-        if any(map(head[:120].lower().__contains__, _START_WORDS)):
-            return _word(text)
-    # The name of a program ends with the first space.
-    if head[head.find(" ") - 1 : head.find(" ")] == ":" and len(text) < _NUM_HEAD and text.count("\n") <= 1:
-        if _PROGRAM.match(text.rstrip()):
-            return _word(text)
+    is_exception = ("rror" in head or "xception" in head) and _EXCEPTION.match(head)
+    if is_exception and any(map(head[:120].lower().__contains__, _START_WORDS)):
+        return _word(text)
+    space = head.find(" ")  # the name of a program ends with the first one
+    is_short = head[space - 1 : space] == ":" and len(text) < _NUM_HEAD and text.count("\n") <= 1
+    if is_short and _PROGRAM.match(text.rstrip()):
+        return _word(text)
     if _is_crash(text, text[-_NUM_TAIL:].rstrip()):
         return failure_kind(text.rstrip()[-300:], "exception")
     return None
