@@ -16,7 +16,7 @@ import pytest
 from tests.sources.test_every_reader import broken
 
 from pairwright.sources import READERS
-from pairwright.sources.format import Options, Origin
+from pairwright.sources.format import Format, Options, Origin
 from pairwright.sources.reading import Layout
 from pairwright.sources.rollouts.nemo_gym import FORMAT, read_row
 from pairwright.store.import_task import ImportTask, run_tasks
@@ -49,26 +49,28 @@ def import_lines(folder: Path, lines: list[bytes]) -> int:
     return sum("uid" in cells for cells in forth.values())
 
 
-def compare_with_general_code(folder: Path, lines: list[bytes]) -> None:
+def compare_with_general_code(folder: Path, lines: list[bytes], reader: Format = FORMAT) -> None:
     """All that an import writes and counts, with `read_row` and without it."""
-    usual = written(folder, lines)
+    usual = written(folder, lines, reader.name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(READERS, "nemo-gym", (replace(FORMAT, read_row=None),))
-        general = written(folder, lines)
+        patch.setitem(READERS, reader.name, (replace(reader, read_row=None),))
+        general = written(folder, lines, reader.name)
     assert usual.keys() == general.keys()
     for name, values in general.items():
         differing = [both for both in zip(usual[name], values, strict=True) if both[0] != both[1]]
         assert not differing, f"{name}: {differing[0]}"
 
 
-def written(folder: Path, lines: list[bytes]) -> dict[str, list[str]]:
+def written(folder: Path, lines: list[bytes], name: str) -> dict[str, list[str]]:
     """Columns, counts and rejections of an import, by name; as repr, so that -0.0 is not 0.0 and True is not 1."""
     folder.mkdir(exist_ok=True)
     path = folder / "rollouts.jsonl"
     path.write_bytes(b"\n".join(lines))
-    result = run_tasks([ImportTask(path, LINES, folder, Options(), keep_uids=True, label="some/rollouts.jsonl")])
+    result = run_tasks(
+        [ImportTask(path, Layout(name, 0, "lines"), folder, Options(), keep_uids=True, label="some/rollouts.jsonl")]
+    )
     values = {"uids": result.uids, "digests": [result.digests], "reasons": sorted(result.reasons.items())}
-    values["counts"] = sorted((+result.counts["nemo-gym"]).items())
+    values["counts"] = sorted((+result.counts[name]).items())
     if result.part is not None:
         table = pq.read_table(result.part)
         table.validate(full=True)
@@ -200,6 +202,41 @@ def test_broken_rollouts(tmp_path):
     lines = [as_line(broken(made_up(draw), draw), draw) for _ in range(1000)]
     assert import_lines(tmp_path, lines) > 300
     assert num_ready(lines) > 50
+
+
+def record_ids(row: dict, draw: random.Random) -> dict:
+    """Add token ids to the items of the model, each with the ids of its whole prompt; some are odd."""
+    ids = [draw.randrange(150_000) for _ in range(draw.randrange(1, 6))]
+    has_logprobs = draw.random() < 0.8
+    for item in row["response"]["output"]:
+        if item.get("type") == "function_call_output":
+            ids = ids + [draw.randrange(150_000) for _ in range(draw.randrange(3))]
+            continue
+        if draw.random() < 0.1:
+            continue  # a turn without ids, or one that shares those of the item after it
+        new = [draw.randrange(150_000) for _ in range(draw.randrange(1, 4))]
+        logprobs = [draw.choice([-0.25, -1, -1e-9]) for _ in new]
+        item |= {"prompt_token_ids": ids, "generation_token_ids": new, "generation_log_probs": logprobs}
+        if not has_logprobs:
+            del item["generation_log_probs"]
+        if draw.random() < 0.1:
+            key = draw.choice(["prompt_token_ids", "generation_token_ids", "generation_log_probs"])
+            odd = [None, [], {}, "1", [1.0], [True], [-1], [2**31], [2**70], [1.5, "a"], [[1]], 5, ids[:-1], [*new, 1]]
+            item[key] = draw.choice(odd)
+        ids = ids + new
+        if draw.random() < 0.03:
+            ids = [*ids[:-1], ids[-1] * 10 + 1]  # begins with the same digits, and is another id
+    return row
+
+
+def test_made_up_rollouts_with_token_ids(tmp_path):
+    draw = random.Random(4)
+    lines = [as_line(record_ids(made_up(draw), draw), draw) for _ in range(1500)]
+    assert import_lines(tmp_path, lines) > 1300
+    rows = [read_row(line, Origin("rollouts.jsonl", 1, 0)) for line in lines]
+    assert sum(row is not None and row.tokens is not None for row in rows) > 150
+    broken_lines = [as_line(broken(record_ids(made_up(draw), draw), draw), draw) for _ in range(500)]
+    assert import_lines(tmp_path, broken_lines) > 150
 
 
 def test_lines_with_broken_bytes(tmp_path):

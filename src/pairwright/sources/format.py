@@ -9,18 +9,18 @@ or RecordError and is quarantined as a whole; an unusable part of a unit is yiel
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
+from pairwright.errors import PairwrightError
+from pairwright.records.arrays import Array
 from pairwright.records.canonical import canonical_messages, content_hash
 from pairwright.records.experience import EID, Experience, Kind, Side, Source
 from pairwright.records.json_text import encode
 from pairwright.records.messages import ErrorSite, Json, Message
 from pairwright.sources.field_map import NO_MAP, FieldMap
 from pairwright.sources.fields import BadRecord
-
-T = TypeVar("T")
 
 
 class Rejected(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,9 +99,16 @@ class ReadyRow(msgspec.Struct, gc=False, kw_only=True):
     completion: bytes
     errors: bytes | None
     info: str | None
+    # Token fields, as in an experience: int32, float32 and bool
+    prompt_length: int | None = None
+    tokens: Array | None = None
+    logprobs: Array | None = None
+    action_mask: Array | None = None
 
 
 ReadRow = Callable[[bytes, Origin], ReadyRow | None]
+# What a `ReadRow` may meet in a line that is not usual: the general code then says what is wrong with it, if anything.
+UNUSUAL = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
 
 
 @dataclass(frozen=True)
@@ -157,8 +164,11 @@ def build(
         task = task_hash(own_prompt, own_tools, task_metadata)
     # What makes two records of one prompt different, beside the completion.
     body = [_side_body(chosen), _side_body(rejected), reward, reward_components, info, label_of(origin)]
-    # 24 hexadecimal digits: 96 bits of the hash.
-    suffix = _hash(given_hash, _written(encode, completion), body)[:24]
+    try:
+        # 24 hexadecimal digits: 96 bits of the hash.
+        suffix = content_hash(given_hash, encode(completion), body)[:24]
+    except _NOT_JSON as error:
+        raise _refuse(error) from None
     return Experience(
         eid=EID(batch, task, origin.ordinal if run is None else run, step, suffix),
         kind=_PREFERENCE if chosen is not None else _SINGLE_TURN if len(completion) == 1 else _MULTI_TURN,
@@ -194,7 +204,11 @@ def split_at_first_answer(messages: list[Message]) -> tuple[list[Message], list[
 
 def task_hash(prompt: tuple[Message, ...], tools: tuple[Json, ...], metadata: Any) -> str:
     """Return the task id for records without one: a hash of prompt, tools and metadata."""
-    return _hash(canonical_messages(prompt), tools, metadata)
+    canonical = canonical_messages(prompt)
+    try:
+        return content_hash(canonical, tools, metadata)
+    except _NOT_JSON as error:
+        raise _refuse(error) from None
 
 
 def session_task(
@@ -221,32 +235,28 @@ def _share_given(prompt: _Prompt, tools: _Tools) -> tuple[_Prompt, _Tools, str]:
     last = _last_given
     if last[0] is prompt and last[1] is tools and last[2]:
         return last[:3]
-    # Compared as JSON, since Python takes 1, 1.0 and True for equal.
-    text = (_written(encode, prompt), _written(encode, tools))
-    if text != last[3]:
-        _last_given = last = (prompt, tools, _hash(prompt, tools), text)
+    try:
+        # Compared as JSON, since Python takes 1, 1.0 and True for equal.
+        text = (encode(prompt), encode(tools))
+        if text != last[3]:
+            _last_given = last = (prompt, tools, content_hash(prompt, tools), text)
+    except _NOT_JSON as error:
+        raise _refuse(error) from None
     return last[:3]
 
 
 # Prompt, tools, their hash, and both as JSON.
 _last_given: tuple[_Prompt, _Tools, str, tuple[bytes, bytes]] = ((), (), "", (b"", b""))
+# What encoders raise for unvalidated values: nested too deep, or not valid Unicode
+_NOT_JSON = (RecursionError, TypeError, ValueError)
 
 
 def _side_body(side: Side | None) -> list[Any] | None:
     return None if side is None else [side.messages, side.text, side.reward]
 
 
-def _hash(*values: Any) -> str:
-    """Return `content_hash` of unvalidated values; raise BadRecord if they cannot be encoded."""
-    return _written(content_hash, *values)
-
-
-def _written(write: Callable[..., T], *values: Any) -> T:
-    """Call `write` on unvalidated values, translating encoding errors to BadRecord."""
-    try:
-        return write(*values)
-    except (RecursionError, TypeError, ValueError) as error:  # nested too deep, or not valid Unicode
-        raise BadRecord(f"a value that cannot be written as JSON: {error}") from None
+def _refuse(error: Exception) -> BadRecord:
+    return BadRecord(f"a value that cannot be written as JSON: {error}")
 
 
 # Error handling for readers: for any JSON value they yield experiences or Rejected, or raise BadRecord.

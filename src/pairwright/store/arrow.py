@@ -124,7 +124,7 @@ def to_batch(experiences: Sequence[Experience]) -> pa.RecordBatch:
                 native[path[0]][row] = array
             else:
                 odd.setdefault(row, []).append((path, [0], [array]))
-    arrays += [_list_column(name, rows, len(experiences)) for name, rows in native.items()]
+    arrays += [list_column(name, rows, len(experiences)) for name, rows in native.items()]
     arrays.append(column_array(_dtypes_column(native, len(experiences)), pa.string()))
     arrays.append(_blobs_column(odd, len(experiences)))
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
@@ -233,7 +233,7 @@ def _is_native(name: str, array: Array) -> bool:
     return dtype == held or (held in ("int32", "bool") and dtype in INTEGERS)
 
 
-def _list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
+def list_column(name: str, rows: dict[int, Array], num_rows: int) -> pa.Array:
     """Build a native list column from the arrays of some rows; the others are null."""
     dtype, item_type = ARRAY_TYPES[name]
     if not rows:

@@ -31,9 +31,9 @@ from pairwright.sources.identity import identify
 from pairwright.sources.reading import Layout, binary_units, file_units, read_units
 from pairwright.sources.redact import redact
 from pairwright.sources.rewards import Scores, chosen_reward, matching_keys, reward_by_name, reward_names, score_names
-from pairwright.store.arrow import column_array, from_arrow, numbers_of, to_batch
+from pairwright.store.arrow import column_array, from_arrow, list_column, numbers_of, to_batch
 from pairwright.store.codec import MAGIC, loads_many, payload_size
-from pairwright.store.columns import SCHEMA
+from pairwright.store.columns import ARRAY_TYPES, SCHEMA
 from pairwright.store.segments import hidden_part, write_hidden_part
 
 # Reading exported experiences: pairwright bytes, and Parquet with the columns of the table
@@ -209,7 +209,7 @@ def _batches(tasks: Sequence[ImportTask], result: ImportResult, write_rejected: 
         for row in _rows(task, result, write_rejected):
             batch.append(row)
             result.num_rows[-1] += 1
-            num_bytes += len(row.completion) if type(row) is ReadyRow else _BYTES_OF_RECORD
+            num_bytes += _size_of(row) if type(row) is ReadyRow else _BYTES_OF_RECORD
             if num_bytes >= BYTES_PER_BATCH or len(batch) == READY_ROWS_PER_BATCH:
                 yield _counted(_batch(batch, task, result), task, result)
                 batch, num_bytes = [], 0
@@ -235,6 +235,11 @@ def _rows(task: ImportTask, result: ImportResult, write_rejected: Write) -> Iter
             yield from _kept(units, task, result, write_rejected)
 
 
+def _size_of(row: ReadyRow) -> int:
+    """Return about how many bytes a row takes."""
+    return len(row.completion) + (0 if row.tokens is None else 9 * len(row.tokens))
+
+
 def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportResult) -> pa.RecordBatch:
     """Convert rows to one record batch, in order."""
     ready = [row for row in rows if type(row) is ReadyRow]
@@ -243,7 +248,8 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
     if not ready:
         return _record_batch(records, counts, result)
     batch = _ready_batch(ready, task.layout.format)
-    counts["unscored"] += batch.column("reward").null_count
+    if batch.column("reward").null_count:
+        counts["unscored"] += batch.column("reward").null_count
     for row in ready:
         if row.info is not None and '"not_read":[' in row.info:
             result.not_read.update(msgspec.json.decode(row.info)["not_read"])
@@ -258,8 +264,13 @@ def _batch(rows: list[Experience | ReadyRow], task: ImportTask, result: ImportRe
 def _ready_batch(rows: list[ReadyRow], format_name: str) -> pa.RecordBatch:
     cells = dict(zip(ReadyRow.__struct_fields__, zip(*map(astuple, rows), strict=True), strict=True))
     same = {"step": 0, "source_format": format_name}
+    cells["num_tokens"] = tuple(None if ids is None else len(ids) for ids in cells["tokens"])
     arrays = [
-        column_array(cells[name], kind) if name in cells else pa.repeat(pa.scalar(same.get(name), kind), len(rows))
+        list_column(name, {row: array for row, array in enumerate(cells[name]) if array is not None}, len(rows))
+        if name in cells and name in ARRAY_TYPES
+        else column_array(cells[name], kind)
+        if name in cells
+        else pa.repeat(pa.scalar(same.get(name), kind), len(rows))
         for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)

@@ -9,12 +9,14 @@ UTF-8 anywhere in a line is detected.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+import numpy as np
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from pairwright.records.json_text import decode
+from pairwright.records.messages import Json
 from pairwright.sources.shapes.tool_errors import text_error_kind
 
 
@@ -23,6 +25,9 @@ class _Part(Struct, gc=False, forbid_unknown_fields=True):
     type: str = ""
     annotations: list[Any] | None = None
     logprobs: Any = None
+
+
+_ABSENT = Raw(b"null")
 
 
 class Item(Struct, gc=False, forbid_unknown_fields=True):
@@ -39,6 +44,10 @@ class Item(Struct, gc=False, forbid_unknown_fields=True):
     output: str | None = None
     summary: list[_Part] | None = None
     encrypted_content: None = None
+    # Each item of the model repeats the ids of its whole prompt: read as text, so that most are never decoded.
+    prompt_token_ids: Raw = _ABSENT
+    generation_token_ids: Raw = _ABSENT
+    generation_log_probs: Raw = _ABSENT
 
 
 class Response(Struct, gc=False):
@@ -89,6 +98,7 @@ class Completion(Struct, gc=False):
     canonical: list[Any]
     num_characters: int
     num_calls: int
+    arrays: Json  # the token fields of the record; empty without recorded ids
 
 
 _END = Item(type="")  # behind the last item, so that the last turn is closed
@@ -144,7 +154,10 @@ def read_completion(items: list[Item], tool_names: tuple[str, ...]) -> Completio
             if content is None:
                 return None
             num_characters += len(content)
-    return Completion(turns, canonical, num_characters, num_calls) if turns else None
+    if not turns:
+        return None
+    arrays = _read_tokens(items) if any(item.generation_token_ids is not _ABSENT for item in items) else {}
+    return None if arrays is None else Completion(turns, canonical, num_characters, num_calls, arrays)
 
 
 def _read_text(item: Item) -> str | None:
@@ -162,3 +175,65 @@ def _read_text(item: Item) -> str | None:
     if len(content) != 1 or content[0].type != "output_text" or content[0].annotations:
         return None
     return content[0].text
+
+
+# Recorded token ids: as sources/shapes/recorded_tokens.py reads them, where each prompt repeats the text of what is
+# before it.
+
+_decode_ids = msgspec.json.Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]]).decode
+_decode_logprobs = msgspec.json.Decoder(list[float]).decode
+
+
+def _read_tokens(items: list[Item]) -> Json | None:
+    """Return the token fields of a rollout in which every turn of the model has ids; None for any other."""
+    ids: list[int] = []
+    logprobs: list[float] | None = []
+    spans: list[tuple[int, int]] = []  # number of tokens of the environment, and of the model after them
+    before = b""  # JSON text of all ids so far, without the closing bracket
+    prompt_length = 0
+    is_open = False  # the model has written items since the last recorded ids
+    for item in items:
+        generation = bytes(item.generation_token_ids)
+        if item.type == "function_call_output":
+            if is_open or generation != b"null":
+                return None
+            continue
+        is_open = generation == b"null"
+        if is_open:
+            continue
+        prompt = bytes(item.prompt_token_ids)
+        if not prompt.startswith(before) or (before and prompt[len(before) : len(before) + 1] not in (b",", b"]")):
+            return None
+        added = _decode_ids(b"[" + prompt[len(before) + 1 :]) if prompt[len(before) :] != b"]" else []
+        generated = _decode_ids(generation)
+        if not generated or not (added or before):
+            return None
+        if before:
+            spans.append((len(added), len(generated)))
+        else:
+            prompt_length = len(added)
+            spans.append((0, len(generated)))
+        ids += added
+        ids += generated
+        if logprobs is not None:
+            logprobs = _extend_logprobs(logprobs, spans[-1], item.generation_log_probs)
+        # The separator of the ids, as the file's writer puts it: ", " or ","
+        separator = b", " if b", " in prompt or b", " in generation else b","
+        before = prompt[:-1] + separator + generation[1:-1]
+    if is_open or not spans or (logprobs is None and any(item.generation_log_probs != _ABSENT for item in items)):
+        return None
+    mask = np.repeat(np.tile([False, True], len(spans)), np.array(spans).ravel())
+    arrays: Json = {"prompt_length": prompt_length, "tokens": np.array(ids, np.int32), "action_mask": mask}
+    return arrays if logprobs is None else {**arrays, "logprobs": np.array(logprobs, np.float32)}
+
+
+def _extend_logprobs(logprobs: list[float], span: tuple[int, int], text: Raw) -> list[float] | None:
+    """Add the log-probabilities of a turn; None if it has none. Tokens of the environment were not sampled: 0.0."""
+    if text == _ABSENT:
+        return None
+    values = _decode_logprobs(text)
+    if len(values) != span[1]:
+        raise ValueError("not one log-probability a token")
+    logprobs += [0.0] * span[0]
+    logprobs += values
+    return logprobs

@@ -25,7 +25,6 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from pairwright.errors import PairwrightError
 from pairwright.records.canonical import canonical_messages, content_hash, digest, pack
 from pairwright.records.experience import Experience, Kind
 from pairwright.records.json_text import check_json, encode, to_json
@@ -41,7 +40,7 @@ from pairwright.sources.fields import (
     score,
     small_fields,
 )
-from pairwright.sources.format import Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
+from pairwright.sources.format import UNUSUAL, Format, Options, Origin, ReadyRow, Rejected, build, label_of, task_hash
 from pairwright.sources.rollouts.gym_items import WholeResponse, read_completion
 from pairwright.sources.shapes.chat_messages import tools_from_chat
 from pairwright.sources.shapes.recorded_tokens import recorded_tokens
@@ -261,7 +260,6 @@ def _errors(prompt: tuple[Message, ...], completion: list[Message], tools: tuple
 _NULL = Raw(b"null")
 _NOT_USUAL = ("output", "reward_components", "tokens_dropped")
 _NO_FIELDS: frozenset[str] = frozenset()
-_UNUSUAL = (ValueError, TypeError, KeyError, OverflowError, RecursionError, PairwrightError)
 
 
 class _Tools(Struct, gc=False):
@@ -305,12 +303,12 @@ def read_row(line: bytes, origin: Origin) -> ReadyRow | None:
     """Convert a typical line to its table row; None if it needs `decode` and `read`."""
     try:
         return _ready_row(line, origin)
-    except _UNUSUAL:
+    except UNUSUAL:
         return None
 
 
 def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
-    """Build the row of a typical line; returns None or raises one of _UNUSUAL for any other line."""
+    """Build the row of a typical line; returns None or raises one of UNUSUAL for any other line."""
     row, more = _decode_row(line)
     response, task = row.response, _task_of(bytes(row.responses_create_params))
     completion = read_completion(response.output, task.tools.names)
@@ -363,6 +361,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         completion=text,
         errors=encode(task.errors) if task.errors else None,
         info=to_json(info) if info else None,
+        **completion.arrays,
     )
 
 

@@ -104,23 +104,22 @@ def _experiences(
     agent: str | None,
 ) -> Iterator[Experience | Rejected]:
     """Yield one experience per branch of a root; turns shared with an earlier branch become context."""
-    context_of_turn: dict[Turn, list[Message]] = {}  # turns that an earlier branch has, as context
+    shared: dict[Turn, list[Message]] = {}  # turns that an earlier branch has; as context once they are met again
     for run, branch in enumerate(branches_of(root)):
         leaf = branch[-1].lines[-1].number
         if run >= MAX_BRANCHES:
             yield _rejected(origin, leaf, f"more than {MAX_BRANCHES} branches from line {root.first.number}")
             continue
         # The turns that only this branch has: its own line, usage and model come from them.
-        own = [turn for turn in branch if turn not in context_of_turn]
+        own = [turn for turn in branch if turn not in shared]
         try:
             messages: list[Message] = []
             for turn in branch:
-                if turn in context_of_turn:
-                    messages += context_of_turn[turn]
+                if turn in shared:
+                    shared[turn] = [as_context(message) for message in shared[turn]]
                 else:
-                    fresh = messages_of(turn)
-                    messages += fresh
-                    context_of_turn[turn] = [as_context(message) for message in fresh]
+                    shared[turn] = messages_of(turn)
+                messages += shared[turn]
             prompt, completion = split_at_answer(messages)  # equal prompts in all branches of a root
             if not any(message.is_generated for message in messages):
                 raise BadRecord(f"the branch from line {root.first.number} to {leaf} has no answer of its own")
@@ -164,17 +163,19 @@ def _line(value: Any, number: int, seen: set[str]) -> Line:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     read_blocks = assistant_messages if kind == "assistant" else user_messages
     messages = tuple(read_blocks(value, message, blocks))
-    link = _link(value, number)
     # `/clear` is a line of the user that starts an empty context: the tree is cut there.
     is_clear = kind == "user" and len(messages) == 1 and _CLEAR.match(messages[0].text) is not None
-    return Line(
-        number, value, link.thread, link.uuid, link.parent, messages, _text_or_none(message.get("id")), is_clear
-    )
+    parent, message_id = _text_or_none(value.get("parentUuid")), _text_or_none(message.get("id"))
+    return Line(number, value, _thread(value), uuid, parent, messages, message_id, is_clear)
 
 
 def _link(value: Json, number: int) -> Line:
-    thread = (identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId")))
-    return Line(number, value, thread, _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
+    """Return a line that is no message, as it joins its children to its parent."""
+    return Line(number, value, _thread(value), _text_or_none(value.get("uuid")), _text_or_none(value.get("parentUuid")))
+
+
+def _thread(value: Json) -> tuple[object, ...]:
+    return identifier(value.get("sessionId")), value.get("isSidechain") is True, _text_or_none(value.get("agentId"))
 
 
 def _errors(messages: list[Message]) -> list[ErrorSite]:
@@ -211,12 +212,9 @@ def _info(root: Turn, branch: list[Turn], session: int | str | None, agent: str 
 
 def _usage(turns: list[Turn]) -> Json:
     """Sum the token usage of the turns; each line of a message repeats its usage, so only the last line counts."""
-    total: Counter[str] = Counter()
-    for turn in turns:
-        usage = _message_of(turn).get("usage")
-        for key in ("input_tokens", "output_tokens"):
-            total[key] += (index(usage.get(key)) or 0) if isinstance(usage, dict) else 0
-    return {key: count for key, count in total.items() if count}
+    usages = [usage for turn in turns if isinstance(usage := _message_of(turn).get("usage"), dict)]
+    totals = {key: sum([index(usage.get(key)) or 0 for usage in usages]) for key in ("input_tokens", "output_tokens")}
+    return {key: count for key, count in totals.items() if count}
 
 
 def _model(turns: list[Turn]) -> str | None:

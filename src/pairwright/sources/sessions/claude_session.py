@@ -6,14 +6,15 @@ Content blocks become messages in shapes/anthropic.py; the lines of one assistan
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pairwright.records.messages import Json, Message
 from pairwright.sources.shapes.anthropic import assistant_from_blocks, plain_content, user_from_blocks
 
 # Session tree: lines grouped into turns, turns into branches.
 
 
-@dataclass(frozen=True, eq=False)
-class Line:
+class Line(msgspec.Struct, frozen=True, eq=False):
     """One line of the file; `messages` is empty if the line is not part of the conversation."""
 
     number: int
@@ -76,6 +77,10 @@ def roots_of(lines: list[Line]) -> list[Turn]:
         turn = turns[position] = _join_turn(line, above) if line.messages else above
         if turn is not None and turn.parent is None and turn.lines == [line]:
             roots.append(turn)
+    for turn in turns:
+        # The tree is walked downwards from here. Without the way up there is no circle, so that all is freed at once.
+        if turn is not None:
+            turn.parent = None
     return sorted(roots, key=lambda turn: turn.first.number)
 
 

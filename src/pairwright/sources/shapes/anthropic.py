@@ -74,14 +74,16 @@ def assistant_from_blocks(
     known_ids = {call.id for call in calls if call.id is not None}
     extra = dict(extra or {})
     for number, block in enumerate(blocks):
-        at = f"{where}[{number}]"
         kind = block.get("type")
-        if kind == "thinking":
-            thoughts.append(text(block.get("thinking"), f"{at}.thinking"))
+        if kind == "text":
+            parts.append(block)
+        elif kind == "thinking":
+            thoughts.append(text(block.get("thinking"), f"{where}[{number}].thinking"))
         elif kind == "redacted_thinking":
             extra["redacted_thinking"] = True
         elif kind == "tool_use":
             if not isinstance(block.get("id"), str) or block["id"] not in known_ids:
+                at = f"{where}[{number}]"
                 tool_calls.append(
                     ToolCall(
                         name=text(block.get("name"), f"{at}.name"),

@@ -86,8 +86,8 @@ class _Call(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     function: _Function
 
 
-class _Turn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """A message with only the common fields and types."""
+class PlainTurn(msgspec.Struct, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+    """A message with only the common fields and types. With PlainCalls as its calls it encodes like Message."""
 
     role: str
     content: str | None = None
@@ -96,12 +96,25 @@ class _Turn(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     name: str | None = None
 
 
+class PlainCall(msgspec.Struct, gc=False, omit_defaults=True):
+    """Encodes like ToolCall, without validation."""
+
+    name: str
+    arguments: str
+    id: str
+    type: str = "function"
+
+
 def _usual_message(value: Json, generated: bool | None) -> Message | None:
     """Fast path for a message with only the common fields and types, checked in C; None for any other message."""
     try:
-        turn = _convert(value, _Turn)
+        turn = _convert(value, PlainTurn)
     except (msgspec.ValidationError, UnicodeError):  # UnicodeError: a key with a lone surrogate
         return None
+    return message_from_turn(turn, generated)
+
+
+def message_from_turn(turn: PlainTurn, generated: bool | None = None) -> Message:
     calls: tuple[ToolCall, ...] = ()
     if turn.tool_calls:
         calls = tuple([ToolCall(c.function.name, c.function.arguments, c.id, c.type) for c in turn.tool_calls])
@@ -139,7 +152,9 @@ def content_from_chat(value: Any, where: str) -> str | list[Json] | None:
         return [value] if "type" in value else json_text(value)
     parts = []
     for number, part in enumerate(items(value, where)):
-        parts.append({"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]"))
+        if type(part) is not dict:
+            part = {"type": "text", "text": part} if isinstance(part, str) else mapping(part, f"{where}[{number}]")
+        parts.append(part)
     return parts
 
 

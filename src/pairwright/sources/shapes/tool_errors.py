@@ -8,6 +8,7 @@ results and test reports contain it, too. tests/sources/test_tool_errors.py has 
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -68,6 +69,14 @@ _START = re.compile(
 # The name of an exception: "ValueError: ...", "json.decoder.JSONDecodeError: ...", or its repr as the whole result.
 _EXCEPTION = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::\s|\('[^\n]*\)\s*$|\(\"[^\n]*\)\s*$)")
 _START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "errno", "timed out", "❌")
+# The first three letters of whatever _START or _NO_TOOL match, in lower case: for other texts neither is tried. Texts
+# that begin with one of _BEFORE_START, or with a letter that is not ASCII, may be anything.
+_BEFORE_START = frozenset("<#[")
+_START_LETTERS = frozenset({
+    "a e", "a i", "a u", "an ", "api", "bui", "cal", "cli", "cod", "com", "con", "dat", "err", "exc", "exe", "fai",
+    "fat", "fun", "htt", "imp", "int", "inv", "key", "mcp", "net", "no ", "obs", "pan", "par", "pre", "pyt", "req",
+    "run", "ser", "she", "sql", "syn", "tim", "too", "tra", "typ", "unk", "val",
+})  # fmt: skip
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
@@ -115,6 +124,10 @@ _CRASH = re.compile(
 # A terminal's screen ends with the prompt of its shell; a prompt with a command behind it is the next command.
 _PROMPT = re.compile(r"(?:\([\w.-]+\) )?(?:[\w.-]+@[\w.-]+:[^\n$#]*|bash-[\d.]*)[#$]")
 _CALLS = ("    at ", "\tat ", "\t... ")  # lines of a stack, as Node and Java print it
+# The first three characters of every last line that ends a crash without a traceback of Python
+_CRASH_LETTERS = frozenset(
+    {"Exc", "thr", "pan", "Seg", "Nod", "mak", "npm", "Unc", "fat", "Syn", "Ind", "Tab", "   ", "\tat", "\t..", "}"}
+)
 _NUM_HEAD, _NUM_TAIL, _NUM_TRACEBACK = 1000, 2000, 20_000  # characters that are looked at
 
 
@@ -134,7 +147,8 @@ def result_error_kind(position: int, message: Message) -> str | None:
 def text_error_kind(text: str) -> str | None:
     """Return the failure kind that the text of a tool result marks, or None."""
     start = text.lstrip()
-    if start[:1] == "{" or (start[:1] == "[" and start[:2] in _LIST_STARTS):
+    first = start[:1]
+    if first == "{" or (first == "[" and start[:2] in _LIST_STARTS):
         if not _may_fail(start):
             return None
         try:
@@ -146,20 +160,30 @@ def text_error_kind(text: str) -> str | None:
 
 
 def _plain_kind(text: str) -> str | None:
-    """Return the failure kind of a result that is not JSON."""
-    head, tail = text[:_NUM_HEAD], text[-_NUM_TAIL:]
+    """Return the failure kind of a result that is not JSON.
+
+    Runs for every tool result, and most mark nothing: each mark has a cheap test that proves that it is not there.
+    """
+    head = text[:_NUM_HEAD]
     if _may_have_status(text, head):
         status = _exit_status(text)
         if status is not None:
             return None if status == 0 else failure_kind(text[:_NUM_TAIL], "nonzero_exit")
-    begin = head[:120].lower()
-    if any(map(begin.__contains__, _START_WORDS)) and (_START.match(head) or _EXCEPTION.match(head)):
+    letters = text[:3].lower()
+    if letters in _START_LETTERS or letters[:1] in _BEFORE_START or not letters.isascii():
+        begin = head[:120].lower()
+        if any(map(begin.__contains__, _START_WORDS)) and _START.match(head):
+            return _word(text)
+        if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
+            return _word(text)
+    is_exception = ("rror" in head or "xception" in head) and _EXCEPTION.match(head)
+    if is_exception and any(map(head[:120].lower().__contains__, _START_WORDS)):
         return _word(text)
-    if ("tool" in begin or "function" in begin) and _NO_TOOL.match(head):
+    space = head.find(" ")  # the name of a program ends with the first one
+    is_short = head[space - 1 : space] == ":" and len(text) < _NUM_HEAD and text.count("\n") <= 1
+    if is_short and _PROGRAM.match(text.rstrip()):
         return _word(text)
-    if len(text) < _NUM_HEAD and text.count("\n") <= 1 and _PROGRAM.match(text.rstrip()):
-        return _word(text)
-    if _is_crash(text, tail.rstrip()):
+    if _is_crash(text, text[-_NUM_TAIL:].rstrip()):
         return failure_kind(text.rstrip()[-300:], "exception")
     return None
 
@@ -168,7 +192,9 @@ def _may_have_status(text: str, head: str) -> bool:
     """Whether a result may contain an exit status: a cheap test, since most results name none."""
     if "xit" in head or "eturn" in head or "ode" in head:
         return True
-    end = text[-600:] if len(text) > _NUM_HEAD else ""  # a short text is its own head
+    if len(text) <= _NUM_HEAD:  # a short text is its own head
+        return False
+    end = text[-600:]
     return "xit" in end or "ode" in end
 
 
@@ -205,13 +231,15 @@ def _exit_status(text: str) -> int | None:
 def _is_crash(text: str, tail: str) -> bool:
     """Whether a result ends with a traceback, a syntax error, or the last words of a program that crashed."""
     # A single character is looked for much faster than two.
-    if tail[-1:] in ("#", "$") or ("\x1b" in tail and "\x1b[" in tail) or ("\r" in tail and "\r\n" in tail):
+    if tail.endswith(("#", "$")) or ("\x1b" in tail and "\x1b[" in tail) or ("\r" in tail and "\r\n" in tail):
         text = _without_prompt(text[-_NUM_TRACEBACK:])
         tail = text[-_NUM_TAIL:]
-    last = tail[tail.rfind("\n") + 1 :]
     end = text[-_NUM_TRACEBACK:]
     if "Traceback (most" in end and _ends_with_traceback(end.rstrip()):
         return True
+    last = tail[tail.rfind("\n") + 1 :]
+    if last[:3] not in _CRASH_LETTERS:
+        return False
     if last.startswith(("SyntaxError: ", "IndentationError: ", "TabError: ")):
         return _SYNTAX.search(tail) is not None
     if last.startswith(_CALLS) or last == "}":
@@ -279,13 +307,13 @@ _ENVELOPE = re.compile(
     r"|url|extensions",
     re.I,
 )
-# Every key that a mark stands under; an object with none of them marks nothing.
-_MARK_KEYS = frozenset(
-    {*_STATUS_KEYS, *_WRAPPERS, "metadata", "is_error", "isError", "error", "errors", "detail", "success", "ok"}
-    | {"stderr", *_CODE_KEYS}
-)
+# Keys of an exit status (with stdout or stderr, `status` is one), of an error, and of a verdict
+_EXIT_KEYS = frozenset({*_STATUS_KEYS, "metadata", "stdout", "stderr"})
+_ERROR_KEYS = frozenset({"is_error", "isError", "error", "errors", "detail"})
+_VERDICT_KEYS = _CODE_KEYS | {"success", "ok"}
 _LIST_STARTS = ("[{", "[\n", "[ ", '["', "[[")
-_SIGNS = ("rror", "xit", "ail", "eturn", "tatus", "ode", '"ok"', '"success"', "raceback", "xception")
+# The signs that most objects have come first.
+_SIGNS = ("tatus", "rror", '"ok"', "ode", "xit", "ail", "eturn", '"success"', "raceback", "xception")
 _NUM_JSON = 1000  # characters at either end of an object in which its marks are looked for
 
 
@@ -302,30 +330,46 @@ def _value_kind(value: Any, depth: int) -> str | None:
         return text_error_kind(value) if depth and depth < 3 else None
     if isinstance(value, list):
         return _value_kind(value[0], depth + 1) if len(value) == 1 and depth < 3 else None
-    if not isinstance(value, dict) or depth > 3 or _MARK_KEYS.isdisjoint(value):
+    if not isinstance(value, dict) or depth > 3:
         return None
-    status = _status_of(value)
-    if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
-        status = value["status"]
-    metadata = value.get("metadata")
-    if status is None and isinstance(metadata, dict):
-        status = _status_of(metadata)
-    if status is not None:
-        return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
-    for key in ("is_error", "isError"):
-        if isinstance(value.get(key), bool):
-            return failure_kind(_words_of(value), "tool_error") if value[key] else None
-    if _names_error(value) or _has_failed_status(value):
+    has_exit, has_error, has_verdict, wrappers = _marks_under(tuple(value))
+    if has_exit:
+        status = _status_of(value)
+        if status is None and _is_number(value.get("status")) and ("stdout" in value or "stderr" in value):
+            status = value["status"]
+        metadata = value.get("metadata")
+        if status is None and isinstance(metadata, dict):
+            status = _status_of(metadata)
+        if status is not None:
+            return None if status == 0 else failure_kind(_words_of(value), "nonzero_exit")
+    if has_error:
+        for key in ("is_error", "isError"):
+            if isinstance(value.get(key), bool):
+                return failure_kind(_words_of(value), "tool_error") if value[key] else None
+        if _names_error(value):
+            return _word(_words_of(value))
+    if has_verdict and _has_failed_status(value):
         return _word(_words_of(value))
-    stderr = value.get("stderr")
+    stderr = value.get("stderr") if has_exit else None
     if isinstance(stderr, str) and not value.get("stdout") and _is_crash(stderr, stderr.rstrip()[-_NUM_TAIL:]):
         return failure_kind(stderr[-300:], "exception")
-    for key in _WRAPPERS if len(value) <= 6 else ():
-        if key in value:
-            kind = _value_kind(value[key], depth + 1)
-            if kind is not None:
-                return kind
+    for key in wrappers:
+        kind = _value_kind(value[key], depth + 1)
+        if kind is not None:
+            return kind
     return None
+
+
+@lru_cache(maxsize=128)
+def _marks_under(keys: tuple[str, ...]) -> tuple[bool, bool, bool, list[str]]:
+    """Return which marks an object with these keys may have: exit status, error, verdict; and its wrappers.
+
+    Results of one tool have the same keys, so this is mostly known already.
+    """
+    has_exit, has_error, has_verdict = (
+        not marks.isdisjoint(keys) for marks in (_EXIT_KEYS, _ERROR_KEYS, _VERDICT_KEYS)
+    )
+    return has_exit, has_error, has_verdict, [key for key in _WRAPPERS if key in keys and len(keys) <= 6]
 
 
 def _status_of(value: Json) -> int | None:
@@ -356,11 +400,11 @@ def _has_failed_status(value: Json) -> bool:
     if value.get("success") is False or value.get("ok") is False:
         return True
     status = value.get("status")
-    if isinstance(status, str) and status.lower() in _ERROR_WORDS:
+    if type(status) is str and status.lower() in _ERROR_WORDS:
         is_told = status.lower() == "error" and any(value.get(key) for key in ("message", "msg", "reason", "detail"))
         return is_told or _is_envelope(value)
-    for key in _CODE_KEYS.intersection(value):
-        if _is_number(value[key]) and 400 <= value[key] < 600:
+    for key in _CODE_KEYS:
+        if key in value and _is_number(value[key]) and 400 <= value[key] < 600:
             return _is_envelope(value)
     return False
 
