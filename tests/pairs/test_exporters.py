@@ -538,3 +538,13 @@ def test_a_wrong_word_is_a_usage_error(tmp_path, words, message):
     assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_binary_rows_of_nemo_rl_have_the_rewards_and_their_exact_difference(tmp_path):
+    one = replace(CASES["plain"], chosen_reward=0.3, rejected_reward=0.1, gap=0.2)
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([one])])
+    run("nemo-rl-binary", tmp_path / "pairs", tmp_path / "out.jsonl")
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (row["reward_gap"], row["chosen_reward"], row["rejected_reward"]) == (0.2, 0.3, 0.1)
+    (experience,) = read_back(tmp_path / "out.jsonl")
+    assert (experience.chosen.reward, experience.rejected.reward) == (0.3, 0.1)

@@ -1,6 +1,6 @@
 """`backend`: where a job trains, and what that place wants to know."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -208,6 +208,11 @@ class TrlConfig(Section):
     """More options of `trl dpo`, as they are."""
 
 
+# ray.sub of NeMo RL hands both to srun as words, unquoted: white space or a pattern would become other words.
+_SrunValue = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\]+$")]
+_Mount = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\,:]+(:[^\s*?\[\]'\"\\,:]+){1,2}$")]
+
+
 class SlurmConfig(Section):
     """Where a Slurm launch goes."""
 
@@ -217,9 +222,9 @@ class SlurmConfig(Section):
     """--partition."""
     time: str = "4:00:00"
     """--time."""
-    container: str | None = None
+    container: _SrunValue | None = None
     """Container image that NeMo RL runs in."""
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[_Mount, ...] = ()
     """More mounts, as HOST:CONTAINER."""
     gres: bool = True
     """Ask for GPUs with --gres; some clusters want none."""

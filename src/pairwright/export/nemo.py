@@ -1,7 +1,8 @@
 """NVIDIA NeMo: preference datasets of NeMo RL, and rows for NeMo Customizer.
 
     nemo-rl-preference   {context: [...], completions: [{rank: 0, reward, completion: [...]}, {rank: 1, ...}], tools}
-    nemo-rl-binary       {prompt: [...], chosen: text, rejected: text, tools}
+    nemo-rl-binary       {prompt: [...], chosen: text, rejected: text, tools, reward_gap, chosen_reward,
+                         rejected_reward}
     customizer           {prompt: text, chosen_response: text, rejected_response: text}
     customizer --history {prompt: [...], chosen_response: text, rejected_response: text, tools}
 
@@ -22,6 +23,7 @@ from pairwright.export.chat_lines import (
     side_text,
     tools_text,
 )
+from pairwright.pairs.candidates.candidates import decimal_gap
 from pairwright.records.json_text import encode
 from pairwright.records.messages import Message
 
@@ -38,10 +40,13 @@ def preference_lines(row: PairRow, context: Context) -> list[bytes]:
 
 
 def binary_lines(row: PairRow, context: Context) -> list[bytes]:
-    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text."""
+    """NeMo RL BinaryPreferenceDataset: prompt as messages, both answers as text. It reads no more than these; beside
+    them stand the rewards, under the names of NeMo Gym's guide."""
     prompt, *sides = _cut(row, context)
     texts = [encode(side_text(side)) for side in sides]
-    return [b'{"prompt":%b,"chosen":%b,"rejected":%b%b}\n' % (_history(prompt), *texts, _tools(row, context))]
+    line = b'{"prompt":%b,"chosen":%b,"rejected":%b%b' % (_history(prompt), *texts, _tools(row, context))
+    rewards = (decimal_gap(row.chosen_reward, row.rejected_reward), row.chosen_reward, row.rejected_reward)
+    return [line + b',"reward_gap":%b,"chosen_reward":%b,"rejected_reward":%b}\n' % tuple(map(encode, rewards))]
 
 
 def customizer_lines(row: PairRow, context: Context) -> list[bytes]:
