@@ -19,6 +19,7 @@ from jobs.test_nemo_rl import backend, config_of
 from pairwright.jobs import JobRequest
 from pairwright.jobs.backend import silent
 
+CHECKOUT = os.environ.pop("PAIRWRIGHT_NEMO_RL", None)  # else it would be a key of a configuration
 # The fields that NeMo RL reads of a DPO run, in our words; other keys are wrong.
 _STRICT = ConfigDict(extra="forbid")
 
@@ -170,13 +171,12 @@ def test_every_field_has_the_type_that_nemo_rl_wants(files, name):
 
 @pytest.mark.slow
 def test_nemo_rls_own_classes_and_loaders_take_it(files):
-    checkout = os.environ.get("PAIRWRIGHT_NEMO_RL")
-    if checkout is None:
+    if CHECKOUT is None:
         pytest.skip("PAIRWRIGHT_NEMO_RL names no checkout of NeMo RL")
     script = Path(__file__).with_name("nemo_rl_peer.py")
     done = subprocess.run(
         [sys.executable, script, *files.values()],
-        env={**os.environ, "PYTHONPATH": checkout},
+        env={**os.environ, "PYTHONPATH": CHECKOUT},
         capture_output=True,
         text=True,
     )

@@ -34,8 +34,9 @@ TEXT_SIDES = {
     **CUTTING, "calls": "tool_calls_in_a_side", "bad-json": "tool_calls_in_a_side",
     "text-and-call": "tool_calls_in_a_side", "empty": "a_side_has_no_text",
 }  # fmt: skip
+TOOLS = ("calls", "results", "trajectory", "parallel", "bad-json", "text-and-call", "names", "unused-tools")
 TEXT_PROMPT = {
-    **TEXT_SIDES, **dict.fromkeys(("calls", "results", "trajectory", "parallel", "bad-json", "text-and-call", "names", "unused-tools"), "tools"),
+    **TEXT_SIDES, **dict.fromkeys(TOOLS, "tools"),
     "history": "prompt_is_not_one_user_message", "only-system": "prompt_is_not_one_user_message",
 }  # fmt: skip
 CHAT = {**NO_IMAGE, "from-tool": "unread", "no-answer": "a_side_has_no_assistant_message"}
@@ -51,6 +52,7 @@ EXPECTED = {
     "nemo-rl-binary": TEXT_SIDES,
     "customizer": {**TEXT_PROMPT, "system": "prompt_is_not_one_user_message"},
     "customizer --history": TEXT_SIDES,
+    "nemo-platform": {**TEXT_SIDES, **dict.fromkeys(TOOLS, "tools")},
     "openai-preference": OPENAI,
     "together": OPENAI,
     "fireworks": OPENAI,
