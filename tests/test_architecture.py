@@ -21,6 +21,7 @@ ORDER = [
     "engines",
     "sources",
     "store",
+    "trinity",
     "generate",
     "collect",
     "pairs",

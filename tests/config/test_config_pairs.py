@@ -2,6 +2,7 @@
 
 import pytest
 
+from pairwright.config import PairsConfig
 from pairwright.config.option_names import FOREIGN_NAMES, own_names
 from pairwright.errors import ConfigError
 from pairwright.pairs import PairOptions
@@ -146,3 +147,13 @@ def test_the_curriculum_of_nat_becomes_ours():
 def test_what_the_curriculum_of_nat_has_and_ours_has_not_is_refused_with_the_way_out(section, message):
     with pytest.raises(ConfigError, match=message):
         own_names({"curriculum_learning": section})
+
+
+def test_a_preset_gives_defaults_and_what_is_set_beside_it_wins():
+    preset = PairsConfig.model_validate({"preset": "gym-guide"})
+    assert (preset.strategy, preset.min_gap) == ("best-worst", 0.2)
+    beside = PairsConfig.model_validate({"preset": "gym-guide", "min_score_diff": 0.5})
+    assert (beside.strategy, beside.min_gap) == ("best-worst", 0.5)
+    assert preset.content() == PairsConfig(strategy="best-worst", min_gap=0.2).content()
+    with pytest.raises(ValueError, match="gym-guide"):
+        PairsConfig.model_validate({"preset": "other"})

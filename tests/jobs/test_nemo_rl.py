@@ -43,7 +43,6 @@ def test_the_configuration_names_our_data_model_and_tokenizer_and_inherits_nothi
     assert tree["policy"]["model_name"] == tree["policy"]["tokenizer"]["name"] == str(model.resolve())
     assert tree["data"]["train"] == {
         "dataset_name": "PreferenceDataset", "data_path": str((tmp_path / "run/exports/nemo-rl/train.jsonl").resolve()),
-        "subset": None, "split": None,
     }  # fmt: skip
     assert tree["data"]["validation"]["data_path"].endswith("validation.jsonl")
     rows = [json.loads(line) for line in Path(tree["data"]["train"]["data_path"]).read_text().splitlines()]
@@ -76,6 +75,7 @@ def test_every_option_of_train_arrives(tmp_path, model):
     assert policy["precision"] == "bfloat16"
     assert policy["max_total_sequence_length"] == tree["data"]["max_input_seq_length"] == 200
     lora = policy["dtensor_cfg"]["lora_cfg"]
+    assert policy["dtensor_cfg"]["_v2"] is True, "the first DTensor worker has no LoRA"
     assert (lora["enabled"], lora["dim"], lora["target_modules"], lora["match_all_linear"]) == (
         True,
         4,
@@ -169,13 +169,62 @@ def test_the_launch_file_has_all_three_ways_and_runs_the_chosen_one(tmp_path, mo
     (command,) = active[1:]
     assert command.startswith("COMMAND='uv run examples/run_dpo.py --config ")
     assert "cluster.gpus_per_node=8 cluster.num_nodes=2' CONTAINER=c.sqsh MOUNTS=" in command
-    assert f"$PWD:$PWD,{tmp_path / 'run'}:{tmp_path / 'run'},{model.resolve()}:{model.resolve()},/a:/b" in command
+    mounts = f"{tmp_path / 'run'}:{tmp_path / 'run'},{model.resolve()}:{model.resolve()},/a:/b"
+    assert f'MOUNTS="$PWD:$PWD,"{mounts} ' in command
     assert (
         "sbatch --nodes=2 --account=me --partition=gpu --job-name=pairwright-run --time=4:00:00 --gres=gpu:8 ray.sub"
         in command
     )
     assert "# one GPU" in script
     subprocess.run(["bash", "-n", job.details["script"]], check=True)
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_the_shell_runs_nothing_that_comes_from_the_configuration(tmp_path, model, checkout, launcher):
+    """Every value that reaches the script asks the shell to make a file, in each of the ways that a shell knows."""
+    bait = [f"$(touch${{IFS}}{tmp_path}/ran-1)", f"`touch\t{tmp_path}/ran-2`", f"x\ntouch {tmp_path}/ran-3\n#"]
+    slurm = {"account": bait[1], "partition": f"';touch {tmp_path}/ran-4;'", "time": bait[2], "container": bait[0],
+             "mounts": ["/a:$(touch${IFS}ran-5)"]}  # fmt: skip
+    _program(tmp_path / "bin" / "uv", 'printf "%s\\n" "$@"')
+    _program(tmp_path / "bin" / "sbatch", 'printf "%s\\n" "$COMMAND" "$CONTAINER" "$MOUNTS" "$@"')
+    folder = tmp_path / ("run" if launcher == "slurm" else f"{bait[1].replace('/', '_')} $(touch ran-6)")
+    pairs = pairs_table(tmp_path / "pairs", None)
+    config = config_of({"batch_size": 4}, launcher=launcher, slurm=slurm)
+    job = backend.submit(folder, JobRequest(model=str(model), pairs=pairs, launch=False), config, silent)
+    done = subprocess.run(["bash", job.details["script"]], cwd=checkout, capture_output=True, text=True, check=True)
+    assert not [path for place in (tmp_path, checkout) for path in place.glob("ran-*")]
+    if launcher == "slurm":
+        command, container, mounts, *options = done.stdout.split("\n", 3)
+        assert f"--config {folder}/nemo-rl-dpo.yaml" in command
+        assert container == bait[0]
+        assert mounts.startswith(f"{checkout}:{checkout},{folder}:")
+        assert mounts.endswith(",/a:$(touch${IFS}ran-5)")
+        assert f"--account={bait[1]}\n--partition=';touch {tmp_path}/ran-4;'\n" in options[0]
+    else:
+        assert f"{folder.resolve()}/nemo-rl-dpo.yaml\n" in done.stdout
+
+
+@pytest.mark.parametrize("section", [{"container": "a b"}, {"mounts": ["/a"]}, {"mounts": ["/a:/b --x"]}])
+def test_what_srun_would_take_for_other_words_is_refused(section):
+    with pytest.raises(ValueError, match="slurm"):
+        config_of(slurm=section)
+
+
+def test_a_folder_that_slurm_cannot_mount_is_refused(tmp_path, model):
+    config = config_of({"batch_size": 4}, launcher="slurm", slurm={"container": "c"})
+    request = JobRequest(model=str(model), pairs=pairs_table(tmp_path / "pairs", None), launch=False)
+    with pytest.raises(ConfigError, match="cannot be mounted by Slurm"):
+        backend.submit(tmp_path / "my run", request, config, silent)
+
+
+def test_pairs_that_an_epoch_leaves_out_are_counted(tmp_path, model):
+    said = []
+    request = JobRequest(model=str(model), pairs=pairs_table(tmp_path / "pairs", None), launch=False)
+    job = backend.submit(tmp_path / "run", request, config_of({"batch_size": 7}), said.append)
+    rest = job.details["files"]["num_training"] % 7
+    assert rest
+    assert job.details["dropped_an_epoch"] == rest
+    assert f"{rest} of {job.details['files']['num_training']} pairs are not trained in each epoch" in " ".join(said)
 
 
 def test_more_nodes_than_one_need_slurm():

@@ -34,8 +34,9 @@ TEXT_SIDES = {
     **CUTTING, "calls": "tool_calls_in_a_side", "bad-json": "tool_calls_in_a_side",
     "text-and-call": "tool_calls_in_a_side", "empty": "a_side_has_no_text",
 }  # fmt: skip
+TOOLS = ("calls", "results", "trajectory", "parallel", "bad-json", "text-and-call", "names", "unused-tools")
 TEXT_PROMPT = {
-    **TEXT_SIDES, **dict.fromkeys(("calls", "results", "trajectory", "parallel", "bad-json", "text-and-call", "names", "unused-tools"), "tools"),
+    **TEXT_SIDES, **dict.fromkeys(TOOLS, "tools"),
     "history": "prompt_is_not_one_user_message", "only-system": "prompt_is_not_one_user_message",
 }  # fmt: skip
 CHAT = {**NO_IMAGE, "from-tool": "unread", "no-answer": "a_side_has_no_assistant_message"}
@@ -51,6 +52,7 @@ EXPECTED = {
     "nemo-rl-binary": TEXT_SIDES,
     "customizer": {**TEXT_PROMPT, "system": "prompt_is_not_one_user_message"},
     "customizer --history": TEXT_SIDES,
+    "nemo-platform": {**TEXT_SIDES, **dict.fromkeys(TOOLS, "tools")},
     "openai-preference": OPENAI,
     "together": OPENAI,
     "fireworks": OPENAI,
@@ -538,3 +540,13 @@ def test_a_wrong_word_is_a_usage_error(tmp_path, words, message):
     assert isinstance(done.exception, ConfigError)
     assert message in str(done.exception)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_binary_rows_of_nemo_rl_have_the_rewards_and_their_exact_difference(tmp_path):
+    one = replace(CASES["plain"], chosen_reward=0.3, rejected_reward=0.1, gap=0.2)
+    write_pairs(tmp_path / "pairs", [pairs_to_batch([one])])
+    run("nemo-rl-binary", tmp_path / "pairs", tmp_path / "out.jsonl")
+    row = json.loads((tmp_path / "out.jsonl").read_text())
+    assert (row["reward_gap"], row["chosen_reward"], row["rejected_reward"]) == (0.2, 0.3, 0.1)
+    (experience,) = read_back(tmp_path / "out.jsonl")
+    assert (experience.chosen.reward, experience.rejected.reward) == (0.3, 0.1)

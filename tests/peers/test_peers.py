@@ -1,11 +1,13 @@
-"""The tests of `renderers` and of TRL, run against ours: every failure of theirs is one that the README here explains.
+"""The tests of `renderers`, TRL and Trinity, run against ours: every failure of theirs is one that the README here explains.
 
 Nothing of theirs is in the repository. The sdist of `renderers` is downloaded into a temporary folder when the test
-runs; TRL's sdist has no tests, so PAIRWRIGHT_TRL names a checkout of it. Without them the tests skip, and say so.
+runs; those of TRL and Trinity have no tests, so PAIRWRIGHT_TRL and PAIRWRIGHT_TRINITY name checkouts. Without them the
+tests skip, and say so.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,10 +21,10 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 SHARED = HERE.parents[1].parent / "shared" / "data"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (SHARED / "templates").is_dir(), reason=f"the real templates are not at {SHARED}"),
-]
+pytestmark = pytest.mark.slow
+needs_templates = pytest.mark.skipif(
+    not (SHARED / "templates").is_dir(), reason=f"the real templates are not at {SHARED}"
+)
 # Those that ask how a conversation is rendered and what is trained; the others parse answers or talk to servers.
 RENDERERS_FILES = (
     "test_render_ids",
@@ -43,6 +45,7 @@ class Outcome(NamedTuple):
     failed: list[str]
 
 
+@needs_templates
 def test_the_tests_of_renderers_pass_but_for_what_the_readme_explains(tmp_path: Path) -> None:
     folder = unpack_sdist("renderers", "0.1.9.dev9", tmp_path)
     # Its only dependency that we do not have; pure Python, without dependencies that matter here.
@@ -55,6 +58,7 @@ def test_the_tests_of_renderers_pass_but_for_what_the_readme_explains(tmp_path: 
     check_outcome(outcome, "renderers")
 
 
+@needs_templates
 def test_the_chat_template_tests_of_trl_pass_but_for_what_the_readme_explains(tmp_path: Path) -> None:
     checkout = os.environ.get("PAIRWRIGHT_TRL")
     if checkout is None:
@@ -65,11 +69,21 @@ def test_the_chat_template_tests_of_trl_pass_but_for_what_the_readme_explains(tm
     check_outcome(outcome, "TRL")
 
 
-def check_outcome(outcome: Outcome, peer: str) -> None:
+def test_the_tests_of_trinitys_experiences_pass_but_for_what_the_readme_explains(tmp_path: Path) -> None:
+    checkout = os.environ.get("PAIRWRIGHT_TRINITY")
+    if checkout is None:
+        pytest.skip("PAIRWRIGHT_TRINITY names no checkout of Trinity, and its sdist has no tests")
+    # The file alone: the packages around it import what only a GPU machine has.
+    shutil.copy(Path(checkout) / "tests" / "common" / "experience_test.py", tmp_path)
+    outcome = run_tests(tmp_path, ["experience_test.py"], "trinity_plugin", tmp_path, [])
+    check_outcome(outcome, "Trinity", least=13)
+
+
+def check_outcome(outcome: Outcome, peer: str, least: int = 100) -> None:
     explained = read_explanations(peer)
     unexplained = [name for name in outcome.failed if not any(pattern.fullmatch(name) for pattern in explained)]
     print(f"{peer}: {dict(outcome.counts)}")
-    assert outcome.counts["passed"] > 100, outcome.counts
+    assert outcome.counts["passed"] >= least, outcome.counts
     assert not unexplained, f"{dict(outcome.counts)}; not explained: {unexplained[:20]}"
 
 

@@ -1,13 +1,22 @@
 """`backend`: where a job trains, and what that place wants to know."""
 
-from typing import Any, Literal
+import re
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from pairwright.config.sections import Section
 
 # Names that are safe in URLs and paths
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+
+
+def _check_name(name: str, pattern: str) -> str:
+    # With `re`: pydantic's own patterns cannot look ahead.
+    if not re.fullmatch(pattern, name):
+        raise ValueError("expected a lowercase letter, then lowercase letters, digits and single hyphens")
+    return name
 
 
 # `backend.nemo_customizer`: hyperparameters, deployment, and the service itself.
@@ -179,6 +188,159 @@ class NemoCustomizerConfig(Section):
         return None if value == "" else value
 
 
+# `backend.nemo_platform`: the open successor of NeMo Customizer. Names and defaults of its training fields are its own.
+
+# Names of workspaces, filesets and models.
+_PLATFORM_NAME = r"^[a-z](?!.*--)[a-z0-9\-@.+_]{1,62}(?<!-)$"
+_PlatformName = Annotated[str, Field(max_length=63), AfterValidator(partial(_check_name, pattern=_PLATFORM_NAME))]
+
+
+class PlatformParallelism(Section):
+    """GPUs of a job."""
+
+    num_gpus_per_node: int = Field(default=1, ge=1)
+    """GPUs a node."""
+    num_nodes: int = Field(default=1, ge=1)
+    """Nodes."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share a layer."""
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share the layers."""
+    context_parallel_size: int = Field(default=1, ge=1)
+    """GPUs that share a sequence."""
+    sequence_parallel: bool = False
+    """Share activations along the sequence, too."""
+
+
+class PlatformTraining(Section):
+    """DPO, in the names and with the defaults of NeMo Platform 0.6."""
+
+    # the loss
+    ref_policy_kl_penalty: float = Field(default=0.05, ge=0)
+    """Beta: how strongly the policy is held to its reference."""
+    preference_average_log_probs: bool = False
+    """Average log-probs over tokens in the preference loss."""
+    sft_average_log_probs: bool = False
+    """Average log-probs over tokens in the SFT loss."""
+    preference_loss_weight: float = Field(default=1.0, ge=0)
+    """Weight of the preference loss."""
+    sft_loss_weight: float = Field(default=0.0, ge=0)
+    """Weight of an SFT loss on the chosen side."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Largest norm of a gradient."""
+    # steps and batches
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the data."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Steps, whatever the epochs say."""
+    batch_size: int = Field(default=32, ge=1)
+    """Pairs a step, over all GPUs."""
+    micro_batch_size: int = Field(default=1, ge=1)
+    """Pairs a pass on a GPU."""
+    max_seq_length: int = Field(default=2048, ge=1)
+    """Longest sequence, in tokens."""
+    activation_checkpointing: bool = False
+    """Compute activations again instead of keeping them."""
+    seed: int | None = None
+    """Seed; the configuration's if not set."""
+    # optimizer
+    optimizer_type: (
+        Literal["adamw_with_cosine_annealing", "adam_with_cosine_annealing", "adamw_with_flat_lr", "adam_with_flat_lr"]
+        | None
+    ) = None
+    """Optimizer and schedule; AdamW with cosine annealing if not set."""
+    learning_rate: float = Field(default=1e-4, gt=0)
+    """Peak learning rate."""
+    min_learning_rate: float | None = Field(default=None, ge=0)
+    """Learning rate at the end."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Weight decay."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Of the first moment."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Of the second moment."""
+    adam_eps: float = Field(default=1e-5, gt=0)
+    """Added to the denominator."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    # validation and checkpoints
+    val_check_interval: float | None = Field(default=None, ge=0)
+    """Steps between validations, up to 1 a share of an epoch."""
+    val_at_end: bool = True
+    """Validate after the last step."""
+    keep_top_k: int = Field(default=1, ge=1)
+    """Best checkpoints to keep."""
+    # where it runs
+    parallelism: PlatformParallelism = PlatformParallelism()
+    execution_profile: str | None = Field(default=None, min_length=1)
+    """Profile of the GPU step; the service's if not set."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "PlatformTraining":
+        """What the service refuses when it compiles the job is said before anything is sent."""
+        gpus = self.parallelism
+        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
+            raise ValueError(f"min_learning_rate: {self.min_learning_rate} is more than learning_rate")
+        share = gpus.tensor_parallel_size * gpus.pipeline_parallel_size * gpus.context_parallel_size
+        total = gpus.num_gpus_per_node * gpus.num_nodes
+        if total % share:
+            raise ValueError(f"parallelism: {total} GPUs cannot be shared by models on {share} GPUs each")
+        if gpus.context_parallel_size > 1 and gpus.sequence_parallel and gpus.tensor_parallel_size > 1:
+            raise ValueError("parallelism: context and sequence parallelism do not go together with tensor parallelism")
+        if self.batch_size % (self.micro_batch_size * (total // share)):
+            raise ValueError(
+                f"batch_size: {self.batch_size} pairs cannot be shared by {total // share} models of "
+                f"micro_batch_size {self.micro_batch_size}"
+            )
+        if not self.preference_loss_weight and not self.sft_loss_weight:
+            raise ValueError("preference_loss_weight: this and sft_loss_weight are 0: nothing would be trained")
+        return self
+
+
+class NemoPlatformConfig(Section):
+    """NeMo Platform: workspaces, filesets and DPO jobs over HTTP."""
+
+    base_url: str | None = None
+    """Address of the platform."""
+    api_token: SecretStr | None = None
+    """Token for the platform."""
+    workspace: _PlatformName = "default"
+    """Workspace of filesets, jobs and models."""
+    dataset_name: _PlatformName = Field(default="pairwright-dpo", max_length=34)
+    """Filesets begin with this; every run has its own."""
+    model: str | None = None
+    """Model entity that is tuned, NAME or WORKSPACE/NAME; else the job's model."""
+    output_name: _PlatformName | None = Field(default=None, max_length=34)
+    """The model that a run makes begins with this; dataset_name if not set."""
+    project: str | None = None
+    """Project of the job."""
+    tool_calls: Literal["refuse", "text"] = "refuse"
+    """Its rows hold no tool calls: refuse such pairs, or write calls, results and schemas as text (Hermes tags)."""
+    validation: float = Field(default=0.2, gt=0, lt=1)
+    """Share of the groups held out where the pairs have no validation split; the platform needs some."""
+    training: PlatformTraining = PlatformTraining()
+    poll_interval_seconds: float = Field(default=15, gt=0)
+    """Between two status calls."""
+    training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
+    """How long a job is waited for; null: for ever."""
+    max_status_failures: int = Field(default=10, ge=0)
+    """Status calls that may fail in a row before waiting ends."""
+    request_timeout_seconds: float = Field(default=60, gt=0)
+    """Of one request; uploads may take ten times as long."""
+    wait_for_completion: bool = True
+    """Wait for the job after submitting it."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _no_slash(cls, value: str | None) -> str | None:
+        return value.rstrip("/") if value else None
+
+    @field_validator("api_token", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: Any) -> Any:
+        return None if value == "" else value
+
+
 # The other places: this machine, TRL, NeMo RL.
 
 
@@ -208,6 +370,11 @@ class TrlConfig(Section):
     """More options of `trl dpo`, as they are."""
 
 
+# ray.sub of NeMo RL hands both to srun as words, unquoted: white space or a pattern would become other words.
+_SrunValue = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\]+$")]
+_Mount = Annotated[str, Field(pattern=r"^[^\s*?\[\]'\"\\,:]+(:[^\s*?\[\]'\"\\,:]+){1,2}$")]
+
+
 class SlurmConfig(Section):
     """Where a Slurm launch goes."""
 
@@ -217,9 +384,9 @@ class SlurmConfig(Section):
     """--partition."""
     time: str = "4:00:00"
     """--time."""
-    container: str | None = None
+    container: _SrunValue | None = None
     """Container image that NeMo RL runs in."""
-    mounts: tuple[str, ...] = ()
+    mounts: tuple[_Mount, ...] = ()
     """More mounts, as HOST:CONTAINER."""
     gres: bool = True
     """Ask for GPUs with --gres; some clusters want none."""
@@ -258,9 +425,17 @@ class NemoRlConfig(Section):
 class BackendConfig(Section):
     """Where jobs train."""
 
-    name: Literal["local", "ray", "nemo-customizer", "nemo-rl", "trl"] = "local"
-    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo RL or TRL."""
+    name: Literal["local", "ray", "nemo-customizer", "nemo-platform", "nemo-rl", "trl"] = "local"
+    """Where to train: on this machine, on a Ray cluster, with NeMo Customizer, NeMo Platform, NeMo RL or TRL."""
     local: LocalConfig = LocalConfig()
     nemo_customizer: NemoCustomizerConfig = NemoCustomizerConfig()
+    nemo_platform: NemoPlatformConfig = NemoPlatformConfig()
     nemo_rl: NemoRlConfig = NemoRlConfig()
     trl: TrlConfig = TrlConfig()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a job is waited for after it was submitted."""
+        if self.name == "nemo-customizer":
+            return self.nemo_customizer.wait_for_completion
+        return self.name != "nemo-platform" or self.nemo_platform.wait_for_completion

@@ -89,9 +89,15 @@ RewardThreshold = Annotated[
 ]
 
 
+# What a preset says; options that are set beside it win.
+PRESETS: dict[str, dict[str, Any]] = {"gym-guide": {"strategy": "best-worst", "min_gap": 0.2}}
+
+
 class PairsConfig(Section):
     """How pairs are built. null means: no limit. docs/pairs.md says what each does."""
 
+    preset: Literal["gym-guide"] | None = None
+    """Defaults to start from. gym-guide: NeMo Gym's guide, best against worst of one prompt from a gap of 0.2 on."""
     # which candidates are paired, and by how much they must differ
     strategy: Literal["all", "best-worst", "stratified", "divergence", "teachers", "imported"] = "all"
     """Which candidates of a group are paired."""
@@ -174,7 +180,11 @@ class PairsConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _own_names(cls, data: Any) -> Any:
-        return own_names(data) if isinstance(data, dict) else data
+        if not isinstance(data, dict):
+            return data
+        # A preset that does not exist is refused with its field.
+        preset = data.get("preset")
+        return (PRESETS.get(preset, {}) if isinstance(preset, str) else {}) | own_names(data)
 
     @field_validator("votes")
     @classmethod
@@ -210,7 +220,7 @@ class PairsConfig(Section):
     def content(self) -> dict[str, Any]:
         """The options as part of a stage's key, such that older runs resume: `imported` goes by its old name, and what
         they did not have counts only where it is set."""
-        options = self.model_dump(mode="json", exclude=None if self.verbatim else {"verbatim"})
+        options = self.model_dump(mode="json", exclude={"preset"} if self.verbatim else {"preset", "verbatim"})
         return {**options, "strategy": "given"} if self.strategy == "imported" else options
 
 

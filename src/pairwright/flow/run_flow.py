@@ -274,8 +274,7 @@ class Flow:
     @property
     def _waits(self) -> bool:
         """Whether the training stage waits for the end of training, so that its model is available afterwards."""
-        backend = self.config.backend
-        return backend.name != "nemo-customizer" or backend.nemo_customizer.wait_for_completion
+        return self.config.backend.is_followed
 
     @property
     def _gathering(self) -> str:

@@ -182,7 +182,7 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         job = backend.submit(folder, request, config, view.say)
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
     # not waiting: the job is known, its model is not, and a run with more rounds will stop there
-    if config.backend.name == "nemo-customizer" and not config.backend.nemo_customizer.wait_for_completion:
+    if not config.backend.is_followed:
         return {"job": read_job(folder).id, "model": None}
     status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
     trained_model = folder / "model"

@@ -1,4 +1,4 @@
-"""Training backends: local process, Ray, NeMo Customizer service, NeMo RL and TRL.
+"""Training backends: local process, Ray, the services NeMo Customizer and NeMo Platform, NeMo RL and TRL.
 
 `BACKENDS` maps the values of `backend.name` to backends. Each implements submit, status, wait, cancel, deploy and logs.
 """
@@ -20,10 +20,13 @@ from pairwright.jobs.job import (
     read_job,
 )
 from pairwright.jobs.local import LOCAL, RAY
+from pairwright.jobs.nemo_platform import NEMO_PLATFORM
 from pairwright.jobs.nemo_rl import NEMO_RL
 from pairwright.jobs.trl import TRL
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_RL, TRL)}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (LOCAL, RAY, NEMO_CUSTOMIZER, NEMO_PLATFORM, NEMO_RL, TRL)
+}
 
 __all__ = [
     "BACKENDS",

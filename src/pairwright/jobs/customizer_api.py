@@ -1,4 +1,4 @@
-"""HTTP client for the NeMo Customizer API.
+"""HTTP clients of training services, and that for the NeMo Customizer API.
 
 Uses httpx instead of the vendor's SDK. The SDK retries POST requests after a lost response, which can start a job
 twice, and accepts responses without required fields such as the job id. This client retries only requests that are safe
@@ -27,7 +27,95 @@ _PAGE_SIZE = 100
 _MAX_PAGES = 1000
 
 
-class CustomizerApi:
+class ServiceClient:
+    """Requests to a service: `tokens` are by host, `token_keys` say what to check where one is refused."""
+
+    def __init__(self, host: str, tokens: dict[str, str | None], *, token_keys: str, timeout_seconds: float) -> None:
+        import httpx
+
+        self.host = host
+        self._tokens = tokens
+        self._token_keys = token_keys
+        timeout = httpx.Timeout(timeout_seconds, connect=min(10, timeout_seconds))
+        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def _rows(self, path: str) -> Iterator[Json]:
+        """Yield all rows of a paginated list."""
+        for page in range(1, _MAX_PAGES + 1):
+            answer = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
+            rows = answer.get("data") or []
+            yield from (row for row in rows if isinstance(row, dict))
+            pagination = answer.get("pagination")
+            total = pagination.get("total_pages") if isinstance(pagination, dict) else None
+            # A service that says no total is read until a page is not full.
+            if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
+                return
+
+    def _got(self, path: str, **options: Any) -> Json:
+        """Send a GET request, with retries."""
+        for attempt in range(_TRIES):
+            try:
+                return self._sent("GET", path, **options)
+            except Unreachable:
+                if attempt + 1 == _TRIES:
+                    raise
+                # Exponential backoff: 0.5 s, then 1 s.
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _sent(self, method: str, path: str, **options: Any) -> Json:
+        response = self._request(method, self.host, path, **options)
+        try:
+            value = response.json()
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise Unreachable(f"{method} {self.host}{path}: expected a JSON object, got {response.text[:200]!r}")
+        return value
+
+    def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
+        """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
+        for attempt in range(_TRIES):
+            try:
+                self._request(method, host, path, **options)
+                return True
+            except ServiceError as error:
+                if error.status in there:
+                    return False
+                raise
+            except Unreachable:
+                if attempt + 1 == _TRIES:
+                    raise
+                time.sleep(_PAUSE_SECONDS * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
+        """Send a request. Raises Unreachable for transport errors and retryable statuses, else ServiceError."""
+        import httpx
+
+        token = self._tokens[host]
+        headers = {**options.pop("headers", {}), **({"authorization": f"Bearer {token}"} if token else {})}
+        where = f"{method} {host}{path}"
+        try:
+            response = self._client.request(method, host + path, headers=headers, **options)
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
+        if response.status_code in _AGAIN:
+            raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
+        if response.status_code in (401, 403):
+            raise ServiceError(
+                f"{where}: {response.status_code}: {_words(response)}: check {self._token_keys}",
+                status=response.status_code,
+            )
+        if not response.is_success:
+            raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
+        return response
+
+
+class CustomizerApi(ServiceClient):
     """Client for the entity host and the data store of one service."""
 
     def __init__(self, config: NemoCustomizerConfig) -> None:
@@ -43,15 +131,15 @@ class CustomizerApi:
         # One address for both takes one token.
         if token is None and httpx.URL(self.entity_host).netloc == httpx.URL(self.datastore_host).netloc:
             token = self.hf_token
-        self._tokens = {self.entity_host: token, self.datastore_host: self.hf_token or token}
-        timeout = httpx.Timeout(config.request_timeout_seconds, connect=min(10, config.request_timeout_seconds))
-        self._client = httpx.Client(timeout=timeout, follow_redirects=False)
+        super().__init__(
+            self.entity_host,
+            {self.entity_host: token, self.datastore_host: self.hf_token or token},
+            token_keys="backend.nemo_customizer.hf_token and api_token, and that they may use the namespace",
+            timeout_seconds=config.request_timeout_seconds,
+        )
 
     def __enter__(self) -> "CustomizerApi":
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
 
     def create_namespace(self, namespace: str) -> bool:
         """Create a namespace in the entity store and the data store. Returns False if it existed in both."""
@@ -79,7 +167,7 @@ class CustomizerApi:
         return self._created("POST", self.entity_host, "/v1/datasets", json=body, there=(409,))
 
     def create_job(self, body: Json) -> Json:
-        return _with(self._sent("POST", "/v1/customization/jobs", json=body), "id", "a job")
+        return require_field(self._sent("POST", "/v1/customization/jobs", json=body), "id", "a job")
 
     def find_job(self, namespace: str, name: str) -> Json | None:
         """Find a job by name; None if there is none."""
@@ -111,81 +199,8 @@ class CustomizerApi:
         rows = self._rows("/v1/deployment/model-deployments")
         return next((row for row in rows if (row.get("namespace"), row.get("name")) == (namespace, name)), None)
 
-    def _rows(self, path: str) -> Iterator[Json]:
-        """Yield all rows of a paginated list."""
-        for page in range(1, _MAX_PAGES + 1):
-            answer = self._got(path, params={"page": page, "page_size": _PAGE_SIZE})
-            rows = answer.get("data") or []
-            yield from (row for row in rows if isinstance(row, dict))
-            pagination = answer.get("pagination")
-            total = pagination.get("total_pages") if isinstance(pagination, dict) else None
-            # A service that says no total is read until a page is not full.
-            if not rows or (page >= total if isinstance(total, int) else len(rows) < _PAGE_SIZE):
-                return
 
-    def _got(self, path: str, **options: Any) -> Json:
-        """Send a GET request, with retries."""
-        for attempt in range(_TRIES):
-            try:
-                return self._sent("GET", path, **options)
-            except Unreachable:
-                if attempt + 1 == _TRIES:
-                    raise
-                # Exponential backoff: 0.5 s, then 1 s.
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _sent(self, method: str, path: str, **options: Any) -> Json:
-        response = self._request(method, self.entity_host, path, **options)
-        try:
-            value = response.json()
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise Unreachable(f"{method} {self.entity_host}{path}: expected a JSON object, got {response.text[:200]!r}")
-        return value
-
-    def _created(self, method: str, host: str, path: str, *, there: tuple[int, ...], **options: Any) -> bool:
-        """Send a create request, with retries. Returns False on a status in `there` (already exists)."""
-        for attempt in range(_TRIES):
-            try:
-                self._request(method, host, path, **options)
-                return True
-            except ServiceError as error:
-                if error.status in there:
-                    return False
-                raise
-            except Unreachable:
-                if attempt + 1 == _TRIES:
-                    raise
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _request(self, method: str, host: str, path: str, **options: Any) -> "httpx.Response":
-        """Send a request. Raises Unreachable for transport errors and retryable statuses, else ServiceError."""
-        import httpx
-
-        token = self._tokens[host]
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        where = f"{method} {host}{path}"
-        try:
-            response = self._client.request(method, host + path, headers=headers, **options)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise Unreachable(f"{where}: {type(error).__name__}: {error}") from error
-        if response.status_code in _AGAIN:
-            raise Unreachable(f"{where}: {response.status_code}: {_words(response)}")
-        if response.status_code in (401, 403):
-            raise ServiceError(
-                f"{where}: {response.status_code}: {_words(response)}: check backend.nemo_customizer.hf_token and "
-                f"api_token, and that they may use the namespace",
-                status=response.status_code,
-            )
-        if not response.is_success:
-            raise ServiceError(f"{where}: {response.status_code}: {_words(response)}", status=response.status_code)
-        return response
-
-
-def _with(value: Json, field: str, what: str) -> Json:
+def require_field(value: Json, field: str, what: str) -> Json:
     if not isinstance(value.get(field), str) or not value[field]:
         raise ServiceError(f"the service answered without the {field} of {what}: {str(value)[:200]}", status=200)
     return value

@@ -83,6 +83,11 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         dataset, trainer="NeMo RL", is_accepted=settings.accept_other_data, key="backend.nemo_rl.accept_other_data"
     )
     say(f"exported {dataset} to {files}")
+    if rest := dataset.num_training % config.train.batch_size:
+        say(
+            f"NeMo RL drops the last batch of an epoch where it is not full: {rest} of {dataset.num_training} pairs "
+            f"are not trained in each epoch of {config.train.batch_size} a step"
+        )
     output = folder.resolve() / "nemo-rl"
     tree = nemo_rl_config(config, dataset, model=model, output=output)
     # The order of the file is the curriculum.
@@ -99,6 +104,7 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
         "slurm_id": None,
         "launcher": settings.launcher,
         "num_steps": tree["dpo"]["max_num_steps"],
+        "dropped_an_epoch": dataset.num_training % config.train.batch_size,
     }
     job = change_job(new_job("nemo-rl", model=request.model, pairs=request.pairs), details=details)
     if not request.launch:
@@ -146,8 +152,8 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
     run = f"uv run examples/run_dpo.py --config {shlex.quote(str(path))}"
     many = f"{run} cluster.gpus_per_node={settings.gpus_per_node} cluster.num_nodes={settings.num_nodes}"
     slurm = settings.slurm
-    # Double quotes below let the shell expand $PWD; every path is mounted under its own name.
-    mounts = ["$PWD:$PWD", *(f"{place}:{place}" for place in _places(path, model)), *slurm.mounts]
+    # Every path is mounted under its own name. Only $PWD is for the shell; all that is ours to write is quoted.
+    mounts = ",".join([*(f"{place}:{place}" for place in _places(path, model)), *slurm.mounts])
     options = [
         f"--nodes={settings.num_nodes}",
         *([f"--account={slurm.account}"] if slurm.account else []),
@@ -158,7 +164,7 @@ def launch_commands(path: Path, model: str, settings: NemoRlConfig) -> dict[str,
     ]
     container = shlex.quote(slurm.container) if slurm.container else "YOUR_CONTAINER"
     handed = (
-        f'COMMAND={shlex.quote(many)} CONTAINER={container} MOUNTS="{",".join(mounts)}" '
+        f'COMMAND={shlex.quote(many)} CONTAINER={container} MOUNTS="$PWD:$PWD,"{shlex.quote(mounts)} '
         f"sbatch {' '.join(map(shlex.quote, options))} ray.sub"
     )
     return {"one GPU": f"{run} cluster.gpus_per_node=1 cluster.num_nodes=1", "many GPUs": many, "Slurm": handed}
@@ -209,12 +215,17 @@ def _refuse_longer(pairs: Path, model: str, config: Config) -> None:
 
 
 def _write_script(folder: Path, path: Path, model: str, settings: NemoRlConfig) -> Path:
+    if settings.launcher == "slurm":
+        # ray.sub gives the mounts to srun unquoted, with commas and colons between them.
+        for place in _places(path, model):
+            if re.search(r"[\s,:*?\[\]'\"\\]", place):
+                raise ConfigError(f"{place!r}: cannot be mounted by Slurm: choose a path of plain characters")
     commands = launch_commands(path, model, settings)
     chosen = "Slurm" if settings.launcher == "slurm" else "many GPUs"
     lines = ["#!/usr/bin/env bash", "# Written by pairwright. Run in a checkout of NeMo RL.", "set -euo pipefail"]
     for name, command in commands.items():
-        # The launcher that was not chosen stays in the script as a comment.
-        lines += ["", f"# {name}", command if name == chosen else f"# {command}"]
+        # The launcher that was not chosen stays in the script as a comment; a value may have several lines.
+        lines += ["", f"# {name}", command if name == chosen else "# " + "\n# ".join(command.splitlines())]
     script = (folder / "nemo-rl-launch.sh").resolve()
     with write_atomic(script, error=PairwrightError) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 It does not inherit from NeMo RL's dpo.yaml, which names an NVIDIA dataset that would stay in use if only a path were
 added, and which stops after 150 steps. Model and tokenizer share one path. The keys are those of NeMo RL 0.6 and later,
-where a dataset is `data.train` with `dataset_name` and `data_path`.
+where a dataset is `data.train` with `dataset_name` and `data_path`; from 0.7 on NeMo RL checks their types, too.
 """
 
 import math
@@ -94,6 +94,8 @@ def _policy(
         "offload_optimizer_for_logprob": False,
         "dtensor_cfg": {
             "enabled": True,
+            # Only the second DTensor worker knows LoRA; the first one stops at the start.
+            "_v2": train.finetuning_type == "lora",
             "env_vars": {},
             "cpu_offload": False,
             "sequence_parallel": False,
@@ -177,7 +179,8 @@ def _data(train: TrainConfig, settings: NemoRlConfig, dataset: Dataset, *, max_l
     named: Json = {"dataset_name": _CLASSES[settings.dataset], **(keys if settings.dataset == "binary" else {})}
 
     def one(path: Path) -> Json:
-        return {**named, "data_path": str(path.resolve()), "subset": None, "split": None}
+        # No `split`: NeMo RL takes the only one of a JSONL file, and refuses a null.
+        return {**named, "data_path": str(path.resolve())}
 
     return {
         "max_input_seq_length": max_length,

@@ -38,6 +38,8 @@ class PairOptions(Options, PairsConfig):
     def as_json(self) -> dict[str, Any]:
         """Return the options for funnel.json; paths are reduced to names, so that results do not depend on them."""
         values = dict(self)
+        if self.preset is None:
+            del values["preset"]
         values |= {name: str(values[name]) for name in ("high", "low")}
         values["teachers"] = [place(path).name for path in self.teachers]
         values["votes"] = None if self.votes is None else Path(self.votes).name

@@ -49,17 +49,15 @@ def submit(
     name = settings.backend.name
     _refuse_other_job(output, is_forgotten=overwrite or resume)
     # nemo-rl and trl write files for another machine, unless they are told to start
-    is_launched = launch if launch is not None else name in ("local", "nemo-customizer")
+    is_launched = launch if launch is not None else name in ("local", "nemo-customizer", "nemo-platform")
     request = JobRequest(model=model, pairs=pairs, experience=experience, launch=is_launched, resume=resume)
     job = BACKENDS[name].submit(output, request, settings, say)
     if job.state is JobState.PREPARED:
         _report(job, output, as_json=as_json)
         say(f"{job.id} prepared in {output}. Next: {job.details['script']}")
         return
-    # NeMo Customizer has its own switch in the configuration; other jobs are followed by default
-    is_followed = (
-        wait if wait is not None else name != "nemo-customizer" or settings.backend.nemo_customizer.wait_for_completion
-    )
+    # Services have a switch of their own in the configuration; other jobs are followed by default
+    is_followed = wait if wait is not None else settings.backend.is_followed
     if is_followed:
         _follow(output, settings, as_json=as_json)
     else:

@@ -122,6 +122,7 @@ def _num_parameters(path: Path) -> int:
 _PACKAGES = {
     "local": {"torch": "train", "transformers": "train"},
     "nemo-customizer": {"httpx": "customizer", "huggingface_hub": "customizer"},
+    "nemo-platform": {"httpx": "customizer"},
 }
 
 
@@ -195,6 +196,10 @@ def _check_fit(patient: Patient) -> Iterator[Finding]:
     backend = patient.config.backend
     targets = {
         "nemo-customizer": ("customizer", backend.nemo_customizer.validation),
+        "nemo-platform": (
+            "nemo-platform" if backend.nemo_platform.tool_calls == "refuse" else "nemo-platform-text",
+            backend.nemo_platform.validation,
+        ),
         "nemo-rl": (f"nemo-rl-{backend.nemo_rl.dataset}", backend.nemo_rl.validation),
         "trl": ("trl", backend.trl.validation),
     }

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pairwright.config.backend_config import NemoPlatformConfig
 from pairwright.config.collect_config import PolicyConfig
 from pairwright.jobs.doctor.findings import Finding, Patient, fine, untold, wrong
 from pairwright.jobs.job import ServiceError, Unreachable
@@ -81,6 +82,8 @@ def _check_name(name: str, policy: PolicyConfig, answer: object) -> Iterator[Fin
 
 def check_service(patient: Patient) -> Iterator[Finding]:
     """Check the fine-tuning service, if it is the backend."""
+    if patient.config.backend.name == "nemo-platform":
+        yield from _check_platform(patient.config.backend.nemo_platform)
     if patient.config.backend.name != "nemo-customizer":
         return
     from pairwright.jobs.customizer_api import CustomizerApi
@@ -119,6 +122,23 @@ def _config_name(row: dict[str, object]) -> str:
     """Return `namespace/name`, the form in which jobs refer to a config."""
     name, namespace = str(row.get("name") or row.get("id") or ""), row.get("namespace")
     return name if "/" in name or not namespace else f"{namespace}/{name}"
+
+
+def _check_platform(settings: NemoPlatformConfig) -> Iterator[Finding]:
+    from pairwright.jobs.nemo_platform import PlatformApi
+
+    quick = settings.model_copy(update={"request_timeout_seconds": min(_SECONDS, settings.request_timeout_seconds)})
+    with PlatformApi(quick) as api:
+        try:
+            backends = api.training_backends()
+        except (Unreachable, ServiceError) as error:
+            yield wrong("service", str(error), "start the platform, or correct backend.nemo_platform.base_url")
+            return
+    if "rl" in backends:
+        yield fine("service", f"{settings.base_url}: answers and trains with {', '.join(backends)}")
+    else:
+        expected = f"{settings.base_url}: trains with {', '.join(backends) or 'nothing'}, and DPO needs rl"
+        yield wrong("service", expected, "install the plugin nemo-rl-plugin on the platform")
 
 
 def _check_store(host: str, dataset: str, token: str | None) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ A pickle is a program that may name and call any importable function. This unpic
 numbers, text and bytes, and imports nothing. Classes listed in `holders` are replaced by objects that only hold
 attributes, and numpy scalars are decoded from their bytes. Any other name is replaced by an inert object, and a value
 that contains one is rejected with that name. Sizes claimed by the pickle are checked before anything is allocated.
+`dump_plain` writes pickles of such values alone.
 """
 
 import io
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pairwright.errors import CodecError, CorruptBytes, TruncatedBytes, UnsafeBytes
+from pairwright.errors import CodecError, CorruptBytes, RecordError, TruncatedBytes, UnsafeBytes
 
 _MAX_DEPTH = 200
 _MIN_BUDGET, _MAX_GROWTH = 2**24, 64  # how far shared parts may make a pickle grow when it is written out
@@ -89,6 +90,31 @@ def load(data: bytes, holders: Holders | None = None) -> Loaded:
     except Exception as error:  # whatever the opcodes lead to: they come from elsewhere
         raise CorruptBytes(f"pickle: {type(error).__name__}: {error}") from None
     return Loaded(value, [max(_MIN_BUDGET, _MAX_GROWTH * len(data))])
+
+
+def dump_plain(value: Any, where: str = "value") -> bytes:
+    """Pickle dicts, lists, tuples, text, bytes and numbers, numpy's and torch's scalars as numbers; RecordError for
+    anything else, so that reading it back needs no class."""
+    return pickle.dumps(_as_plain(value, where, 0), protocol=4)
+
+
+def _as_plain(value: Any, where: str, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise RecordError(where, type(value).__name__, f"at most {_MAX_DEPTH} levels")
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, dict):
+        return {
+            _as_plain(key, where, depth): _as_plain(item, f"{where}.{key}", depth + 1) for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        items = [_as_plain(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, str | bool | int | float):  # subclasses, such as members of an enumeration
+        return next(kind(value) for kind in (str, bool, int, float) if isinstance(value, kind))
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _as_plain(value.item(), where, depth + 1)
+    raise RecordError(where, type(value).__name__, "text, numbers, lists and dicts; other objects are not written")
 
 
 def holder(kind: str) -> type[Held]:

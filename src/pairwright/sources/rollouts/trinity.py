@@ -11,7 +11,7 @@
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -49,10 +49,11 @@ from pairwright.sources.shapes.tool_errors import error_sites, result_error_kind
 
 # Serialized experiences: `TRXP` bytes, and the older whole pickles.
 
+_Built = TypeVar("_Built")
 MAGIC = b"TRXP"
-_VERSION = 1
+VERSION = 1
 # Magic, version, length of the metadata (a pickle), length of the tensors (safetensors).
-_HEADER = struct.Struct("<4sBQQ")
+HEADER = struct.Struct("<4sBQQ")
 _MODULE = "trinity.common.experience"
 # Arrays with a value for each token of the response.
 _RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "teacher_logprobs")
@@ -106,6 +107,11 @@ def loads_trinity(data: bytes, *, on_bad: Callable[[BadItem], None] | None = Non
 
 def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
     """Yield the records of a payload in order; raise CodecError if the payload as a whole is unreadable."""
+    yield from read_items(data, experience_from_fields)
+
+
+def read_items(data: bytes, build: Callable[[Json, dict[str, Array]], _Built]) -> Iterator[_Built | BadItem]:
+    """Yield what `build` makes of the fields and arrays of each record; what it refuses is a BadItem."""
     if not data.startswith(MAGIC):
         loaded, rows, tensors = *_whole_pickle(data), {}
     else:
@@ -122,19 +128,15 @@ def read_payload(data: bytes) -> Iterator[Experience | BadItem]:
     # A bad record is an item of its own: it does not keep the others from being read.
     for place, (row, arrays) in enumerate(zip(rows, by_item, strict=True)):
         try:
-            yield _experience(loaded.plain(row), arrays)
+            for array in arrays.values():
+                if isinstance(array, CorruptBytes):
+                    raise array
+            known = {name: array for name, array in arrays.items() if not isinstance(array, CorruptBytes)}
+            yield build(mapping(loaded.plain(row), "record"), known)
         except (BadRecord, CodecError, RecordError) as error:
             yield BadItem(place, len(rows), error)
         except (OverflowError, RecursionError, UnicodeError, msgspec.MsgspecError) as error:
             yield BadItem(place, len(rows), BadRecord(f"a value that JSON cannot hold: {error}"))
-
-
-def _experience(row: Any, arrays: dict[str, Array | CorruptBytes]) -> Experience:
-    for array in arrays.values():
-        if isinstance(array, CorruptBytes):
-            raise array
-    known = {name: array for name, array in arrays.items() if not isinstance(array, CorruptBytes)}
-    return experience_from_fields(mapping(row, "record"), known)
 
 
 def experience_from_fields(row: Json, arrays: dict[str, Array]) -> Experience:
@@ -210,18 +212,18 @@ def _preference(row: Json, arrays: dict[str, Array], common: Json) -> Experience
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """Split a payload into metadata and tensor bytes, checking the lengths in the header."""
-    if len(data) < _HEADER.size:
-        raise TruncatedBytes(f"header: {len(data)} bytes, expected {_HEADER.size}")
-    _, version, metadata_length, tensor_length = _HEADER.unpack_from(data)
-    if version != _VERSION:
-        raise ForeignBytes(f"header: version {version}, expected {_VERSION}")
-    expected = _HEADER.size + metadata_length + tensor_length
+    if len(data) < HEADER.size:
+        raise TruncatedBytes(f"header: {len(data)} bytes, expected {HEADER.size}")
+    _, version, metadata_length, tensor_length = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise ForeignBytes(f"header: version {version}, expected {VERSION}")
+    expected = HEADER.size + metadata_length + tensor_length
     if len(data) < expected:
         raise TruncatedBytes(f"payload: {len(data)} bytes, and the header promises {expected}")
     if len(data) > expected:
         raise CorruptBytes(f"payload: {len(data)} bytes, and the header accounts for {expected}")
-    split = _HEADER.size + metadata_length
-    return data[_HEADER.size : split], data[split:]
+    split = HEADER.size + metadata_length
+    return data[HEADER.size : split], data[split:]
 
 
 def _rows(loaded: Loaded) -> list[Any]:

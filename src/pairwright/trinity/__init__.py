@@ -1,0 +1,40 @@
+"""Trinity's experiences, for code that was written for `trinity.common.experience`: change the import, keep the rest.
+
+    from pairwright.trinity import EID, CustomField, Experience, Experiences, gather_token_ids, group_by, ...
+
+Names, keyword names, defaults, `to_dict`, uid strings and mutability are Trinity's, of 0.5 (`Experiences`) and 0.6.
+What differs: lengths are checked, payloads are read without running anything in them, a round trip keeps the type and
+the dtypes, and `to_record` and `from_record` lead to our own records and back. docs/from-trinity.md has the details.
+"""
+
+from pairwright.trinity.trinity_batch import (
+    Experiences,
+    empty_experiences,
+    gather_action_masks,
+    gather_attention_masks,
+    gather_multi_modal_inputs,
+    gather_response_attrs,
+    gather_token_ids,
+    group_by,
+    split_dpo_experience_to_single_turn,
+)
+from pairwright.trinity.trinity_datasets import from_hf_datasets, to_hf_datasets
+from pairwright.trinity.trinity_experience import EID, CustomField, Experience, InvalidExperience
+
+__all__ = [
+    "EID",
+    "CustomField",
+    "Experience",
+    "Experiences",
+    "InvalidExperience",
+    "empty_experiences",
+    "from_hf_datasets",
+    "gather_action_masks",
+    "gather_attention_masks",
+    "gather_multi_modal_inputs",
+    "gather_response_attrs",
+    "gather_token_ids",
+    "group_by",
+    "split_dpo_experience_to_single_turn",
+    "to_hf_datasets",
+]

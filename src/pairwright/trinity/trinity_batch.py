@@ -1,0 +1,230 @@
+"""Trinity's batches: experiences as rectangular tensors, with the prompts padded on the left and the responses on the
+right, and experiences by task, run or step. A length that does not fit is an error, not another shape.
+
+Shapes: B experiences, P the longest prompt, R the longest response.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pairwright.errors import RecordError
+from pairwright.trinity.trinity_experience import EID, CustomField, Experience
+
+_KEYS: dict[str, Callable[[EID], tuple[str, tuple[Any, ...]]]] = {
+    "task": lambda eid: (eid.tid, (eid.batch, eid.task)),
+    "run": lambda eid: (eid.rid, (eid.batch, eid.task, eid.run)),
+    "step": lambda eid: (eid.sid, (eid.batch, eid.task, eid.step)),
+}
+
+
+@dataclass
+class Experiences:
+    """A batch. Fields that not all experiences have are None; custom fields are attributes under their own names.
+
+    tokens, attention_masks                                         (B, P + R)
+    action_masks, logprobs, token_level_rewards, advantages,
+    returns, teacher_logprobs                                       (B, R)
+    rewards                                                         (B,)
+    """
+
+    eids: list[EID]
+    tokens: Tensor
+    rewards: Tensor | None
+    token_level_rewards: Tensor | None
+    advantages: Tensor | None
+    returns: Tensor | None
+    attention_masks: Tensor
+    action_masks: Tensor | None
+    prompt_length: int
+    logprobs: Tensor | None
+    multi_modal_inputs: dict[str, list[Tensor]] | None
+    custom_fields: list[str] = field(default_factory=list)
+    teacher_logprobs: Tensor | None = None
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.tokens)
+
+    @classmethod
+    def gather_experiences(
+        cls, experiences: list[Experience], pad_token_id: int = 0, custom_fields: list[CustomField] | None = None
+    ) -> "Experiences":
+        """Pad experiences to one batch; preferences are split first, chosen before rejected.
+
+        >>> batch = Experiences.gather_experiences([Experience(tokens=[1, 2], prompt_length=1),
+        ...                                         Experience(tokens=[3, 4, 5], prompt_length=2)])
+        >>> batch.tokens.tolist(), batch.prompt_length
+        ([[0, 1, 2], [3, 4, 5]], 2)
+        """
+        if not experiences:
+            return empty_experiences(custom_fields)
+        if experiences[0].experience_type == "dpo":
+            experiences = split_dpo_experience_to_single_turn(experiences)
+        prompt = max(exp.prompt_length for exp in experiences)
+        response = max(len(exp.tokens) - exp.prompt_length for exp in experiences)
+
+        def gather(name: str) -> Tensor | None:
+            if any(getattr(exp, name) is None for exp in experiences):
+                return None
+            return gather_response_attrs(experiences, name, response)
+
+        rewards = [exp.reward for exp in experiences]
+        if None in rewards and rewards.count(None) < len(rewards):
+            raise RecordError("reward", None, "a reward on all experiences of a batch, or on none")
+        has_modal = all(exp.multi_modal_inputs is not None for exp in experiences)
+        batch = cls(
+            eids=[exp.eid for exp in experiences],
+            tokens=gather_token_ids(experiences, prompt, response, pad_token_id),
+            rewards=None if rewards[0] is None else torch.tensor(rewards, dtype=torch.float),
+            token_level_rewards=gather("token_level_reward"),
+            advantages=gather("advantages"),
+            returns=gather("returns"),
+            attention_masks=gather_attention_masks(experiences, prompt, response),
+            action_masks=gather_action_masks(experiences, response),
+            prompt_length=prompt,
+            logprobs=gather("logprobs"),
+            multi_modal_inputs=gather_multi_modal_inputs(experiences) if has_modal else None,
+            teacher_logprobs=gather("teacher_logprobs"),
+        )
+        for item in custom_fields or []:
+            values = [exp.info[item.source_field] for exp in experiences]
+            batch.custom_fields.append(item.destination_field)
+            setattr(batch, item.destination_field, torch.tensor(values, dtype=item.data_type))
+        return batch
+
+
+def empty_experiences(custom_fields: list[CustomField] | None = None) -> Experiences:
+    """A batch of no experiences."""
+    floats, masks = torch.empty(0), torch.empty(0, dtype=torch.bool)
+    batch = Experiences(
+        eids=[],
+        tokens=torch.empty(0, dtype=torch.int32),
+        rewards=floats,
+        token_level_rewards=floats,
+        advantages=floats,
+        returns=floats,
+        attention_masks=masks,
+        action_masks=masks,
+        prompt_length=0,
+        logprobs=floats,
+        multi_modal_inputs={},
+    )
+    for item in custom_fields or []:
+        batch.custom_fields.append(item.destination_field)
+        setattr(batch, item.destination_field, torch.empty(0, dtype=item.data_type))
+    return batch
+
+
+def gather_token_ids(
+    experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int, pad_token_id: int
+) -> Tensor:
+    """Token ids (B, P + R): every response begins in column P."""
+    dtype = _promote([exp.tokens.dtype for exp in experiences])
+    rows = torch.full((len(experiences), max_prompt_length + max_response_length), pad_token_id, dtype=dtype)
+    for row, exp in zip(rows, experiences, strict=True):
+        start = _start_of(exp, max_prompt_length, max_response_length)
+        row[start : start + len(exp.tokens)] = exp.tokens
+    return rows
+
+
+def gather_attention_masks(
+    experiences: Sequence[Experience], max_prompt_length: int, max_response_length: int
+) -> Tensor:
+    """True at every token (B, P + R)."""
+    masks = torch.zeros((len(experiences), max_prompt_length + max_response_length), dtype=torch.bool)
+    for row, exp in zip(masks, experiences, strict=True):
+        start = _start_of(exp, max_prompt_length, max_response_length)
+        row[start : start + len(exp.tokens)] = True
+    return masks
+
+
+def gather_action_masks(experiences: Sequence[Experience], max_response_length: int) -> Tensor:
+    """True at every token that the model generated (B, R)."""
+    return gather_response_attrs(experiences, "action_mask", max_response_length)
+
+
+def gather_response_attrs(
+    experiences: Sequence[Experience], attr_name: str, max_response_length: int, pad_value: float = 0
+) -> Tensor:
+    """Any tensor over the response (B, R, ...), padded on the right."""
+    values = [getattr(exp, attr_name) for exp in experiences]
+    for exp, value in zip(experiences, values, strict=True):
+        exp.check()
+        if value is None:
+            raise RecordError(attr_name, None, f"a tensor on every experience; {exp.eid.uid} has none")
+        if len(value) > max_response_length:
+            raise RecordError("max_response_length", max_response_length, f"at least {len(value)}")
+    shape = (len(values), max_response_length, *values[0].shape[1:])
+    rows = torch.full(shape, pad_value, dtype=_promote([value.dtype for value in values]))
+    for row, value in zip(rows, values, strict=True):
+        row[: len(value)] = value
+    return rows
+
+
+def gather_multi_modal_inputs(experiences: Sequence[Experience]) -> dict[str, list[Tensor]]:
+    """For each key of the first experience the tensor of every experience."""
+    inputs = [exp.multi_modal_inputs or {} for exp in experiences]
+    for exp, values in zip(experiences, inputs, strict=True):
+        if values.keys() != inputs[0].keys():
+            expected = f"the keys {sorted(inputs[0])}, as the first experience has them"
+            raise RecordError(f"multi_modal_inputs of {exp.eid.uid}", sorted(values), expected)
+    return {key: [values[key] for values in inputs] for key in inputs[0]}
+
+
+def group_by(experiences: Sequence[Experience], id_type: Literal["task", "run", "step"]) -> dict[str, list[Experience]]:
+    """Experiences by task (tid), run (rid) or step (sid). Two different ids that give one key are refused: the keys are
+    joined with "/", which a batch or task may have in its name."""
+    if id_type not in _KEYS:
+        raise ValueError(f"Unknown id_type: {id_type}")
+    groups: dict[str, list[Experience]] = {}
+    parts_of: dict[str, tuple[Any, ...]] = {}
+    for exp in experiences:
+        key, parts = _KEYS[id_type](exp.eid)
+        if parts_of.setdefault(key, parts) != parts:
+            raise RecordError("eid", parts, f"an id that is not written {key!r} too, as {parts_of[key]} is")
+        groups.setdefault(key, []).append(exp)
+    return groups
+
+
+def split_dpo_experience_to_single_turn(experiences: Sequence[Experience]) -> list[Experience]:
+    """Every preference as two single turns, chosen before rejected."""
+    turns = []
+    for exp in experiences:
+        for side, messages in ((exp.chosen, exp.chosen_messages), (exp.rejected, exp.rejected_messages)):
+            if side is None:
+                raise RecordError("chosen, rejected", None, f"both sides on {exp.eid.uid}")
+            eid = exp.eid
+            turns.append(
+                Experience(
+                    eid=EID(batch=eid.batch, task=eid.task, run=eid.run, step=eid.step),
+                    tokens=torch.cat([exp.tokens, side]),
+                    reward=exp.reward,
+                    info=exp.info,
+                    metrics=exp.metrics,
+                    prompt_length=len(exp.tokens),
+                    prompt_text=exp.prompt_text,
+                    messages=messages,
+                )
+            )
+    return turns
+
+
+def _start_of(exp: Experience, max_prompt_length: int, max_response_length: int) -> int:
+    """Column of the first token; RecordError where prompt or response are longer than the batch."""
+    for name, most, length in (
+        ("max_prompt_length", max_prompt_length, exp.prompt_length),
+        ("max_response_length", max_response_length, len(exp.tokens) - exp.prompt_length),
+    ):
+        if length > most:
+            raise RecordError(name, most, f"at least {length}, as {exp.eid.uid} has")
+    return max_prompt_length - exp.prompt_length
+
+
+def _promote(dtypes: list[torch.dtype]) -> torch.dtype:
+    """The dtype that holds the values of all."""
+    return reduce(torch.promote_types, dtypes)
