@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
-from pydantic import ConfigDict, Field, SecretStr, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
 
 from pairwright.config import Config, EngineConfig, PairsConfig, TokensConfig, TrainConfig
 from pairwright.config.backend_config import CustomizerHyperparameters, DeploymentConfig, DpoHyperparameters
@@ -35,7 +35,10 @@ class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwrigh
 
     model_config = _MUTABLE
 
-    ttc_step_name: str = "dpo_candidate_move"
+    # NAT's example has the old name, which NAT 1.9 ignores
+    ttc_step_name: str = Field(
+        default="dpo_candidate_move", validation_alias=AliasChoices("ttc_step_name", "custom_step_name")
+    )
     """Name of the TTC_END steps that are candidates."""
     exhaustive_pairs: bool = True
     """Every comparison of a turn; false pairs the best with the worst."""
@@ -103,7 +106,7 @@ class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trai
     """nemo-customizer: address of namespaces, datasets, jobs and deployments."""
     datastore_host: str | None = None
     """nemo-customizer: address of the data store."""
-    hf_token: str = ""
+    hf_token: str = Field(default="", repr=False)
     """nemo-customizer: token of the data store, sent to the entity host too where that is the same host."""
     api_token: SecretStr | None = None
     """nemo-customizer: token of the entity host, where it wants one of its own."""

@@ -33,6 +33,7 @@ from pydantic import BaseModel
 from pairwright.errors import PairwrightError
 from pairwright.nat.nat_options import PairwrightTrainerConfig
 from pairwright.nat.nat_trajectories import select_trajectories
+from pairwright.nat.trainer_adapter import NOT_REACHED
 from pairwright.paths import append_synced, write_bytes, write_json
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json
@@ -41,8 +42,13 @@ logger = logging.getLogger(__name__)
 
 STATE = "pairwright_trainer.json"
 TRAJECTORIES = "trajectories.jsonl"
-# Options of the trainer that may change when a collection is resumed.
-_MAY_CHANGE = {"wait_for_completion", "resume", "num_runs", "reward"}
+# Options that may change when a run is resumed: they do not decide its pairs or its model.
+_MAY_CHANGE = {
+    "reward", "num_runs", "wait_for_completion", "resume", "hf_token", "api_token", "poll_interval_seconds",
+    "training_timeout_seconds", "deployment_timeout_seconds", "max_consecutive_status_failures",
+    "deploy_on_completion", "deployment_config",
+}  # fmt: skip
+_SECTIONS = {"finetuning", "trainers", "trainer_adapters", "trajectory_builders"}  # of NAT's configuration
 
 
 class PairwrightTrainer(Trainer):  # type: ignore[misc]
@@ -97,6 +103,9 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         """
         if not self._run_id:
             raise RuntimeError("Trainer not initialized. Call initialize() first.")
+        if self._job_ref is not None and await self._has_failed(self._job_ref):
+            logger.info("run %s: its job has failed; the pairs that were collected are submitted again", self._run_id)
+            self._job_ref = None
         if self._job_ref is None:
             failure = await self._collect()
             if failure is None:
@@ -214,8 +223,15 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             self._write_state("collecting")
         if not self._all_trajectories:
             reasons = f" ({'; '.join(errors)})" if errors else ""
+            self._write_state("empty")  # nothing to go on with: the next run starts anew
             return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
         return None
+
+    async def _has_failed(self, ref: TrainingJobRef) -> bool:
+        """Whether a job that was submitted earlier has ended without a model."""
+        status = await self.trainer_adapter.status(ref)
+        is_lost = (status.message or "").startswith(NOT_REACHED)
+        return not is_lost and status.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 
     async def _submit(self) -> TrainingJobStatus | None:
         """Select among the pairs of all runs and submit them; returns a status if that fails."""
@@ -300,7 +316,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         if not self.trainer_config.resume or not path.exists():
             return False
         state = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        if state["phase"] == "done":
+        if state["phase"] in ("done", "empty"):
             return False
         if state["identity"] != self._identity():
             logger.info("%s: an interrupted run of another configuration; a new one is started", path)
@@ -321,19 +337,24 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
         return True
 
     def _identity(self) -> str:
-        """Hash of what decides the result: the components' options and the evaluated workflow with its dataset."""
-        parts: list[Any] = [self.trainer_config.model_dump(mode="json", exclude=_MAY_CHANGE)]
-        for component, name in (
-            (self.trajectory_builder, "trajectory_builder_config"),
-            (self.trainer_adapter, "adapter_config"),
-        ):
-            config = getattr(component, name, None)
-            parts.append(config.model_dump(mode="json", exclude={"reward"}) if isinstance(config, BaseModel) else None)
+        """Hash of what decides the result: the options of the components, and the evaluated workflow with its data."""
+        components = (
+            self.trainer_config,
+            getattr(self.trajectory_builder, "trajectory_builder_config", None),
+            getattr(self.trainer_adapter, "adapter_config", None),
+        )
+        parts: list[Any] = [
+            config.model_dump(mode="json", exclude=_MAY_CHANGE) if isinstance(config, BaseModel) else None
+            for config in components
+        ]
         run = self.run_config.run_configuration
         if run is not None:
             source = run.config_file
-            # a file by its content; an object as NAT prints it, since not all of it is JSON
-            parts.append(source.read_text(encoding="utf-8") if isinstance(source, Path) else repr(source))
+            if isinstance(source, BaseModel):
+                # `finetuning` holds the configuration itself, since the command line has set run_configuration there
+                parts.append(source.model_dump(mode="json", exclude=_SECTIONS, fallback=str))
+            else:
+                parts.append(None if source is None else Path(source).read_text(encoding="utf-8"))
             parts.append([str(run.dataset), run.result_json_path, run.endpoint])
         return content_hash(parts)
 

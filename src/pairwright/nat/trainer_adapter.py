@@ -53,7 +53,7 @@ _STATES = {
 }
 _ENDED = (TrainingStatusEnum.COMPLETED, TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
 # How NAT marks a status call that failed, as opposed to a job that did.
-_NOT_REACHED = "Error getting status:"
+NOT_REACHED = "Error getting status:"
 _HEALTH_SECONDS = 10
 
 
@@ -108,7 +108,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
             status, job = await asyncio.to_thread(self._ask, folder, job_id)
         except (PairwrightError, OSError) as error:
             logger.error("job %s: its status cannot be read: %s", job_id, error)
-            message = f"{_NOT_REACHED} {error}"
+            message = f"{NOT_REACHED} {error}"
             return TrainingJobStatus(
                 run_id=ref.run_id, backend=ref.backend, status=TrainingStatusEnum.FAILED, message=message
             )
@@ -135,7 +135,7 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         started, num_failures, last = time.monotonic(), 0, None
         while True:
             status = await self.status(ref)
-            is_lost = status.status == TrainingStatusEnum.FAILED and (status.message or "").startswith(_NOT_REACHED)
+            is_lost = status.status == TrainingStatusEnum.FAILED and (status.message or "").startswith(NOT_REACHED)
             num_failures = num_failures + 1 if is_lost else 0
             if is_lost and num_failures < self.adapter_config.max_consecutive_status_failures:
                 await asyncio.sleep(interval * 1.5**num_failures)
@@ -189,6 +189,8 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         config, run_id = self.adapter_config, trajectories.run_id
         root = self._output_dir() / run_id
         folder, backend = root / "train", BACKENDS[self.backend]
+        if is_submitted(folder) and read_job(folder).state in (JobState.FAILED, JobState.CANCELLED):
+            folder.rename(folder.with_name(f"train-{read_job(folder).id}"))  # its log stays
         if is_submitted(folder):
             logger.info("run %s: its job was submitted before: %s", run_id, folder)
         else:
@@ -349,4 +351,4 @@ def _find_missing(modules: tuple[str, ...], extra: str) -> str | None:
     return f"{', '.join(missing)} not installed: pip install 'pairwright[{extra}]'" if missing else None
 
 
-__all__ = ["PairwrightTrainerAdapter"]
+__all__ = ["NOT_REACHED", "PairwrightTrainerAdapter"]

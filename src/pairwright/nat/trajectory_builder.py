@@ -19,8 +19,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
+from nat.data_models.config import Config as NatConfig
 from nat.data_models.evaluate_runtime import EvaluationRunOutput
-from nat.data_models.finetuning import Trajectory, TrajectoryCollection
+from nat.data_models.finetuning import FinetuneConfig, Trajectory, TrajectoryCollection
 from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepCategory, IntermediateStepType
 from nat.finetuning.interfaces.trajectory_builder import TrajectoryBuilder
 
@@ -83,6 +84,25 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         task = asyncio.create_task(self.run_eval(), name=f"pairwright-eval-{run_id}")
         task.add_done_callback(lambda done: _log_end(run_id, done))
         self.evaluation_runs[run_id] = task
+
+    async def run_eval(self) -> EvaluationRunOutput:
+        """Run NAT's evaluation on the configuration without the sections of finetuning.
+
+        NAT 1.9 prints and dumps the configuration when an evaluation starts. The command line has set
+        `finetuning.run_configuration`, which holds the configuration itself, and that ends in a RecursionError; the
+        adapter's section has tokens.
+        """
+        whole = self.run_config
+        run = whole.run_configuration
+        if not isinstance(run.config_file, NatConfig):
+            return await super().run_eval()
+        bare = {"finetuning": FinetuneConfig(), "trainers": {}, "trainer_adapters": {}, "trajectory_builders": {}}
+        config = run.config_file.model_copy(update=bare)
+        self.run_config = whole.model_copy(update={"run_configuration": run.model_copy(update={"config_file": config})})
+        try:
+            return await super().run_eval()
+        finally:
+            self.run_config = whole
 
     async def finalize(self, run_id: str, meta: Json | None = None) -> TrajectoryCollection:
         """Wait for the evaluation and build its trajectories, grouped by example.
@@ -198,8 +218,10 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         by_uid = {record.eid.uid: candidate for record, candidate in zip(experiences, listed, strict=True)}
         with self._workspace() as folder:
             table = Table(folder / "experience")
-            # what was imported is there; candidates that a subclass left out or made up are in a table of their own
-            if len(table) != len(experiences) or any(candidate.experience is None for candidate in listed):
+            # What was imported is there, unscored candidates too, which the funnel counts. Where a candidate was left
+            # out (it has no turn) or made by a subclass, those that are compared get a table of their own.
+            is_whole = len(table.filter("reward IS NOT NULL")) == len(listed)
+            if not is_whole or any(candidate.experience is None for candidate in listed):
                 table = Table(folder / "candidates")
                 table.append(experiences)
             config = self.config.pair_config(dedupe=self._dedupe)
