@@ -51,3 +51,18 @@ def test_the_tests_of_nats_plugin_pass_on_ours(nat_python, tmp_path):
     failed = {f"{case.get('classname').rpartition('.')[2]}::{case.get('name')}" for case in cases if len(case)}
     assert failed == EXPECTED, done.stdout
     assert len(cases) == NUM_TESTS
+
+
+@pytest.mark.slow
+def test_the_tests_of_our_components_pass_where_nat_is_installed(nat_python, tmp_path):
+    options = ("-q", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={HERE}")
+    done = subprocess.run(
+        [str(nat_python), "-m", "pytest", *options, str(HERE / "test_nat_plugin.py")],
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "src")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\d+ passed", done.stdout, re.M), "none was skipped"

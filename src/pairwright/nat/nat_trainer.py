@@ -352,7 +352,7 @@ class PairwrightTrainer(Trainer):  # type: ignore[misc]
             source = run.config_file
             if isinstance(source, BaseModel):
                 # `finetuning` holds the configuration itself, since the command line has set run_configuration there
-                parts.append(source.model_dump(mode="json", exclude=_SECTIONS, fallback=str))
+                parts.append(source.model_dump(mode="json", exclude=_SECTIONS, fallback=str, warnings=False))
             else:
                 parts.append(None if source is None else Path(source).read_text(encoding="utf-8"))
             parts.append([str(run.dataset), run.result_json_path, run.endpoint])
