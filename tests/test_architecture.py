@@ -36,6 +36,7 @@ ORDER = [
     "serve",
     "report",
     "flow",
+    "nat",
     "cli",
 ]
 # The same inside a package: a sub-package imports those of its siblings that stand before it.

@@ -327,3 +327,25 @@ def test_what_comes_from_nat_pairs_within_one_run():
     assert found.tree["pairs"]["within_run"] is True
     assert pair_options(Config.model_validate(found.tree)).within_run
     assert not pair_options(Config()).within_run
+
+
+def test_a_lone_letter_is_text_as_in_pyyaml(tmp_path):
+    path = tmp_path / "nat.yml"
+    path.write_text("trainer_adapters:\n  a: {namespace: n, dataset_name: Y, create_namespace_if_missing: no}\n")
+    adapter = read_nat(path)["trainer_adapters"]["a"]
+    assert adapter == {"namespace": "n", "dataset_name": "Y", "create_namespace_if_missing": False}
+
+
+@pytest.mark.parametrize(("value", "num_named"), [(True, 0), (False, 1)])
+def test_require_multiple_candidates_is_named_where_it_would_seem_to_change_something(value, num_named):
+    builder = {"_type": "dpo_traj_builder", "require_multiple_candidates": value}
+    unmapped = from_nat({"trajectory_builders": {"b": builder}}).unmapped
+    assert len(unmapped) == num_named
+    assert all("two candidates" in entry.reason for entry in unmapped)
+
+
+def test_a_file_of_nat_is_refused_with_the_two_ways_on(tmp_path):
+    path = tmp_path / "nat.yml"
+    path.write_text("finetuning: {enabled: true}\n")
+    with pytest.raises(ConfigError, match=r"from-nat .*nat\.yml -o ours\.yaml, or keep it and run nat finetune"):
+        load_config(path)

@@ -2,7 +2,7 @@
 
     data_collection_progress.jsonl   one line each time that all tasks of a run number have ended
     collection_history.json          the last such line of each run number
-    final_metrics.json               the whole collection
+    final_metrics.json               the whole collection; `job_metadata` says what trained on it
 
 NAT counts a trajectory for each pair; here `num_trajectories` is the number of runs done. The files are derived from
 the ledger, so they are complete after a resume, too.
@@ -80,6 +80,19 @@ class History:
             "job_metadata": None,
         }
         write_json(self._folder / FINAL, final)
+
+
+def add_training(folder: Path, training: Json) -> None:
+    """Write what became of the pairs of a collection into its final_metrics.json, as NAT's trainer does.
+
+    Args:
+        folder: Folder of the collection; nothing is done where it has no final_metrics.json.
+        training: Job id, output model, dataset and status.
+    """
+    path = folder / FINAL
+    if path.exists():
+        final = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        write_json(path, {**final, "job_metadata": training})
 
 
 def _figures(number: int, ended: Iterable[Entry]) -> Json:

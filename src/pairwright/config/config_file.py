@@ -27,7 +27,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pairwright.config.backend_config import BackendConfig
 from pairwright.config.collect_config import CollectConfig, PolicyConfig, TeachConfig
-from pairwright.config.option_names import own_names
+from pairwright.config.option_names import COMPONENTS, own_names
 from pairwright.config.pairs_config import PairsConfig
 from pairwright.config.sections import EngineConfig, EvaluateConfig, LoopConfig, Section, SourcesConfig, TokensConfig
 from pairwright.config.train_config import TrainConfig
@@ -408,6 +408,11 @@ def _with_references(resolved: Any, written: Any) -> Any:
 
 
 def validate_tree(tree: dict[str, Any], where: str, flags: Mapping[str, tuple[str, Any]] = {}) -> Config:
+    if any(section in tree for section in ("finetuning", *COMPONENTS)):
+        raise ConfigError(
+            f"{where}: a configuration of NeMo Agent Toolkit: turn it into one of ours with pairwright config from-nat "
+            f"{where} -o ours.yaml, or keep it and run nat finetune with our plugin (docs/from-nat.md)"
+        )
     try:
         return Config.model_validate(tree)
     except pydantic.ValidationError as error:

@@ -20,6 +20,9 @@ import pydantic
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 from pairwright.config.config_file import Config
 from pairwright.config.option_names import (
@@ -400,10 +403,19 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     return _merge(_read(path.parent / base, (*above, path.resolve())), tree)
 
 
+class _Resolver(VersionedResolver):
+    """YAML 1.1 as PyYAML reads it, which NAT uses: a lone `y` or `n` is text."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        is_letter = kind is ScalarNode and value in ("y", "Y", "n", "N") and implicit[0]
+        return Tag(suffix="tag:yaml.org,2002:str") if is_letter else super().resolve(kind, value, implicit)
+
+
 def _parse(path: Path) -> dict[str, Any]:
     yaml = YAML(typ="safe", pure=True)
     # NAT reads YAML 1.1, where `yes` and `on` are booleans
     yaml.version = (1, 1)
+    yaml.Resolver = _Resolver
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)  # 5e-6 is a number to NAT, and here

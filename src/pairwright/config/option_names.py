@@ -68,7 +68,6 @@ PAIRS = (
     "trajectory_builders.*.min_score_diff",
     "trajectory_builders.*.max_pairs_per_turn",
     "trajectory_builders.*.reward_from_score_diff",
-    "trajectory_builders.*.require_multiple_candidates",
     "trainers.*.deduplicate_pairs",
     "trainers.*.max_pairs",
 )
@@ -78,6 +77,7 @@ STATUS_FAILURES = "trainer_adapters.*.max_consecutive_status_failures"
 STORE_TOKEN = "trainer_adapters.*.hf_token"
 API_KEY = "llms.*.api_key"
 WITHOUT_EFFECT = {
+    "trajectory_builders.*.require_multiple_candidates": True,
     "finetuning.enabled": True,
     "finetuning.num_epochs": 1,
     "finetuning.target_functions": ["<workflow>"],
@@ -107,6 +107,7 @@ _STEP = (
 REASONS = {
     "trajectory_builders.*.ttc_step_name": _STEP,
     "trajectory_builders.*.custom_step_name": _STEP,
+    "trajectory_builders.*.require_multiple_candidates": "changes nothing: a pair needs two candidates, in NAT as well",
     "workflow": "a NAT workflow; write it as an async function of a task and name it in collect.workflow",
     **dict.fromkeys(
         (

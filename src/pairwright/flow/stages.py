@@ -131,6 +131,21 @@ def tokens_stage(config: Config, pairs: Path, model: Path, folder: Path, view: V
 
 def train_stage(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     """Train locally, or submit a job to a backend and wait for it. `model` in the result is the trained folder."""
+    from pairwright.collect.nat_files import add_training
+
+    result = _train(config, model, folder, inputs, view)
+    training = {
+        "backend": config.backend.name,
+        "job_id": result.get("job_id") or result.get("job"),
+        "output_model": result.get("model") or result.get("output_model"),
+        "dataset_name": result.get("dataset") or str(inputs["pairs"]),
+        "status": result.get("state", "completed"),
+    }
+    add_training(folder.parent / "collection", training)
+    return result
+
+
+def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path], view: View) -> Json:
     if config.backend.name == "local":
         from pairwright.jobs.ray_training import train_on_ray
         from pairwright.train import train
@@ -183,13 +198,30 @@ def _submit_job(config: Config, model: Path, folder: Path, inputs: Mapping[str, 
         view.say(f"job {job.id} was handed to {backend.name}; pairwright jobs attach {folder} finds it again")
     # not waiting: the job is known, its model is not, and a run with more rounds will stop there
     if not config.backend.is_followed:
-        return {"job": read_job(folder).id, "model": None}
+        return {**_describe_job(folder), "state": str(read_job(folder).state), "model": None}
     status = backend.wait(folder, config, lambda status: view.say(f"{status.state}: {status.percentage or 0:.0f}%"))
     trained_model = folder / "model"
     return {
-        "job": read_job(folder).id,
+        **_describe_job(folder),
         "state": str(status.state),
         "model": str(trained_model) if trained_model.exists() else None,
+    }
+
+
+def _describe_job(folder: Path) -> Json:
+    """The id of a job; of one on a service also its id there, and the names of its model and dataset."""
+    from pairwright.jobs import read_job
+
+    job = read_job(folder)
+    details = job.details
+    if not details.get("job_id"):
+        return {"job": job.id}
+    return {
+        "job": job.id,
+        "job_id": details["job_id"],
+        "output_model": details.get("output_model"),
+        "service": details.get("entity_host"),
+        "dataset": f"{details.get('namespace')}/{details.get('dataset_name')}",
     }
 
 

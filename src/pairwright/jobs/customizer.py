@@ -91,14 +91,26 @@ def status(folder: Path, job: Job, config: Config) -> Status:
     with CustomizerApi(_settings(job, config)) as api:
         job = _with_id(api, folder, job)
         answer = api.job_status(job.details["job_id"])
-        name = str(answer.get("status", "")).lower()
-        if name not in _STATES:
-            raise Unreachable(f"{job.details['job_id']}: the service says its status is {answer.get('status')!r}")
-        if not job.details.get("output_model") and _STATES[name] is JobState.COMPLETED:
+        state = _state(job.details["job_id"], answer)
+        if not job.details.get("output_model") and state is JobState.COMPLETED:
             output = api.job(job.details["job_id"]).get("output_model")
             write_job(folder, change_job(job, details={**job.details, "output_model": output}))
     write_metrics(folder, answer)
-    return _status(_STATES[name], answer)
+    return _status(state, answer)
+
+
+def service_status(job_id: str, settings: NemoCustomizerConfig) -> Status:
+    """Return the status of a job that has no job file here, by its id on the service."""
+    with CustomizerApi(settings) as api:
+        answer = api.job_status(job_id)
+    return _status(_state(job_id, answer), answer)
+
+
+def _state(job_id: str, answer: Json) -> JobState:
+    name = str(answer.get("status", "")).lower()
+    if name not in _STATES:
+        raise Unreachable(f"{job_id}: the service says its status is {answer.get('status')!r}")
+    return _STATES[name]
 
 
 def cancel(folder: Path, job: Job, config: Config) -> Job:

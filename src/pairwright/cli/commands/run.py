@@ -45,7 +45,19 @@ def run_flow(
         print_json(result)
     else:
         print_table(str(folder), ("what", "value"), _rows(result))
-    say(f"done; the model is in {result.get('model')}. Next: open {folder / 'report.html'}")
+    say(f"done; {_where_model(result, folder, settings.loop.rounds)}. Next: open {folder / 'report.html'}")
+
+
+def _where_model(result: dict[str, Any], folder: Path, num_rounds: int) -> str:
+    """Say where the trained model is: in a folder, or on the service that trained it."""
+    if result.get("model"):
+        return f"the model is in {result['model']}"
+    if result.get("state", "completed") != "completed":
+        train = folder / f"round-{num_rounds}" / "train"
+        return f"job {result.get('job')} is {result['state']}; wait for it with: pairwright jobs attach {train}"
+    if result.get("output_model"):
+        return f"the model is {result['output_model']} at {result['service']}"
+    return f"job {result.get('job')} left no model here; its backend has it"
 
 
 def live_view() -> Any:

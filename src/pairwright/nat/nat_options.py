@@ -1,0 +1,247 @@
+"""Options of the three components: those of NAT 1.9 with its names and defaults, and ours beside them.
+
+`pairs`, `train` and `tokens` are the sections of our configuration and are declared there. What both say (NAT's
+`min_score_diff` and `pairs.min_gap`) may be set once: twice is an error, so that no value is ignored.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from nat.data_models.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
+from pydantic import AliasChoices, ConfigDict, Field, SecretStr, model_validator
+
+from pairwright.config import Config, EngineConfig, PairsConfig, TokensConfig, TrainConfig
+from pairwright.config.backend_config import CustomizerHyperparameters, DeploymentConfig, DpoHyperparameters
+from pairwright.config.config_file import adjust_config
+from pairwright.config.option_names import IMAGE, own_names
+from pairwright.errors import ConfigError
+
+__all__ = [
+    "CustomizerHyperparameters",
+    "DpoHyperparameters",
+    "NimDeploymentConfig",
+    "PairwrightTrainerAdapterConfig",
+    "PairwrightTrainerConfig",
+    "PairwrightTrajectoryBuilderConfig",
+]
+
+# NAT assigns `reward` and its tests change options, so these models are not frozen; unknown keys are errors.
+_MUTABLE = ConfigDict(extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True)
+_NAT_PAIR_OPTIONS = ("exhaustive_pairs", "min_score_diff", "max_pairs_per_turn")
+
+
+class PairwrightTrajectoryBuilderConfig(TrajectoryBuilderConfig, name="pairwright_traj_builder"):  # type: ignore[misc,call-arg]
+    """`dpo_traj_builder` with our funnel."""
+
+    model_config = _MUTABLE
+
+    # NAT's example has the old name, which NAT 1.9 ignores
+    ttc_step_name: str = Field(
+        default="dpo_candidate_move", validation_alias=AliasChoices("ttc_step_name", "custom_step_name")
+    )
+    """Name of the TTC_END steps that are candidates."""
+    exhaustive_pairs: bool = True
+    """Every comparison of a turn; false pairs the best with the worst."""
+    min_score_diff: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Least difference of scores. A tie is never a pair."""
+    max_pairs_per_turn: int | None = Field(default=None, ge=1)
+    """Largest differences to keep of a turn."""
+    reward_from_score_diff: bool = True
+    """Reward of a trajectory: the difference of scores; false takes the score of the chosen one."""
+    require_multiple_candidates: bool = True
+    """Changes nothing: a pair needs two candidates, in NAT as well. Turns with one are counted in either case."""
+    # ours
+    pairs: PairsConfig = PairsConfig()
+    """Further options of pair building (docs/pairs.md), such as near_duplicates, length_balance or contradictions."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of samples."""
+    redact: bool = False
+    """Replace API keys, tokens and private keys in the steps before they are stored."""
+    output_dir: Path | None = None
+    """Folder of the runs; by default `pairwright` in finetuning.output_dir."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "PairwrightTrajectoryBuilderConfig":
+        twice = {
+            name: own
+            for name in _NAT_PAIR_OPTIONS
+            for own in own_names({name: getattr(self, name)})
+            if name in self.model_fields_set and own in self.pairs.model_fields_set
+        }
+        for name, own in twice.items():
+            raise ValueError(f"{name}: give it or pairs.{own}, not both")
+        if self.pairs.strategy in ("imported", "teachers"):
+            raise ValueError(f"pairs.strategy: {self.pairs.strategy!r} does not compare the candidates of a turn")
+        return self
+
+    def pair_config(self, *, dedupe: bool) -> Config:
+        """Return our configuration, with NAT's options as those of `pairs`."""
+        own = {name: getattr(self.pairs, name) for name in self.pairs.model_fields_set}
+        theirs: dict[str, Any] = {}
+        for name in _NAT_PAIR_OPTIONS:
+            theirs |= own_names({name: getattr(self, name)})
+        pairs = {**theirs, "dedupe": dedupe, **own}
+        # as NAT compares: an example that is evaluated several times is not compared with itself
+        if pairs["strategy"] != "divergence" and not self.pairs.across_groups and self.pairs.votes is None:
+            pairs = {"within_run": True, **pairs}
+        return adjust_config(Config(), seed=self.seed, pairs=pairs)
+
+
+class NimDeploymentConfig(DeploymentConfig):
+    """How the tuned model is deployed, with NAT's defaults."""
+
+    image_name: str | None = IMAGE
+    description: str = "Fine-tuned model deployment"
+
+
+class PairwrightTrainerAdapterConfig(TrainerAdapterConfig, name="pairwright_trainer_adapter"):  # type: ignore[misc,call-arg]
+    """`nemo_customizer_trainer_adapter` that also trains on this machine and on Ray."""
+
+    model_config = _MUTABLE
+
+    backend: Literal["nemo-customizer", "local", "ray"] = "nemo-customizer"
+    """Where to train: a service with the Customizer protocol, a process on this machine, or a Ray cluster."""
+    # nemo-customizer
+    entity_host: str | None = None
+    """nemo-customizer: address of namespaces, datasets, jobs and deployments."""
+    datastore_host: str | None = None
+    """nemo-customizer: address of the data store."""
+    hf_token: str = Field(default="", repr=False)
+    """nemo-customizer: token of the data store, sent to the entity host too where that is the same host."""
+    api_token: SecretStr | None = None
+    """nemo-customizer: token of the entity host, where it wants one of its own."""
+    namespace: str | None = None
+    """nemo-customizer: namespace of dataset, job and model."""
+    dataset_name: str = "nat-dpo"
+    """nemo-customizer: name of the dataset; each run is a revision of it."""
+    dataset_output_dir: str | None = None
+    """nemo-customizer: folder for the uploaded files, below it one for each run; else they are in the job's folder."""
+    create_namespace_if_missing: bool = True
+    """nemo-customizer: create the namespace in both stores if it is not there."""
+    customization_config: str | None = None
+    """nemo-customizer: what is tuned, e.g. meta/llama-3.2-1b-instruct@v1.0.0+A100."""
+    pin_revision: bool = True
+    """nemo-customizer: name the uploaded revision in the job. Off for a service that cannot read it."""
+    use_full_message_history: bool = False
+    """nemo-customizer: upload prompts as lists of messages; false uploads the text of the last message, as NAT does,
+    and says how many prompts lost messages by it. The other backends always train on the whole prompt."""
+    # local and ray
+    model: str | None = None
+    """local, ray: folder of the model to train."""
+    train: TrainConfig = TrainConfig()
+    """local, ray: options of training (docs/training.md), in the place of the hyperparameters where both say one."""
+    tokens: TokensConfig = TokensConfig()
+    """local, ray: how messages become tokens (docs/tokens.md)."""
+    engine: EngineConfig = EngineConfig()
+    """ray: address and number of workers."""
+    # all
+    hyperparameters: CustomizerHyperparameters = CustomizerHyperparameters()
+    """What the job is asked to do."""
+    validation: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the pairs held out for validation, in whole tasks and prompts."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the split and of training."""
+    deploy_on_completion: bool = False
+    """Deploy the tuned model when the job is completed."""
+    deployment_config: NimDeploymentConfig = NimDeploymentConfig()
+    """nemo-customizer: how it is deployed."""
+    poll_interval_seconds: float = Field(default=30.0, gt=0)
+    """Between two status calls."""
+    training_timeout_seconds: float | None = Field(default=7 * 86_400, gt=0)
+    """How long a job is waited for; null: for ever."""
+    deployment_timeout_seconds: float = Field(default=1800.0, gt=0)
+    """How long a deployment is waited for."""
+    max_consecutive_status_failures: int = Field(default=3, ge=1, le=10)
+    """The status call that fails as this one in a row ends the wait."""
+    output_dir: Path | None = None
+    """Folder of the jobs; by default `pairwright` in finetuning.output_dir."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "PairwrightTrainerAdapterConfig":
+        needs = (
+            ("entity_host", "datastore_host", "namespace", "customization_config")
+            if self.backend == "nemo-customizer"
+            else ("model",)
+        )
+        missing = [name for name in needs if not getattr(self, name)]
+        if missing:
+            raise ValueError(f"{', '.join(missing)}: needed by backend: {self.backend}")
+        self.entity_host = self.entity_host and self.entity_host.rstrip("/")
+        self.datastore_host = self.datastore_host and self.datastore_host.rstrip("/")
+        try:
+            self.job_config()
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def job_config(self) -> Config:
+        """Return our configuration of a job."""
+        settings: dict[str, Any] = {
+            "wait": {
+                "poll_interval_seconds": self.poll_interval_seconds,
+                "training_timeout_seconds": self.training_timeout_seconds,
+                "deployment_timeout_seconds": self.deployment_timeout_seconds,
+            }
+        }
+        asked = self.hyperparameters.model_dump(exclude_none=True)
+        if self.backend == "nemo-customizer":
+            own = ("entity_host", "datastore_host", "namespace", "dataset_name", "customization_config", "pin_revision")
+            settings["nemo_customizer"] = {
+                **{name: getattr(self, name) for name in own},
+                **settings.pop("wait"),
+                "hf_token": self.hf_token or None,
+                "api_token": None if self.api_token is None else self.api_token.get_secret_value(),
+                "create_namespace_if_missing": self.create_namespace_if_missing,
+                "hyperparameters": asked,
+                "use_full_message_history": self.use_full_message_history,
+                "validation": 0.0,  # the pairs bring their split
+                "deployment_config": self.deployment_config.model_dump(),
+                "max_status_failures": self.max_consecutive_status_failures - 1,
+            }
+            return adjust_config(Config(), seed=self.seed, backend={"name": self.backend, **settings})
+        settings["local"] = settings.pop("wait")
+        # what `train` sets replaces a hyperparameter of the same name; sections are laid over each other key by key
+        train = _overlay(asked, self.train.model_dump(exclude_unset=True))
+        return adjust_config(
+            Config(),
+            seed=self.seed,
+            backend={"name": self.backend, **settings},
+            train=train,
+            tokens=self.tokens.model_dump(exclude_unset=True),
+            engine={**self.engine.model_dump(exclude_unset=True), **({"name": "ray"} if self.backend == "ray" else {})},
+        )
+
+
+def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """Lay one tree of options over another."""
+    result = dict(below)
+    if "channels" in above:
+        result.pop("training_type", None)  # both say what is trained
+    for key, value in above.items():
+        before = result.get(key)
+        result[key] = _overlay(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return result
+
+
+class PairwrightTrainerConfig(TrainerConfig, name="pairwright_trainer"):  # type: ignore[misc,call-arg]
+    """`nemo_customizer_trainer` that resumes."""
+
+    model_config = _MUTABLE
+
+    num_runs: int = Field(default=1, ge=1)
+    """How often the evaluation is run to collect pairs."""
+    continue_on_collection_error: bool = False
+    """Go on with the other runs if one fails."""
+    deduplicate_pairs: bool = True
+    """Keep equal pairs once."""
+    max_pairs: int | None = Field(default=None, ge=1)
+    """Seeded sample of this many."""
+    wait_for_completion: bool = True
+    """Wait for the end of training; false submits the job and returns."""
+    # ours
+    contradictions: Literal["drop", "majority", "keep"] = "drop"
+    """A over B in one run and B over A in another."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the sample."""
+    resume: bool = True
+    """Go on with a collection in finetuning.output_dir that was interrupted, if it has the same configuration."""

@@ -1,0 +1,363 @@
+"""`pairwright_trainer`: collects pairs in several runs, passes them through the funnel once more, and trains on them.
+
+    OUT = finetuning.output_dir
+    OUT/data_collection_progress.jsonl, collection_history.json, final_metrics.json   as NAT's trainer writes them
+    OUT/pairwright_trainer.json           what is done: resumed by the same command with the same configuration
+    OUT/pairwright/<run id>_run<n>/       the run folders of the builder, each with its trajectories.jsonl
+    OUT/pairwright/<run id>/selection/    pairs of all runs with funnel.json: duplicates, contradictions, sample
+    OUT/pairwright/<run id>/train/        the job
+
+A run of the collection that is done is never repeated, and a job that was submitted is waited for, not started twice.
+"""
+
+import json
+import logging
+import shutil
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from nat.data_models.finetuning import (
+    FinetuneConfig,
+    TrainingJobRef,
+    TrainingJobStatus,
+    TrainingStatusEnum,
+    Trajectory,
+    TrajectoryCollection,
+)
+from nat.finetuning.interfaces.finetuning_runner import Trainer
+from pydantic import BaseModel
+
+from pairwright.errors import PairwrightError
+from pairwright.nat.nat_options import PairwrightTrainerConfig
+from pairwright.nat.nat_trajectories import select_trajectories
+from pairwright.nat.trainer_adapter import NOT_REACHED
+from pairwright.paths import append_synced, write_bytes, write_json
+from pairwright.records.canonical import content_hash
+from pairwright.records.messages import Json
+
+logger = logging.getLogger(__name__)
+
+STATE = "pairwright_trainer.json"
+TRAJECTORIES = "trajectories.jsonl"
+# Options that may change when a run is resumed: they do not decide its pairs or its model.
+_MAY_CHANGE = {
+    "reward", "num_runs", "wait_for_completion", "resume", "hf_token", "api_token", "poll_interval_seconds",
+    "training_timeout_seconds", "deployment_timeout_seconds", "max_consecutive_status_failures",
+    "deploy_on_completion", "deployment_config",
+}  # fmt: skip
+_SECTIONS = {"finetuning", "trainers", "trainer_adapters", "trajectory_builders"}  # of NAT's configuration
+
+
+class PairwrightTrainer(Trainer):  # type: ignore[misc]
+    """Runs a finetuning: collection, funnel, job.
+
+    Args:
+        trainer_config: Options; those of `nemo_customizer_trainer`, and ours.
+    """
+
+    def __init__(self, trainer_config: PairwrightTrainerConfig, **kwargs: Any) -> None:
+        super().__init__(trainer_config)
+        self.trainer_config: PairwrightTrainerConfig = trainer_config
+        self._run_id: str | None = None
+        self._job_ref: TrainingJobRef | None = None
+        self._all_trajectories: list[list[Trajectory]] = []
+        self._run_metrics: list[Json] = []
+        self._collection_history: list[Json] = []
+        self._failure: str | None = None  # of a run that has no job
+        self._finished_runs: dict[int, Json] = {}  # metrics by run number; empty for a run without pairs
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Initialize builder and adapter, and find an interrupted run to resume. There is no curriculum."""
+        self.run_config = run_config
+        self.trainer_config.reward = run_config.reward_function
+        self.curriculum_config = None
+        self._curriculum_state = {
+            "current_percentile": 1.0,
+            "last_expansion_epoch": -1,
+            "total_groups": 0,
+            "included_groups": set(),
+        }
+        if run_config.curriculum_learning.enabled:
+            logger.warning("finetuning.curriculum_learning: not used, as in NAT's DPO trainer; see pairs.curriculum")
+        await self.trajectory_builder.initialize(run_config)
+        await self.trainer_adapter.initialize(run_config)
+        if not self._resume():
+            self._run_id = f"nemo_dpo_{uuid.uuid4().hex[:8]}"
+            self._write_state("collecting")
+        logger.info("run %s: files are in %s", self._run_id, run_config.output_dir)
+
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Collect, select, submit and wait.
+
+        Args:
+            num_epochs: Not used: `num_runs` says how often to collect, the hyperparameters have the epochs.
+
+        Returns:
+            The status of the job. It is `failed` where there is nothing to train on or the job could not be submitted.
+
+        Raises:
+            RuntimeError: The job failed.
+        """
+        if not self._run_id:
+            raise RuntimeError("Trainer not initialized. Call initialize() first.")
+        if self._job_ref is not None and await self._has_failed(self._job_ref):
+            logger.info("run %s: its job has failed; the pairs that were collected are submitted again", self._run_id)
+            self._job_ref = None
+        if self._job_ref is None:
+            failure = await self._collect()
+            if failure is None:
+                failure = await self._submit()
+            if failure is not None:
+                return [failure]
+        assert self._job_ref is not None
+        if not self.trainer_config.wait_for_completion:
+            status = self._status(TrainingStatusEnum.RUNNING, "Training job submitted (not waiting for completion)")
+            self._log_final_metrics(status)
+            return [status]
+        try:
+            final = await self.trainer_adapter.wait_until_complete(self._job_ref)
+        except Exception as error:
+            failed = self._status(TrainingStatusEnum.FAILED, str(error))
+            self._log_final_metrics(failed)
+            raise
+        self._log_final_metrics(final)
+        self._write_state("done")
+        return [final]
+
+    async def run_epoch(self, epoch: int, run_id: str) -> TrainingJobRef | None:
+        """Collect the pairs of one run; nothing is submitted."""
+        meta = {"run_number": epoch, "run_id": run_id, "trainer_config": self.trainer_config.model_dump()}
+        name = f"{run_id}_run{epoch}"
+        await self.trajectory_builder.start_run(run_id=name, meta=meta)
+        collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
+        if not collection.trajectories:
+            logger.warning("run %d: no pairs", epoch)
+            self._finished_runs[epoch] = {}
+            return None
+        trajectories = [trajectory for group in collection.trajectories for trajectory in group]
+        rewards = [trajectory.reward for trajectory in trajectories]
+        metrics = {
+            "run_number": epoch,
+            "num_trajectories": len(trajectories),
+            "num_dpo_pairs": sum(len(trajectory.episode) for trajectory in trajectories),
+            "avg_reward": sum(rewards) / len(rewards),
+            "min_reward": min(rewards),
+            "max_reward": max(rewards),
+            "timestamp": _now(),
+        }
+        self._write_trajectories(name, collection.trajectories)
+        self._run_metrics.append(metrics)
+        self._all_trajectories.extend(collection.trajectories)
+        self._finished_runs[epoch] = metrics
+        self.log_progress(epoch, metrics)
+        return None
+
+    async def get_metrics(self, run_id: str) -> Json:
+        """Return the metrics of the collection and of the job.
+
+        Raises PairwrightError for a run that failed before its job: NAT logs its failed status and would end with exit
+        code 0, and this call is the last that it makes.
+        """
+        if self._failure is not None:
+            raise PairwrightError(self._failure)
+        metrics: Json = {
+            "run_id": run_id,
+            "num_collection_runs": len(self._run_metrics),
+            "collection_runs": self._run_metrics,
+            "total_trajectory_groups": len(self._all_trajectories),
+        }
+        if self._job_ref is not None:
+            try:
+                status = await self.trainer_adapter.status(self._job_ref)
+                metrics["training_job"] = {
+                    "job_id": (self._job_ref.metadata or {}).get("job_id"),
+                    "status": status.status.value,
+                    "progress": status.progress,
+                    "message": status.message,
+                }
+            except Exception as error:  # metrics are read after the run: they never end it
+                metrics["training_job"] = {"error": str(error)}
+        return metrics
+
+    async def cleanup(self) -> None:
+        """Cancel evaluations that still run, and forget what was collected; the files stay."""
+        for run_id, task in getattr(self.trajectory_builder, "evaluation_runs", {}).items():
+            if not task.done():
+                logger.info("run %s: evaluation is cancelled", run_id)
+                task.cancel()
+        self._all_trajectories.clear()
+        self._run_metrics.clear()
+
+    def log_progress(self, epoch: int, metrics: Json, output_dir: str | None = None) -> None:
+        """Write the progress of the collection as NAT's trainer does."""
+        folder = Path(output_dir) if output_dir else Path(self.run_config.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        entry = {"run_number": epoch, "timestamp": _now(), "run_id": self._run_id, **metrics}
+        self._collection_history.append(entry)
+        append_synced(folder / "data_collection_progress.jsonl", msgspec.json.encode(entry) + b"\n")
+        write_json(folder / "collection_history.json", self._collection_history)
+        logger.info(
+            "run %d: %d pairs, mean reward %.4f",
+            epoch + 1,
+            metrics.get("num_dpo_pairs", 0),
+            metrics.get("avg_reward", 0),
+        )
+
+    async def _collect(self) -> TrainingJobStatus | None:
+        """Collect the runs that are not done; returns a status if there is nothing to train on."""
+        assert self._run_id is not None
+        errors: list[str] = []
+        for number in range(self.trainer_config.num_runs):
+            if number in self._finished_runs:
+                continue
+            try:
+                await self.run_epoch(number, self._run_id)
+            except Exception as error:  # whatever a workflow raises: the option decides
+                logger.error("run %d of the collection failed: %s", number, error)
+                if not self.trainer_config.continue_on_collection_error:
+                    return self._fail(f"Data collection failed at run {number}: {error}", {"run_number": number})
+                errors.append(f"run {number}: {error}")
+            self._write_state("collecting")
+        if not self._all_trajectories:
+            reasons = f" ({'; '.join(errors)})" if errors else ""
+            self._write_state("empty")  # nothing to go on with: the next run starts anew
+            return self._fail(f"No trajectories collected{reasons}; see {self._root()}")
+        return None
+
+    async def _has_failed(self, ref: TrainingJobRef) -> bool:
+        """Whether a job that was submitted earlier has ended without a model."""
+        status = await self.trainer_adapter.status(ref)
+        is_lost = (status.message or "").startswith(NOT_REACHED)
+        return not is_lost and status.status in (TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED)
+
+    async def _submit(self) -> TrainingJobStatus | None:
+        """Select among the pairs of all runs and submit them; returns a status if that fails."""
+        config = self.trainer_config
+        collection = TrajectoryCollection(trajectories=self._all_trajectories, run_id=self._run_id)
+        folder = self._root() / str(self._run_id) / "selection"
+        shutil.rmtree(folder, ignore_errors=True)  # of a submission that was interrupted
+        try:
+            collection, funnel = select_trajectories(
+                collection,
+                folder,
+                seed=config.seed,
+                dedupe=config.deduplicate_pairs,
+                contradictions=config.contradictions,
+                max_pairs=config.max_pairs,
+            )
+            drops = {drop["reason"]: drop["count"] for stage in funnel["stages"] for drop in stage["drops"]}
+            logger.info("%d pairs of all runs; dropped: %s; see %s", funnel["pairs"], drops or "none", folder)
+            if not collection.trajectories:
+                raise PairwrightError(f"no pair is left: {drops}; see {folder / 'pairs' / 'funnel.json'}")
+            self._job_ref = await self.trainer_adapter.submit(collection)
+        except Exception as error:
+            logger.error("the job was not submitted: %s", error)
+            return self._fail(f"Failed to submit training job: {error}")
+        self._write_state("submitted")
+        return None
+
+    def _fail(self, message: str, metadata: Json | None = None) -> TrainingJobStatus:
+        """Return a failed status, and write it to final_metrics.json."""
+        self._failure = message
+        status = self._status(TrainingStatusEnum.FAILED, message, metadata)
+        self._log_final_metrics(status)
+        return status
+
+    def _status(self, status: TrainingStatusEnum, message: str, metadata: Json | None = None) -> TrainingJobStatus:
+        backend = self._job_ref.backend if self._job_ref is not None else "nemo-customizer"
+        known = metadata if metadata is not None else self._job_ref and self._job_ref.metadata
+        return TrainingJobStatus(run_id=self._run_id, backend=backend, status=status, message=message, metadata=known)
+
+    def _log_final_metrics(self, final: TrainingJobStatus) -> None:
+        runs = self._run_metrics
+        job = {**((self._job_ref and self._job_ref.metadata) or {}), **(final.metadata or {})}
+        metrics = {
+            "run_id": self._run_id,
+            "timestamp": _now(),
+            "status": final.status.value,
+            "message": final.message,
+            "progress": final.progress,
+            "num_collection_runs": len(runs),
+            "total_trajectory_groups": len(self._all_trajectories),
+            "collection_summary": {
+                "total_trajectories": sum(run["num_trajectories"] for run in runs),
+                "total_dpo_pairs": sum(run["num_dpo_pairs"] for run in runs),
+                "avg_reward": sum(run["avg_reward"] for run in runs) / len(runs) if runs else 0.0,
+            },
+            "job_metadata": {**job, "status": final.status.value} if self._job_ref is not None else None,
+        }
+        write_json(Path(self.run_config.output_dir) / "final_metrics.json", metrics)
+
+    # Resuming: what is done is in STATE, and the trajectories of each run are in its folder.
+
+    def _root(self) -> Path:
+        return Path(self.run_config.output_dir) / "pairwright"
+
+    def _write_trajectories(self, name: str, groups: list[list[Trajectory]]) -> None:
+        lines = (json.dumps([trajectory.model_dump(mode="json") for trajectory in group]) for group in groups)
+        write_bytes(self._root() / name / TRAJECTORIES, "".join(f"{line}\n" for line in lines).encode())
+
+    def _write_state(self, phase: str) -> None:
+        state = {
+            "run_id": self._run_id,
+            "identity": self._identity(),
+            "phase": phase,
+            "runs": [{"number": number, "metrics": metrics} for number, metrics in self._finished_runs.items()],
+            "job": None if self._job_ref is None else self._job_ref.model_dump(mode="json"),
+        }
+        write_json(Path(self.run_config.output_dir) / STATE, state)
+
+    def _resume(self) -> bool:
+        """Take up an interrupted run of this configuration; False if there is none."""
+        path = Path(self.run_config.output_dir) / STATE
+        if not self.trainer_config.resume or not path.exists():
+            return False
+        state = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        if state["phase"] in ("done", "empty"):
+            return False
+        if state["identity"] != self._identity():
+            logger.info("%s: an interrupted run of another configuration; a new one is started", path)
+            return False
+        self._run_id = state["run_id"]
+        self._job_ref = None if state["job"] is None else TrainingJobRef.model_validate(state["job"])
+        for run in state["runs"]:
+            self._finished_runs[run["number"]] = run["metrics"]
+            if run["metrics"]:
+                self._run_metrics.append(run["metrics"])
+                lines = (self._root() / f"{self._run_id}_run{run['number']}" / TRAJECTORIES).read_text(encoding="utf-8")
+                self._all_trajectories.extend(
+                    [Trajectory.model_validate(trajectory) for trajectory in json.loads(line)]
+                    for line in lines.splitlines()
+                )
+        self._collection_history = [{"run_id": self._run_id, **metrics} for metrics in self._run_metrics]
+        logger.info("run %s: resumed with %d runs of the collection done", self._run_id, len(self._finished_runs))
+        return True
+
+    def _identity(self) -> str:
+        """Hash of what decides the result: the options of the components, and the evaluated workflow with its data."""
+        components = (
+            self.trainer_config,
+            getattr(self.trajectory_builder, "trajectory_builder_config", None),
+            getattr(self.trainer_adapter, "adapter_config", None),
+        )
+        parts: list[Any] = [
+            config.model_dump(mode="json", exclude=_MAY_CHANGE) if isinstance(config, BaseModel) else None
+            for config in components
+        ]
+        run = self.run_config.run_configuration
+        if run is not None:
+            source = run.config_file
+            if isinstance(source, BaseModel):
+                # `finetuning` holds the configuration itself, since the command line has set run_configuration there
+                parts.append(source.model_dump(mode="json", exclude=_SECTIONS, fallback=str, warnings=False))
+            else:
+                parts.append(None if source is None else Path(source).read_text(encoding="utf-8"))
+            parts.append([str(run.dataset), run.result_json_path, run.endpoint])
+        return content_hash(parts)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

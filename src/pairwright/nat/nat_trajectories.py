@@ -1,0 +1,259 @@
+"""Candidates and pairs as NAT has them, and the way between its trajectories and our records.
+
+A DPOItem holds texts only. A pair with more (tool calls, reasoning, tools, parts) has its messages in the metadata of
+its trajectory, under `pairwright`, and comes back whole; one of another builder is its texts.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nat.data_models.finetuning import DPOItem, OpenAIMessage, Trajectory, TrajectoryCollection
+
+from pairwright.config import Config
+from pairwright.config.config_file import adjust_config
+from pairwright.errors import PairwrightError
+from pairwright.pairs.build import build_pairs
+from pairwright.pairs.options import pair_options
+from pairwright.records.canonical import content_hash
+from pairwright.records.experience import EID, Experience, Kind, Pair, Side
+from pairwright.records.messages import Json, Message, to_chat_message
+from pairwright.sources.shapes.chat_messages import message_from_chat
+from pairwright.store.table import Table
+
+Prompt = list[OpenAIMessage] | str
+# Key of a trajectory's metadata that holds what a DPOItem cannot.
+WHOLE = "pairwright"
+
+
+@dataclass
+class CandidateStep:
+    """A candidate of a turn, with NAT's fields; `experience` is the record that our importer read."""
+
+    example_id: str
+    turn_id: str
+    candidate_index: int
+    prompt: Prompt
+    response: str
+    score: float
+    raw_metadata: dict[str, Any] = field(default_factory=dict)
+    experience: Experience | None = None
+
+
+@dataclass
+class PreferencePair:
+    """A pair of candidates, with NAT's fields; `pair` is ours, where our funnel built it."""
+
+    example_id: str
+    turn_id: str
+    prompt: Prompt
+    chosen_response: str
+    rejected_response: str
+    chosen_score: float
+    rejected_score: float
+    score_diff: float
+    chosen_index: int
+    rejected_index: int
+    metadata: dict[str, Any] = field(default_factory=dict)
+    pair: Pair | None = None
+
+
+# Messages to NAT's texts, and back.
+
+
+def to_prompt(messages: Iterable[Message]) -> Prompt:
+    """Return a prompt as NAT has it: the text of a single user message, else messages with their texts."""
+    listed = list(messages)
+    if not listed:
+        return ""
+    if len(listed) == 1 and listed[0].role == "user":
+        return _text(listed[0])
+    return [OpenAIMessage(role=message.role, content=_text(message)) for message in listed]
+
+
+def to_response(messages: Iterable[Message]) -> str:
+    """Return an answer as NAT has it: its text, or its messages as JSON where text is not all of it."""
+    listed = list(messages)
+    if len(listed) == 1 and _is_plain(listed[0]):
+        return _text(listed[0])
+    return json.dumps([to_chat_message(message) for message in listed], ensure_ascii=False)
+
+
+def from_prompt(prompt: Any) -> tuple[Message, ...]:
+    """Invert `to_prompt`."""
+    if isinstance(prompt, str):
+        return (Message("user", prompt),)
+    return tuple(Message(message.role, message.content) for message in prompt)
+
+
+def _text(message: Message) -> str:
+    if _is_plain(message):
+        return message.text
+    return json.dumps(to_chat_message(message), ensure_ascii=False)
+
+
+def _is_plain(message: Message) -> bool:
+    """Whether the text of a message is all of it."""
+    has_parts = isinstance(message.content, list)
+    return not (message.tool_calls or message.reasoning or message.tool_call_id or message.name or has_parts)
+
+
+# Pairs to trajectories.
+
+
+def build_trajectory(pair: PreferencePair, *, reward_from_score_diff: bool) -> Trajectory:
+    """Return the trajectory of a pair, with the metadata that NAT's builder writes and the ids of ours."""
+    metadata = {
+        "dpo_type": "preference_pair",
+        "score_diff": pair.score_diff,
+        "example_id": pair.example_id,
+        "turn_id": pair.turn_id,
+        "chosen_score": pair.chosen_score,
+        "rejected_score": pair.rejected_score,
+        "chosen_index": pair.chosen_index,
+        "rejected_index": pair.rejected_index,
+        **pair.metadata,
+    }
+    if pair.pair is not None:
+        metadata["pair_id"] = pair.pair.id
+        metadata["chosen_uid"], metadata["rejected_uid"] = pair.pair.chosen_eid.uid, pair.pair.rejected_eid.uid
+        if not _is_text_only(pair.pair):
+            metadata[WHOLE] = {
+                "prompt": [to_chat_message(message) for message in pair.pair.prompt],
+                "chosen": [to_chat_message(message) for message in pair.pair.chosen],
+                "rejected": [to_chat_message(message) for message in pair.pair.rejected],
+                "tools": list(pair.pair.tools),
+            }
+    item = DPOItem(prompt=pair.prompt, chosen_response=pair.chosen_response, rejected_response=pair.rejected_response)
+    reward = pair.score_diff if reward_from_score_diff else pair.chosen_score
+    return Trajectory(episode=[item], reward=reward, shaped_rewards=None, metadata=metadata)
+
+
+def _is_text_only(pair: Pair) -> bool:
+    sides = len(pair.chosen) == len(pair.rejected) == 1
+    return sides and not pair.tools and all(map(_is_plain, (*pair.prompt, *pair.chosen, *pair.rejected)))
+
+
+# Trajectories to preferences, and through the funnel.
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """The DPO items of a collection as preferences, with the place of each: group, trajectory, item."""
+
+    experiences: list[Experience]
+    places: dict[str, tuple[int, int]]
+    num_other: int
+    """Episode items that are no DPOItem."""
+    num_cut: int
+    """Prompts of which only the last message is left."""
+
+
+def read_preferences(collection: TrajectoryCollection, *, whole_prompt: bool = True) -> Preferences:
+    """Convert a collection, of our builder or another, to preferences in its order.
+
+    Args:
+        collection: Trajectories with DPOItems.
+        whole_prompt: False leaves only the last message of each prompt.
+    """
+    experiences: list[Experience] = []
+    places: dict[str, tuple[int, int]] = {}
+    num_other = num_cut = 0
+    for number, group in enumerate(collection.trajectories):
+        for position, trajectory in enumerate(group):
+            for item in trajectory.episode:
+                if not isinstance(item, DPOItem):
+                    num_other += 1
+                    continue
+                prompt, tools, chosen, rejected = _messages(item, trajectory)
+                if not whole_prompt and len(prompt) > 1:
+                    prompt, num_cut = prompt[-1:], num_cut + 1
+                preference = _preference(trajectory, len(experiences), prompt, tools, (chosen, rejected))
+                places[preference.eid.uid] = (number, position)
+                experiences.append(preference)
+    return Preferences(experiences, places, num_other, num_cut)
+
+
+def _messages(
+    item: DPOItem, trajectory: Trajectory
+) -> tuple[tuple[Message, ...], tuple[Json, ...], tuple[Message, ...], tuple[Message, ...]]:
+    """Return prompt, tools and both answers of an item: from its metadata, unless the texts were changed since."""
+    whole = (trajectory.metadata or {}).get(WHOLE)
+    if isinstance(whole, dict):
+        parts = [tuple(message_from_chat(chat) for chat in whole[name]) for name in ("prompt", "chosen", "rejected")]
+        prompt, chosen, rejected = parts
+        texts = (to_prompt(prompt), to_response(chosen), to_response(rejected))
+        if texts == (item.prompt, item.chosen_response, item.rejected_response):
+            return prompt, tuple(whole["tools"]), chosen, rejected
+    answers = [(Message("assistant", text),) for text in (item.chosen_response, item.rejected_response)]
+    return from_prompt(item.prompt), (), answers[0], answers[1]
+
+
+def _preference(
+    trajectory: Trajectory,
+    number: int,
+    prompt: tuple[Message, ...],
+    tools: tuple[Json, ...],
+    answers: tuple[tuple[Message, ...], tuple[Message, ...]],
+) -> Experience:
+    """Build the preference of an item; its task is NAT's example, else its prompt."""
+    metadata = trajectory.metadata or {}
+    scores = [metadata.get(name) for name in ("chosen_score", "rejected_score")]
+    sides = [
+        Side(messages=answer, reward=float(score) if isinstance(score, int | float) else None)
+        for answer, score in zip(answers, scores, strict=True)
+    ]
+    example = metadata.get("example_id")
+    task = str(example) if example is not None else content_hash([to_chat_message(message) for message in prompt])
+    info = {key: metadata[key] for key in ("turn_id", "chosen_index", "rejected_index", "pair_id") if key in metadata}
+    return Experience(
+        kind=Kind.PREFERENCE,
+        eid=EID(task=task, suffix=f"{number:08d}"),
+        prompt=prompt,
+        tools=tools,
+        chosen=sides[0],
+        rejected=sides[1],
+        info=info,
+    )
+
+
+def store_preferences(preferences: Preferences, folder: Path) -> Table:
+    """Write preferences to a table of their own."""
+    if not preferences.experiences:
+        raise PairwrightError(f"no DPO items in the trajectories ({preferences.num_other} items of another kind)")
+    table = Table(folder)
+    table.append(preferences.experiences)
+    return table
+
+
+def select_trajectories(
+    collection: TrajectoryCollection, folder: Path, *, seed: int = 0, **options: Any
+) -> tuple[TrajectoryCollection, Json]:
+    """Pass a collection through our funnel; returns what is left, in its groups, and the funnel.
+
+    Args:
+        collection: Trajectories with DPOItems.
+        folder: For the table of preferences and the pairs with funnel.json.
+        seed: Seed of the sample.
+        options: Options of `pairs`, such as dedupe, contradictions and max_pairs.
+    """
+    preferences = read_preferences(collection)
+    table = store_preferences(preferences, folder / "preferences")
+    config: Config = adjust_config(Config(), seed=seed, pairs={"strategy": "imported", **options})
+    summary = build_pairs([table], folder / "pairs", pair_options(config))
+    kept = {preferences.places[uid] for uid in _row_uids(folder / "pairs")}
+    groups = [
+        [trajectory for position, trajectory in enumerate(group) if (number, position) in kept]
+        for number, group in enumerate(collection.trajectories)
+    ]
+    return TrajectoryCollection(trajectories=[group for group in groups if group], run_id=collection.run_id), summary
+
+
+def _row_uids(folder: Path) -> Iterator[str]:
+    """Yield the ids of the preferences that became pairs."""
+    from pairwright.pairs.container import Pairs
+
+    for pair in Pairs(folder):
+        yield pair.chosen_eid.uid

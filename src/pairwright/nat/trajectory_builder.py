@@ -1,0 +1,346 @@
+"""`pairwright_traj_builder`: the TTC steps of NAT's own evaluation, through our importer and funnel.
+
+    evaluation ─► RUN/traces/workflow_output.json ─► RUN/experience ─► RUN/pairs (funnel.json) ─► TrajectoryCollection
+
+RUN is `<output_dir>/<run id>`, a run folder like any other: `pairwright pairs explain`, `report` and `train` read it.
+Nothing is dropped silently: a step that cannot be read is in RUN/experience/quarantine.jsonl, a candidate in no pair is
+counted under its reason, and both are in the metrics and in `dpo_trajectory_builder_<run>.jsonl`.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+from nat.data_models.config import Config as NatConfig
+from nat.data_models.evaluate_runtime import EvaluationRunOutput
+from nat.data_models.finetuning import FinetuneConfig, Trajectory, TrajectoryCollection
+from nat.data_models.intermediate_step import IntermediateStep, IntermediateStepCategory, IntermediateStepType
+from nat.finetuning.interfaces.trajectory_builder import TrajectoryBuilder
+
+from pairwright.nat.nat_options import PairwrightTrajectoryBuilderConfig
+from pairwright.nat.nat_trajectories import (
+    CandidateStep,
+    PreferencePair,
+    build_trajectory,
+    from_prompt,
+    to_prompt,
+    to_response,
+)
+from pairwright.pairs.build import build_pairs
+from pairwright.pairs.container import Pairs
+from pairwright.pairs.funnel import Reason
+from pairwright.pairs.options import pair_options
+from pairwright.paths import append_synced, write_bytes
+from pairwright.records.experience import EID, Experience, Kind
+from pairwright.records.messages import Json, Message
+from pairwright.sources.format import Options
+from pairwright.store.importing import import_files
+from pairwright.store.table import Table
+
+logger = logging.getLogger(__name__)
+
+# NAT's default of finetuning.output_dir, for a builder that was not initialized with one.
+DEFAULT_DIR = Path("./.tmp/nat/finetuning")
+TRACES = Path("traces") / "workflow_output.json"
+Candidates = dict[str, list[CandidateStep]]
+
+
+def check_name(run_id: str) -> str:
+    """Return a run id that is a file name; raise ValueError for one that would leave its folder."""
+    if not run_id or run_id in (".", "..") or Path(run_id).name != run_id:
+        raise ValueError(f"run id {run_id!r}: expected a plain file name")
+    return run_id
+
+
+class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
+    """Builds DPO trajectories from an evaluation of the workflow.
+
+    Args:
+        trajectory_builder_config: Options; those of `dpo_traj_builder`, and ours.
+    """
+
+    def __init__(self, trajectory_builder_config: PairwrightTrajectoryBuilderConfig) -> None:
+        super().__init__(trajectory_builder_config=trajectory_builder_config)
+        self.config = trajectory_builder_config
+        self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
+        self._metrics: dict[str, Any] = {}
+        self._folder: Path | None = None  # of the run that is being finalized
+        self._dedupe = True
+
+    async def start_run(self, run_id: str, meta: Json | None = None) -> None:
+        """Start an evaluation. Raises ValueError if one of this id is in progress."""
+        if run_id in self.evaluation_runs:
+            raise ValueError(f"Run {run_id} is already in progress.")
+        check_name(run_id)
+        logger.info("run %s: evaluation started, candidates are the TTC steps %r", run_id, self.config.ttc_step_name)
+        task = asyncio.create_task(self.run_eval(), name=f"pairwright-eval-{run_id}")
+        task.add_done_callback(lambda done: _log_end(run_id, done))
+        self.evaluation_runs[run_id] = task
+
+    async def run_eval(self) -> EvaluationRunOutput:
+        """Run NAT's evaluation on the configuration without the sections of finetuning.
+
+        NAT 1.9 prints and dumps the configuration when an evaluation starts. The command line has set
+        `finetuning.run_configuration`, which holds the configuration itself, and that ends in a RecursionError; the
+        adapter's section has tokens.
+        """
+        whole = self.run_config
+        run = whole.run_configuration
+        if not isinstance(run.config_file, NatConfig):
+            return await super().run_eval()
+        bare = {"finetuning": FinetuneConfig(), "trainers": {}, "trainer_adapters": {}, "trajectory_builders": {}}
+        config = run.config_file.model_copy(update=bare)
+        self.run_config = whole.model_copy(update={"run_configuration": run.model_copy(update={"config_file": config})})
+        try:
+            return await super().run_eval()
+        finally:
+            self.run_config = whole
+
+    async def finalize(self, run_id: str, meta: Json | None = None) -> TrajectoryCollection:
+        """Wait for the evaluation and build its trajectories, grouped by example.
+
+        Args:
+            run_id: Id of a run that was started.
+            meta: What NAT's trainer passes; `trainer_config.deduplicate_pairs` decides whether equal pairs stay.
+
+        Raises:
+            ValueError: No run of this id was started.
+        """
+        if run_id not in self.evaluation_runs:
+            raise ValueError(f"No evaluation run found for run_id: {run_id}")
+        try:
+            result = await self.evaluation_runs[run_id]
+            trainer = (meta or {}).get("trainer_config") or {}
+            self._dedupe = bool(trainer.get("deduplicate_pairs", True))
+            # import and funnel compute: off the event loop
+            return await asyncio.to_thread(self._build, run_id, result)
+        finally:
+            # also after a failure, so that the run can be started again
+            self.evaluation_runs.pop(run_id, None)
+
+    def log_progress(self, run_id: str, metrics: Json, output_dir: str | None = None) -> None:
+        """Append a line to `dpo_trajectory_builder_<run_id>.jsonl`."""
+        folder = Path(output_dir) if output_dir else self._progress_dir()
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("ttc_step_name", "exhaustive_pairs", "min_score_diff", "max_pairs_per_turn")
+        entry = {
+            "timestamp": datetime.now(UTC).isoformat(),
+            "run_id": run_id,
+            "config": {name: getattr(self.config, name) for name in names},
+            **self._metrics,
+            **metrics,
+        }
+        line = msgspec.json.encode(entry, enc_hook=str) + b"\n"
+        append_synced(folder / f"dpo_trajectory_builder_{check_name(run_id)}.jsonl", line)
+
+    def _build(self, run_id: str, result: EvaluationRunOutput) -> TrajectoryCollection:
+        """Build the collection of a run in its folder."""
+        self._metrics = {"run_id": run_id, **dict.fromkeys(_COUNTS, 0)}
+        self._folder = self._output_dir() / check_name(run_id)
+        # a folder of an interrupted run of this id: its table would be added to
+        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            candidates = self._collect_candidates(result)
+            self._metrics["total_turns"] = len(candidates)
+            pairs = self._generate_preference_pairs(candidates) if candidates else []
+            self._metrics["total_pairs"] = len(pairs)
+            trajectories = self._build_trajectories(pairs)
+            self._metrics["total_trajectories"] = len(trajectories)
+            groups = self._group_by_example(trajectories)
+            self._metrics["total_examples"] = len(groups)
+        finally:
+            folder, self._folder = self._folder, None
+        self._metrics["folder"] = str(folder)
+        self.log_progress(run_id, {})
+        if not groups:
+            hint = self._metrics.get("hint") or f"no TTC_END step named {self.config.ttc_step_name!r}"
+            logger.warning("run %s: no pairs: %s; see %s", run_id, hint, folder)
+        counts = ", ".join(f"{self._metrics[name]} {name.removeprefix('total_')}" for name in _COUNTS[:5])
+        logger.info("run %s: %s; dropped: %s", run_id, counts, self._metrics.get("dropped") or "nothing")
+        return TrajectoryCollection(trajectories=groups, run_id=run_id)
+
+    def _is_target_step(self, step: IntermediateStep) -> bool:
+        is_end = (step.event_category, step.event_type) == (IntermediateStepCategory.TTC, IntermediateStepType.TTC_END)
+        return bool(is_end and step.payload.name == self.config.ttc_step_name)
+
+    def _collect_candidates(self, eval_result: EvaluationRunOutput) -> Candidates:
+        """Import the steps of an evaluation and return its candidates by example and turn."""
+        items = list(eval_result.eval_input.eval_input_items)
+        used = [item for item in items if any(map(self._is_target_step, item.trajectory))]
+        self._count("examples_without_candidates", len(items) - len(used))
+        if not used:
+            return {}
+        with self._workspace() as folder:
+            traces = folder / TRACES
+            content = [
+                {
+                    "id": item.id if isinstance(item.id, int | str) else str(item.id),
+                    "question": item.input_obj,
+                    "intermediate_steps": [step.model_dump(mode="json") for step in item.trajectory],
+                }
+                for item in used
+            ]
+            # enc_hook: what a workflow put into a step, such as a model object, is stored as its text
+            write_bytes(traces, msgspec.json.encode(content, enc_hook=str))
+            table = Table(folder / "experience")
+            summary = import_files(
+                [str(traces)],
+                table,
+                format_name="nat",
+                options=Options(step_name=self.config.ttc_step_name),
+                redact=self.config.redact,
+                num_workers=1,
+            )
+            self._count("quarantined", summary.total("quarantined"))
+            for reason, number in summary.reasons.items():
+                logger.warning("%d steps cannot be read: %s; see %s", number, reason, folder / "experience")
+            turns: Candidates = defaultdict(list)
+            for experience in table.records():
+                candidate = _candidate(experience)
+                if candidate is not None:
+                    turns[f"{candidate.example_id}::{candidate.turn_id}"].append(candidate)
+                    self._count("total_candidates", 1)
+            self._count("skipped_without_turn_or_score", len(table) - sum(map(len, turns.values())))
+        return dict(turns)
+
+    def _generate_preference_pairs(self, candidates_by_turn: Candidates) -> list[PreferencePair]:
+        """Build pairs with our funnel; those of a turn are ordered by difference, the largest first."""
+        listed = [candidate for turn in candidates_by_turn.values() for candidate in turn]
+        experiences = [candidate.experience or _experience(candidate, candidates_by_turn) for candidate in listed]
+        by_uid = {record.eid.uid: candidate for record, candidate in zip(experiences, listed, strict=True)}
+        with self._workspace() as folder:
+            table = Table(folder / "experience")
+            # What was imported is there, unscored candidates too, which the funnel counts. Where a candidate was left
+            # out (it has no turn) or made by a subclass, those that are compared get a table of their own.
+            is_whole = len(table.filter("reward IS NOT NULL")) == len(listed)
+            if not is_whole or any(candidate.experience is None for candidate in listed):
+                table = Table(folder / "candidates")
+                table.append(experiences)
+            config = self.config.pair_config(dedupe=self._dedupe)
+            summary = build_pairs([table], folder / "pairs", pair_options(config))
+            self._read_funnel(summary)
+            pairs = [_preference(pair, by_uid, candidates_by_turn) for pair in Pairs(folder / "pairs")]
+        order = {key: number for number, key in enumerate(candidates_by_turn)}
+        return sorted(pairs, key=lambda pair: (order[f"{pair.example_id}::{pair.turn_id}"], -pair.score_diff))
+
+    def _build_trajectories(self, pairs: list[PreferencePair]) -> list[Trajectory]:
+        by_difference = self.config.reward_from_score_diff
+        return [build_trajectory(pair, reward_from_score_diff=by_difference) for pair in pairs]
+
+    def _group_by_example(self, trajectories: list[Trajectory]) -> list[list[Trajectory]]:
+        groups: dict[str, list[Trajectory]] = defaultdict(list)
+        for trajectory in trajectories:
+            groups[(trajectory.metadata or {}).get("example_id", "unknown")].append(trajectory)
+        return list(groups.values())
+
+    def _read_funnel(self, summary: Json) -> None:
+        """Add what the funnel dropped to the metrics: by its own reasons, and under NAT's two names."""
+        drops: Counter[str] = Counter()
+        for stage in summary["stages"]:
+            drops.update({drop["reason"]: drop["count"] for drop in stage["drops"]})
+        self._metrics["dropped"] = dict(drops)
+        self._metrics["hint"] = summary["hint"]
+        self._count("skipped_single_candidate", drops[Reason.SINGLE.value])
+        self._count("skipped_score_diff", drops[Reason.BELOW_GAP.value] + drops[Reason.TIED.value])
+
+    def _count(self, name: str, number: int) -> None:
+        self._metrics[name] = self._metrics.get(name, 0) + number
+
+    def _progress_dir(self) -> Path:
+        return DEFAULT_DIR / "dpo_trajectory_builder" if self.run_config is None else Path(self.run_config.output_dir)
+
+    def _output_dir(self) -> Path:
+        if self.config.output_dir is not None:
+            return self.config.output_dir
+        return (DEFAULT_DIR if self.run_config is None else Path(self.run_config.output_dir)) / "pairwright"
+
+    @contextmanager
+    def _workspace(self) -> Iterator[Path]:
+        """Yield the folder of the run that is finalized; outside of one, a temporary folder."""
+        if self._folder is not None:
+            yield self._folder
+            return
+        with TemporaryDirectory(prefix="pairwright-nat-") as folder:
+            yield Path(folder)
+
+
+# Counts in the metrics, as NAT's builder has them.
+_COUNTS = (
+    "total_examples",
+    "total_turns",
+    "total_candidates",
+    "total_pairs",
+    "total_trajectories",
+    "skipped_single_candidate",
+    "skipped_score_diff",
+)
+
+
+def _log_end(run_id: str, task: "asyncio.Task[EvaluationRunOutput]") -> None:
+    if task.cancelled():
+        logger.info("run %s: evaluation cancelled", run_id)
+    elif (error := task.exception()) is not None:
+        logger.error("run %s: evaluation failed: %s", run_id, error)
+    else:
+        logger.info("run %s: evaluation completed", run_id)
+
+
+def _candidate(experience: Experience) -> CandidateStep | None:
+    """Return an imported candidate as NAT has it; None without a turn or a score."""
+    turn = experience.info.get("turn_id")
+    if turn is None or experience.reward is None:
+        return None
+    index, metadata = experience.info.get("candidate_index"), experience.info.get("metadata")
+    return CandidateStep(
+        example_id=str(experience.eid.task),
+        turn_id=str(turn),
+        candidate_index=index if isinstance(index, int) else 0,
+        prompt=to_prompt(experience.prompt),
+        response=to_response(experience.completion),
+        score=experience.reward,
+        raw_metadata=metadata if isinstance(metadata, dict) else {},
+        experience=experience,
+    )
+
+
+def _experience(candidate: CandidateStep, turns: Candidates) -> Experience:
+    """Return a candidate that did not come from our importer as an experience; its turn is the step."""
+    step = list(turns).index(f"{candidate.example_id}::{candidate.turn_id}")
+    return Experience(
+        kind=Kind.SINGLE_TURN,
+        eid=EID(task=candidate.example_id, step=step),
+        prompt=from_prompt(candidate.prompt),
+        completion=(Message("assistant", candidate.response),),
+        reward=candidate.score,
+    )
+
+
+def _preference(pair: Any, by_uid: dict[str, CandidateStep], turns: Candidates) -> PreferencePair:
+    """Return a pair of ours with the candidates that it came from."""
+    chosen, rejected = by_uid[pair.chosen_eid.uid], by_uid[pair.rejected_eid.uid]
+    return PreferencePair(
+        example_id=chosen.example_id,
+        turn_id=chosen.turn_id,
+        prompt=chosen.prompt,
+        chosen_response=chosen.response,
+        rejected_response=rejected.response,
+        chosen_score=chosen.score,
+        rejected_score=rejected.score,
+        score_diff=pair.gap,
+        chosen_index=chosen.candidate_index,
+        rejected_index=rejected.candidate_index,
+        metadata={
+            "chosen_raw_metadata": chosen.raw_metadata,
+            "rejected_raw_metadata": rejected.raw_metadata,
+            "num_candidates": len(turns[f"{chosen.example_id}::{chosen.turn_id}"]),
+        },
+        pair=pair,
+    )
