@@ -26,6 +26,7 @@ ORDER = [
     "pairs",
     "export",
     "tokens",
+    "models",
     "ledger",
     "losses",
     "train",

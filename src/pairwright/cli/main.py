@@ -23,7 +23,7 @@ from pairwright.cli.cli_errors import (
     first_os_error,
     with_way_out,
 )
-from pairwright.cli.commands import config, evaluate, jobs, pairs, serve, tokens
+from pairwright.cli.commands import config, evaluate, jobs, model, pairs, serve, tokens
 from pairwright.cli.commands import experience_table as experience
 from pairwright.cli.commands.collect import collect_runs, record
 from pairwright.cli.commands.doctor import doctor
@@ -73,7 +73,7 @@ class _Commands(GroupInOrder):
         "import", "collect", "record", "teach", "experience", "pairs", "export",
         "tokens", "train", "jobs",
         "evaluate", "explain", "report", "serve",
-        "run", "demo", "doctor", "config",
+        "run", "demo", "model", "doctor", "config",
     )  # fmt: skip
 
 
@@ -100,6 +100,7 @@ app.command("report", rich_help_panel=_PROOF)(report)
 app.add_typer(serve.app, name="serve", rich_help_panel=_PROOF)
 app.command("run", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_flow)
 app.command("demo", cls=ConfigCommand, rich_help_panel=_PROJECT)(run_demo)
+app.add_typer(model.app, name="model", rich_help_panel=_PROJECT)
 app.command("doctor", cls=ConfigCommand, rich_help_panel=_PROJECT)(doctor)
 app.add_typer(config.app, name="config", rich_help_panel=_PROJECT)
 

@@ -16,7 +16,7 @@ from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.tool_calls import split_calls
-from pairwright.paths import write_bytes
+from pairwright.paths import find_model, write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
 
@@ -240,4 +240,4 @@ class LocalPolicy:
 def local_folder(config: PolicyConfig) -> Path:
     if config.model is None:
         raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
-    return Path(config.model)
+    return find_model(config.model)
