@@ -27,6 +27,7 @@ ORDER = [
     "pairs",
     "export",
     "tokens",
+    "models",
     "ledger",
     "losses",
     "train",

@@ -65,7 +65,7 @@ def test_commands_are_in_the_order_of_the_flow_and_in_groups(run):
         "Data", "import", "collect", "record", "teach", "experience", "pairs", "export",
         "Training", "tokens", "train", "jobs",
         "Proof and deployment", "evaluate", "explain", "report", "serve",
-        "Project", "run", "demo", "doctor", "config",
+        "Project", "init", "run", "demo", "model", "doctor", "config",
     ]  # fmt: skip
 
 

@@ -29,11 +29,12 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     seed: int = 0
     chat_template_kwargs: Json = {}  # variables of the chat template
+    extra: Json = {}  # parameters of an agent's request that only an endpoint knows
 
     def key(self) -> str:
         """A hash that is equal for equal requests, whatever their seed."""
         sampling = (self.n, self.temperature, self.top_p, self.max_tokens, self.stop)
-        variables = [self.chat_template_kwargs] if self.chat_template_kwargs else []
+        variables = [item for item in (self.chat_template_kwargs, self.extra) if item]
         return content_hash(msgspec.to_builtins(self.messages), list(self.tools), *sampling, *variables)
 
 

@@ -90,6 +90,7 @@ class Status:
     failures: dict[FailureKind, int] = field(default_factory=dict)
     retries: dict[str, int] = field(default_factory=dict)
     without_ids: Counter[str] = field(default_factory=Counter)  # candidates without token ids, by reason
+    ignored: Counter[str] = field(default_factory=Counter)  # parameters of agents' requests that had no effect, by runs
     num_silent: int = 0  # runs that are done and recorded nothing
     started: float = field(default_factory=time.monotonic)
 

@@ -230,6 +230,7 @@ class EndpointPolicy:
             raise ConfigError("policy: an endpoint needs base_url and model")
         self.name: str | int = config.model if config.model_version is None else config.model_version
         self.retries: dict[str, int] = {}
+        self.takes_extra = True
         self._config = config
         self._clients = ClientPool(config)
         self._limit = RateLimit(config.requests_per_minute, config.tokens_per_minute)
@@ -277,6 +278,7 @@ class EndpointPolicy:
 
 def _body(ask: Ask, config: PolicyConfig, num_choices: int, seed: int) -> Json:
     body: Json = {
+        **ask.extra,
         "model": config.model,
         "messages": [to_chat_message(message, missing_id="") for message in ask.messages],
         "temperature": ask.temperature,

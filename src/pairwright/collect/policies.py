@@ -16,7 +16,7 @@ from pairwright.config import PolicyConfig
 from pairwright.errors import ConfigError
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
 from pairwright.generate.tool_calls import split_calls
-from pairwright.paths import write_bytes
+from pairwright.paths import find_model, write_bytes
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json, Message, ToolCall
 
@@ -123,10 +123,12 @@ class RunPolicy:
         stop: Sequence[str] | None = None,
         seed: int | None = None,
         chat_template_kwargs: Json | None = None,
+        extra: Json | None = None,
     ) -> list[Completion]:
         """Return `n` answers to a prompt (text, messages, or chat messages as dicts).
 
-        `chat_template_kwargs` are variables of the chat template, over those of the configuration.
+        `chat_template_kwargs` are variables of the chat template, over those of the configuration; `extra` are more
+        keys of a request to an endpoint.
         `on_answer` is called with new answers only, `on_call` with those from the log, too.
         """
         config = self._config
@@ -140,6 +142,7 @@ class RunPolicy:
             stop=config.stop if stop is None else tuple(stop),
             seed=0 if seed is None else seed,
             chat_template_kwargs={**config.chat_template_kwargs, **(chat_template_kwargs or {})},
+            extra=extra or {},
         )
         answers = await self._answer(ask, seed)
         if self._on_call is not None:
@@ -240,4 +243,4 @@ class LocalPolicy:
 def local_folder(config: PolicyConfig) -> Path:
     if config.model is None:
         raise ConfigError("policy: expected model (a folder), or base_url and model (an endpoint)")
-    return Path(config.model)
+    return find_model(config.model)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from pairwright.collect.completion import Completion, Prompt, as_messages
 from pairwright.collect.sampled_tokens import Sampled, SampledCalls, experience_of
@@ -217,6 +217,12 @@ class Recorder:
     def reward(self, value: float) -> None:
         """Set the final reward of the run: the score of every candidate without its own."""
         self.final_reward = float(value)
+
+    def reward_from(self, output: Any) -> None:
+        """Set the final reward from what an agent returned: a number, or a dict with `reward`; else nothing."""
+        value = output.get("reward") if isinstance(output, dict) else output
+        if isinstance(value, int | float):
+            self.reward(float(value))
 
     async def close_step(self, closed: Step, *, failed: bool) -> None:
         if self._score_step is not None and closed.unscored and not failed:

@@ -10,17 +10,21 @@ exist already are recognised by their ids.
 """
 
 import asyncio
+import contextvars
 import inspect
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 import pairwright
+from pairwright.collect.agent_calls import AgentCalls
 from pairwright.collect.completion import (
     CollectError,
     Completion,
@@ -34,6 +38,7 @@ from pairwright.collect.counters import PairCount, RunTally, Status, reasons_of
 from pairwright.collect.finished_runs import Entry, Ledger, Writer
 from pairwright.collect.nat_files import History, begin_or_resume
 from pairwright.collect.policies import CallLog, RunPolicy, make_policy
+from pairwright.collect.proxy.agent_endpoint import AgentEndpoint, RunAddress
 from pairwright.collect.recording import Recorder, Step, recording
 from pairwright.collect.scoring import FinishedRun, Scorer, make_scorer
 from pairwright.collect.tasks import Task, load_tasks, run_seed
@@ -83,7 +88,7 @@ def _place(error: BaseException) -> str:
 # The collection
 
 Watch = Callable[[Status], None]
-Workflow = Callable[..., Awaitable[Any]]
+Workflow = Callable[..., Any]  # async, or plain
 _WATCH_SECONDS = 0.5
 
 
@@ -131,6 +136,8 @@ def collect(
     `workflow`, `policy` and `tasks` override the configuration. Its relative paths are resolved from the working
     directory, then from `base`.
     """
+    if config.policy.model is None and config.policy.base_url is None and config.model is not None:
+        config = config.model_copy(update={"policy": config.policy.model_copy(update={"model": config.model})})
     settings = config.collect
     if settings.dataset is not None and base is not None and not Path(settings.dataset).exists():
         settings = settings.model_copy(update={"dataset": str(base / settings.dataset)})
@@ -139,8 +146,6 @@ def collect(
         if settings.workflow is None:
             raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
         workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
-    if not inspect.iscoroutinefunction(workflow):
-        raise ConfigError(f"{_name(workflow)}: a workflow is an `async def` function of (task, policy, recorder)")
     folder = Path(output) / "collection"
     workflow_name = settings.workflow or _name(workflow)
     run_id = begin_or_resume(folder, config, resume=resume, workflow=workflow_name)
@@ -152,6 +157,7 @@ def collect(
         try:
             return await collection.run()
         finally:
+            collection.close_agents()
             if policy is None:
                 await answering.close()
             await scorer.close()
@@ -177,6 +183,10 @@ class Collection:
         self._workflow, self._policy, self._scorer, self._watch = workflow, policy, scorer, watch
         # a workflow may take fewer than three parameters: see `_call`
         self._num_parameters = len(inspect.signature(workflow).parameters)
+        is_async = inspect.iscoroutinefunction(workflow) or inspect.iscoroutinefunction(type(workflow).__call__)
+        # a plain function may block, so it gets a thread; as many as there are runs at once
+        self._threads = None if is_async else ThreadPoolExecutor(config.collect.max_concurrency, "pairwright-workflow")
+        self._endpoint = AgentEndpoint(policy.name)
         self._ledger = Ledger(output / "collection" / "ledger.jsonl")
         self._table = Table(output / "experience")
         self._writer = Writer(self._table, self._ledger)
@@ -245,14 +255,20 @@ class Collection:
         )
         limit = self._config.collect.task_timeout_seconds
         failure: Entry | None = None
+        agent = self._agent(task, recorder, tally)
+        task = replace(task, endpoint=agent)
         self.status.num_running += 1
         try:
             async with asyncio.timeout(limit) as scope:
-                await self._call(task, recorder, tally)
+                await self._call(task, recorder, agent)
         except Exception as error:  # any exception of the user's code fails this run only
+            cause = agent.calls.failure
+            error = cause if cause is not None and str(cause) in str(error) else error
             failure = describe_failure(task, error, expired=limit if scope.expired() else None)
         finally:
             self.status.num_running -= 1
+            self.status.ignored.update(agent.calls.ignored)
+            await agent.close()
         entry = Entry(
             task=task.id,
             run=task.run,
@@ -275,7 +291,9 @@ class Collection:
         await self._writer.finish(entry)
         self._finish_run(entry)
 
-    async def _call(self, task: Task, recorder: Recorder, tally: RunTally) -> None:
+    def _agent(self, task: Task, recorder: Recorder, tally: RunTally) -> RunAddress:
+        """The policy of a run, and the endpoint at which an agent may ask it."""
+
         def count(answers: list[Completion]) -> None:
             num_tokens = sum(answer.num_tokens for answer in answers)
             tally.num_tokens += num_tokens
@@ -284,15 +302,39 @@ class Collection:
         policy = RunPolicy(
             self._policy, self._config.policy, task, calls=self._calls, on_answer=count, on_call=recorder.calls.add
         )
+        takes_extra = bool(getattr(self._policy, "takes_extra", False))
+        return RunAddress(self._endpoint, AgentCalls(policy, recorder, takes_extra))
+
+    async def _call(self, task: Task, recorder: Recorder, agent: RunAddress) -> None:
         # a workflow may take fewer parameters: (task, policy), or only (task)
+        arguments = (task, agent.calls.policy, recorder)[: self._num_parameters]
         with recording(recorder):
-            output = await self._workflow(*(task, policy, recorder)[: self._num_parameters])
+            if self._threads is None:
+                output = await self._workflow(*arguments)
+            else:
+                # the thread has the context of this run, so that `step` finds its recorder
+                call = partial(contextvars.copy_context().run, self._workflow, *arguments)
+                output = await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        agent.calls.record()
+        if (
+            agent.calls.num_calls
+            and recorder.final_reward is None
+            and self._scorer.run is None
+            and self._scorer.step is None
+        ):
+            recorder.reward_from(output)
         unscored = any(step.unscored for step in recorder.steps)
         if self._scorer.run is not None and recorder.final_reward is None and unscored:
             final = await self._scorer.run(FinishedRun(task, output, recorder.steps))
             if final is not None:
                 recorder.reward(final)
         await recorder.close()
+
+    def close_agents(self) -> None:
+        """Close the endpoint, and leave threads of runs that have timed out behind."""
+        self._endpoint.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _step_scorer(self, task: Task) -> Callable[[Step], Awaitable[None]] | None:
         score = self._scorer.step

@@ -8,7 +8,7 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +20,11 @@ from pairwright.records.messages import Json
 from pairwright.sources.fields import identifier
 from pairwright.sources.files import document, is_json_lines, line_units
 from pairwright.sources.format import Rejected
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from pairwright.collect.proxy.agent_endpoint import RunAddress
 
 _ROWS = 1024
 _LISTS = ("data", "tasks", "rows", "examples")  # keys under which a JSON document may hold its list of tasks
@@ -34,6 +39,28 @@ class Task:
     batch: int | str = 0
     run: int = 0
     seed: int = 0
+    endpoint: "RunAddress | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def base_url(self) -> str:
+        """An OpenAI-compatible endpoint of this run: the policy answers there, and every call is recorded."""
+        return self._address.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key of that endpoint; it ends with the run."""
+        return self._address.api_key
+
+    @property
+    def client(self) -> "AsyncOpenAI":
+        """An `openai.AsyncOpenAI` for that endpoint."""
+        return self._address.client
+
+    @property
+    def _address(self) -> "RunAddress":
+        if self.endpoint is None:
+            raise ConfigError(f"task {self.id!r}: has an endpoint only while a collection runs it")
+        return self.endpoint
 
     def __getitem__(self, key: str) -> Any:
         return self.data[key]

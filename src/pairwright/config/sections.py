@@ -135,7 +135,7 @@ class TokensConfig(SequenceTerms):
     """Messages to sequences."""
 
     tokenizer: str | None = None
-    """A model's folder, with tokenizer.json, or a Hub id in the local cache; training takes the one of the model unless
+    """A model's folder, with tokenizer.json, or a Hub id; training takes the one of the model unless
     this names another."""
     chat_template: str | None = None
     """A file with a chat template (Jinja) to use instead of the tokenizer's own, or the name of one of its own (such as

@@ -8,6 +8,7 @@ A stage is done once: its key is a hash of its part of the configuration and of 
 command resumes where it stopped, and repeats only stages whose key has changed.
 """
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from pairwright.flow.stages import (
     tokens_stage,
     train_stage,
 )
-from pairwright.paths import is_address, place, stamp_of
+from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, place, stamp_of
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json
 
@@ -77,6 +78,8 @@ class Flow:
 
     def run(self) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails."""
+        if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
+            self.initial = find_model(self.initial)
         result = self._walk(self.do)
         if "evaluation" in result:
             self._copy_evaluation(self.config.loop.rounds)
@@ -291,6 +294,9 @@ class Flow:
         path = Path(name)
         if self.base is not None and not path.exists() and (self.base / name).exists():
             path = self.base / name
+        if config.backend.name == "local" and is_hub_id(path):  # other backends know the Hub themselves
+            with contextlib.suppress(ModelFolderError):  # downloaded when the run begins, not for a plan
+                path = find_model(name, download=False)
         return path
 
     def _require_model(self, model: Path | None) -> Path:

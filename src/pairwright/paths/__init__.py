@@ -5,6 +5,7 @@ Both are a `Place`, which `place` parses from text. Stages take a `Place` and ca
 distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
+from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
 from pairwright.paths.parquet import at_once
 from pairwright.paths.paths import (
     Place,
@@ -25,13 +26,17 @@ from pairwright.paths.scratch import build_folder, scratch, stage_file, workspac
 from pairwright.paths.writing import append_synced, publish, sync, write_atomic, write_bytes, write_json
 
 __all__ = [
+    "ModelFolderError",
     "Place",
     "append_synced",
     "arrow_input",
     "at_once",
     "build_folder",
     "deliver",
+    "download_model",
+    "find_model",
     "is_address",
+    "is_hub_id",
     "list_names",
     "local_copy",
     "local_folder",

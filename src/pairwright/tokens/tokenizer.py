@@ -180,8 +180,8 @@ class ChatTokenizer:
 
     @classmethod
     def from_folder(cls, folder: str | Path, *, template: str | None = None, **options: Any) -> "ChatTokenizer":
-        """Read a model's folder, or that of a Hub id in the local cache; `template` is a template or the name of one to
-        use instead of the default.
+        """Read a model's folder, or that of a Hub id; `template` is a template or the name of one to use
+        instead of the default.
 
         A folder without a template, as base models have it, gives a tokenizer that encodes raw text and no chats.
         """

@@ -5,7 +5,7 @@
     tokenizer.model    SentencePiece (BPE), read through sentencepiece
 
 The last two are rebuilt for `tokenizers`, which has offsets, and compared with the library on texts that tell
-vocabularies apart; one that differs is refused. Nothing is downloaded, and code of a model folder is never run: a
+vocabularies apart; one that differs is refused. Code of a model folder is never run: a
 vocabulary that only such code can read (tiktoken files) is refused with the way to a tokenizer.json.
 """
 
@@ -19,10 +19,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from pairwright.paths import is_address, place
+from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, place
 from pairwright.tokens.refusals import TokensError
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 _SAVE = "save it with transformers' save_pretrained in the model's own environment"
 _PROBES = (
@@ -40,7 +39,7 @@ _PROBES = (
 
 
 def find_folder(name: str | Path) -> Path:
-    """The folder of a model: a path, one of its files, or a Hub id whose files are in huggingface_hub's cache."""
+    """The folder of a model: a path, one of its files, or a Hub id."""
     if is_address(name):
         raise TokensError(f"{place(name)}: an address, but a tokenizer is read on this machine: copy its folder here")
     folder = Path(name)
@@ -48,18 +47,14 @@ def find_folder(name: str | Path) -> Path:
         return folder.parent
     if folder.is_dir():
         return folder
-    if not _HUB_ID.fullmatch(str(name)):
+    if not is_hub_id(name):
         raise TokensError(
             f"{folder}: no such folder; expected the folder of a model, with tokenizer.json, or a Hub id (org/name)"
         )
-    hub = _import("huggingface_hub", f"{name}: a Hub id")
     try:
-        return Path(hub.snapshot_download(str(name), local_files_only=True))
-    except (OSError, ValueError):  # its errors of a missing snapshot are both
-        raise TokensError(
-            f"{name}: no such folder, and not in the cache of huggingface_hub: get it with: "
-            f"hf download {name} --include '*token*' '*.jinja' '*.json'"
-        ) from None
+        return find_model(name, weights=False)
+    except ModelFolderError as error:
+        raise TokensError(str(error)) from None
 
 
 def load_backend(folder: Path) -> tuple[Tokenizer, dict[str, str]]:
@@ -94,7 +89,7 @@ def _from_tekken(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     texts = ["".join(characters[byte] for byte in token) for token in tokens]
     special = [native.id_to_piece(number) for number in range(num_special)]
     vocabulary = {text: number for number, text in enumerate([*special, *texts])}
-    backend = Tokenizer(models.BPE(vocabulary, _list_merges(texts, {text: n for n, text in enumerate(texts)})))
+    backend = Tokenizer(models.BPE(vocabulary, list_merges(texts, {text: n for n, text in enumerate(texts)})))
     splits = pre_tokenizers.Split(Regex(pattern), "isolated")
     levels = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([splits, levels])
@@ -122,7 +117,7 @@ def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     backend = Tokenizer(
         models.BPE(
             vocabulary,
-            _list_merges(ordinary, ranks),
+            list_merges(ordinary, ranks),
             unk_token=native.id_to_piece(native.unk_id()),
             fuse_unk=True,
             byte_fallback=True,
@@ -138,7 +133,7 @@ def _from_sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     return backend, {name: pieces[number] for name, number in ends.items() if number >= 0}
 
 
-def _list_merges(texts: Iterable[str], ranks: dict[str, int]) -> list[tuple[str, str]]:
+def list_merges(texts: Iterable[str], ranks: dict[str, int]) -> list[tuple[str, str]]:
     """Every way to build a token of two others, in the order of the token's rank."""
     merges = []
     for text in texts:

@@ -12,7 +12,7 @@ from pairwright.config.config_file import adjust_config
 from pairwright.errors import ConfigError
 from pairwright.pairs.container import Pairs
 from pairwright.pairs.pair_table import FILE_NAME
-from pairwright.paths import local_folder, place
+from pairwright.paths import find_model, local_folder, place
 from pairwright.store.table import Table
 from pairwright.tokens.stage.cache import ITEMS
 from pairwright.tokens.stage.stage import Encoded
@@ -46,7 +46,7 @@ def train(
     Args:
         data: What to train on: pairs, an experience table, encoded sequences, or the folder of one of them. A
             configuration here is the same as `config`.
-        model: Folder of the model to train.
+        model: The model to train: a folder, or a Hub id.
         output: Folder of the run: model, checkpoints, metrics.
         config: A configuration or its YAML file; `options` come on top of it.
         pairs: Pairs (channels dpo and sft), if they are not `data`.
@@ -87,7 +87,12 @@ def train(
     with ExitStack() as stack:  # copies of remote folders live as long as the training
         folders = {name: _local(source, stack) for name, source in sources.items()}
         return loop.train(
-            settings, model=Path(model), output=Path(output), resume=resume, progress=_watcher(progress), **folders
+            settings,
+            model=find_model(os.fspath(model)),
+            output=Path(output),
+            resume=resume,
+            progress=_watcher(progress),
+            **folders,
         )
 
 

@@ -32,7 +32,7 @@ def doctor(
     patient = Patient(
         config=config,
         pairs=table,
-        model=model or _local_model(config),
+        model=_cached_model(model or _local_model(config)),
         output=output or folder,
         base=None if file is None else file.parent,
     )
@@ -62,3 +62,15 @@ def doctor(
 def _local_model(config: "Config") -> str | None:
     """The model that is trained: the one that is named, else the one that answers here."""
     return config.model or (config.policy.model if config.policy.base_url is None else None)
+
+
+def _cached_model(name: str | None) -> str | None:
+    """A Hub id that is in the cache as its folder there; any other name as it is."""
+    from pairwright.paths import ModelFolderError, find_model, is_hub_id
+
+    if name is None or not is_hub_id(name):
+        return name
+    try:
+        return str(find_model(name, download=False))
+    except ModelFolderError:
+        return name

@@ -194,7 +194,9 @@ class ToolTags(StrEnum):
 
 def serve_model(
     context: typer.Context,
-    checkpoint: Annotated[Path, typer.Argument(help="A model's folder, or an adapter's.", show_default=False)],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A model's folder, an adapter's, or a Hub id.", show_default=False)
+    ],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8001,
     name: Annotated[list[str] | None, typer.Option(help="Name that clients ask for; repeat for more.")] = None,
@@ -217,6 +219,7 @@ def serve_model(
 
     What follows `--` goes to vLLM.
     """
+    from pairwright.paths import find_model
     from pairwright.serve.model_server import check_address, run_vllm, serve_folder, vllm_command
 
     token = _token(api_key_env)
@@ -232,7 +235,7 @@ def serve_model(
     if context.args:
         raise ConfigError(f"{' '.join(context.args)}: only --engine vllm takes more options")
     serve_folder(
-        checkpoint,
+        find_model(checkpoint),
         host=host,
         port=port,
         names=name or [],

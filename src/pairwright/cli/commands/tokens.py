@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Messages to training sequences: build, show, check.", no_args_is_help=True, cls=GroupWithBuild)
 
-TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json.")]
+TokenizerDir = Annotated[Path, typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id.")]
 TemplateFile = Annotated[
     Path | None,
     typer.Option(help="A chat template's file to use instead of the default one, or its name.", show_default=False),
@@ -37,7 +37,7 @@ def build(
         typer.Argument(help="An experience table, or a folder of pairs; also s3://...", show_default=False),
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="A model's folder, with tokenizer.json.", show_default=False)
+        Path | None, typer.Option(help="A model's folder, with tokenizer.json, or a Hub id.", show_default=False)
     ] = None,
     output: Annotated[
         str | None,
@@ -167,7 +167,8 @@ def _print_sequences(tokenizer: "ChatTokenizer", sequences: "list[tuple[str, Seq
 @app.command()
 def check(
     tokenizer: Annotated[
-        list[Path], typer.Option("--tokenizer", help="A model's folder, with tokenizer.json; may be repeated.")
+        list[Path],
+        typer.Option("--tokenizer", help="A model's folder, with tokenizer.json, or a Hub id; may be repeated."),
     ],
     chat_template: TemplateFile = None,
     as_json: AsJson = False,

@@ -44,7 +44,9 @@ TRAIN_KEYS = (
 
 def train_model(
     ctx: typer.Context,
-    model: Annotated[Path | None, typer.Option(help="Folder of the model to train.", show_default=False)] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The model to train: a folder, or a Hub id.", show_default=False)
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Folder of the run; its model is in model/.", show_default=False),
@@ -102,7 +104,7 @@ def _fetch(text: str | None, output: Path, config: Any, stack: ExitStack) -> Pat
     return stack.enter_context(local_folder(source, output if config.engine.name == "ray" else None))
 
 
-def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
+def _run(config: Any, *, as_json: bool, model: Path, output: Path, **sources: Any) -> None:
     try:
         from pairwright.train.loop import train
 
@@ -112,8 +114,11 @@ def _run(config: Any, *, as_json: bool, output: Path, **sources: Any) -> None:
         raise ConfigError(
             f"training needs torch and transformers ({error}): pip install 'pairwright[train]'"
         ) from error
+    from pairwright.paths import find_model
+
+    model = find_model(model)
     with TrainingView() as view:
-        result = train(config, output=output, progress=view.show, **sources)
+        result = train(config, model=model, output=output, progress=view.show, **sources)
     if as_json:
         print_json(
             {"model": str(result.model), "steps": result.num_steps, "best_step": result.best_step, **result.metrics}

@@ -116,7 +116,7 @@ class Proxy:
         self.counts.requests += 1
         session, path = split_path(request.url.path)
         try:
-            body = await _body(request)
+            body = await read_body(request)
         except ClientDisconnect:
             # 499: the code that servers log for a client that closed the request; nobody reads it
             return Response(status_code=499)
@@ -203,7 +203,7 @@ class Proxy:
         self.counts.not_recorded[known] += 1
 
     async def _take_feedback(self, request: Request) -> Response:
-        body = await _body(request)
+        body = await read_body(request)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")
         try:
@@ -293,7 +293,7 @@ def _filter_headers(headers: Any) -> list[tuple[bytes, bytes]]:
     return filtered
 
 
-async def _body(request: Request) -> bytes | None:
+async def read_body(request: Request) -> bytes | None:
     """The body, or None if it is too large."""
     body = bytearray()
     async for chunk in request.stream():

