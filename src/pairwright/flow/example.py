@@ -13,7 +13,7 @@ import msgspec
 
 from pairwright.config import Config, load_config, printable_config
 from pairwright.errors import PairwrightError
-from pairwright.flow.run_flow import Flow, write_config
+from pairwright.flow.run_flow import Flow
 from pairwright.flow.stages import View
 from pairwright.paths import write_atomic
 from pairwright.records.messages import Json
@@ -57,6 +57,5 @@ def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[st
     folder.mkdir(parents=True, exist_ok=True)
     start = prepare(folder, seed=seed, view=view)
     config, resolved = example_config(start, [("seed", str(seed)), *overrides])
-    write_config(folder, resolved)
-    result = Flow(config, folder, base=example_folder(), view=view).run()
+    result = Flow(config, folder, base=example_folder(), view=view).run(resolved=resolved)
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())

@@ -29,7 +29,7 @@ from pairwright.flow.stages import (
     tokens_stage,
     train_stage,
 )
-from pairwright.paths import is_address, place, stamp_of
+from pairwright.paths import is_address, lock_folder, place, stamp_of
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json
 
@@ -75,8 +75,19 @@ class Flow:
         self.initial = self._initial_model()
         self._train_key = ""  # key of the last training stage so far
 
-    def run(self) -> Json:
-        """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails."""
+    def run(self, *, resolved: Json | None = None) -> Json:
+        """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
+
+        `resolved` is the configuration in the form that is written to the folder, once no other run is there.
+        """
+        with lock_folder(self.folder, work="run"):
+            # what another run did since this object was made
+            self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
+            if resolved is not None:
+                write_config(self.folder, resolved)
+            return self._run()
+
+    def _run(self) -> Json:
         result = self._walk(self.do)
         if "evaluation" in result:
             self._copy_evaluation(self.config.loop.rounds)
@@ -215,6 +226,8 @@ class Flow:
             "pairs": place / "pairs",
             "experience": tables[-1],
             "tokens": place / "tokens",
+            # beside the stage's folder: other settings of the training find its values again
+            "reference": place / "reference",
         }
         return [
             PlannedStage(
@@ -336,7 +349,8 @@ class Flow:
         self._check_precious(stage)
         for path in stage.folders:
             if path.is_dir():
-                shutil.rmtree(path)
+                with lock_folder(path, work=stage.name):  # a command of its own may be at work there
+                    shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 

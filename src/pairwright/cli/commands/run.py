@@ -26,7 +26,6 @@ def run_flow(
     from pairwright.config import load_config, printable_config
     from pairwright.errors import ConfigError
     from pairwright.flow import Flow
-    from pairwright.flow.run_flow import write_config
 
     overrides = parse_overrides(override)
     settings = load_config(config, overrides=overrides)
@@ -38,9 +37,9 @@ def run_flow(
         _show_plan(Flow(settings, folder, base=base), as_json=as_json)
         return
     # references to the environment stay references in the file
-    write_config(folder, printable_config(config, overrides=overrides))
+    resolved = printable_config(config, overrides=overrides)
     with live_view() as view:
-        result = Flow(settings, folder, base=base, view=view).run()
+        result = Flow(settings, folder, base=base, view=view).run(resolved=resolved)
     if as_json:
         print_json(result)
     else:
