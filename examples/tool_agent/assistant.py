@@ -11,19 +11,23 @@ from typing import Any
 Task = dict[str, Any]
 
 SYSTEM = "You answer with one JSON tool call."
-# One solved request of each tool; none of these words is in a task.
-SHOWN = {
-    "weather": ("Weather in Rome?", {"city": "Rome"}),
-    "timer": ("Timer for 5 minutes.", {"minutes": 5}),
-    "add": ("Add 1 and 2.", {"a": 1, "b": 2}),
-    "message": ("Write to Bob about lunch.", {"to": "Bob", "about": "lunch"}),
-}
-TOOLS = tuple(SHOWN)
+# Solved requests that every prompt begins with; none of their words and phrases is in a task.
+SHOWN = (
+    ("How is the weather in Rome?", "weather", {"city": "Rome"}),
+    ("Please set a timer for 5 minutes.", "timer", {"minutes": 5}),
+    ("Add up 1 and 2.", "add", {"a": 1, "b": 2}),
+    ("Write a message to Bob about the lunch.", "message", {"to": "Bob", "about": "lunch"}),
+    ("The cake needs 15 minutes.", "timer", {"minutes": 15}),
+    ("Is it cold in Milan?", "weather", {"city": "Milan"}),
+)
+TOOLS = {"weather": ("city",), "timer": ("minutes",), "add": ("a", "b"), "message": ("to", "about")}
 
 PHRASES = {
     "train": {
-        "weather": ("What is the weather like in {city}?", "Will it rain in {city} today?", "How warm is it in {city}?"),
-        "timer": ("Set a timer for {minutes} minutes.", "Start a {minutes} minute countdown.", "Time {minutes} minutes."),
+        "weather": ("What is the weather like in {city}?", "Will it rain in {city} today?",
+                    "How warm is it in {city}?"),
+        "timer": ("Set a timer for {minutes} minutes.", "Start a {minutes} minute countdown.",
+                  "Time {minutes} minutes."),
         "add": ("What is {a} + {b}?", "Add the numbers {a} and {b}.", "What do {a} and {b} make together?"),
         "message": ("Send {to} a message about the {about}.", "Write {to} a note on the {about}.",
                     "Let {to} know about the {about}."),
@@ -32,7 +36,7 @@ PHRASES = {
         "weather": ("Tell me the weather in {city}.", "Is it sunny in {city} right now?",
                     "I am flying to {city}. Do I need a coat?"),
         "timer": ("Wake me up in {minutes} minutes.", "Ring a bell after {minutes} minutes.",
-                  "My tea needs {minutes} minutes."),
+                  "Call me when {minutes} minutes are over."),
         "add": ("How much is {a} plus {b}?", "Give me the sum of {a} and {b}.", "Please total {a} and {b}."),
         "message": ("Drop {to} a line about the {about}.", "Tell {to} by text about the {about}.",
                     "I want to message {to}. It is about the {about}."),
@@ -57,11 +61,11 @@ WEIGHTS = {"json": 0.2, "shape": 0.1, "tool": 0.2, "names": 0.2, "values": 0.3}
 
 
 def build_prompt(request: str) -> list[dict[str, str]]:
-    """The messages that the model gets: one solved request of each tool, then this one."""
+    """The messages that the model gets: solved requests, then this one."""
     messages = [{"role": "system", "content": SYSTEM}]
-    for name, (question, arguments) in SHOWN.items():
+    for question, tool, arguments in SHOWN:
         messages.append({"role": "user", "content": question})
-        messages.append({"role": "assistant", "content": json.dumps({"name": name, "arguments": arguments})})
+        messages.append({"role": "assistant", "content": json.dumps({"name": tool, "arguments": arguments})})
     return [*messages, {"role": "user", "content": request}]
 
 
@@ -70,8 +74,8 @@ def make_tasks(split: str, number: int, *, seed: int) -> list[Task]:
     draw = random.Random(f"{split} {seed}")
     tasks: dict[str, Task] = {}
     while len(tasks) < number:
-        tool = TOOLS[len(tasks) % len(TOOLS)]
-        arguments = {name: _draw_value(name, split, draw) for name in SHOWN[tool][1]}
+        tool = list(TOOLS)[len(tasks) % len(TOOLS)]
+        arguments = {name: _draw_value(name, split, draw) for name in TOOLS[tool]}
         request = draw.choice(PHRASES[split][tool]).format(**arguments)
         task = {"id": f"{split}-{seed}-{len(tasks)}", "request": request, "tool": tool, "arguments": arguments}
         tasks.setdefault(request, task)
@@ -105,7 +109,9 @@ def check(task: Any, text: str) -> dict[str, float]:
         parts["tool"] = 1.0
         parts["names"] = float(set(arguments) == set(expected))
         # 8, "8" and 8.0 are three different values to whoever gets the call
-        same = [type(arguments.get(name)) is type(value) and arguments[name] == value for name, value in expected.items()]
+        same = [
+            type(arguments.get(name)) is type(value) and arguments[name] == value for name, value in expected.items()
+        ]
         parts["values"] = sum(same) / len(same)
     parts["success"] = float(all(parts[name] == 1.0 for name in WEIGHTS))
     return parts

@@ -87,7 +87,10 @@ def test_outputs_are_not_removed_under_a_training_of_its_own(model, tmp_path):
 
 def test_a_folder_that_cannot_be_locked_names_the_reason(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match=r"file: (File exists|Not a directory)"), lock_folder(tmp_path / "file", work=""):
+    with (
+        pytest.raises(Exception, match=r"file: (File exists|Not a directory)"),
+        lock_folder(tmp_path / "file", work=""),
+    ):
         pass
 
 

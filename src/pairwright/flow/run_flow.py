@@ -9,15 +9,16 @@ command resumes where it stopped, and repeats only stages whose key has changed.
 """
 
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.flow.manifest import Manifest, StageRecord
+from pairwright.flow.manifest import Manifest, Meter, StageRecord
 from pairwright.flow.stages import (
     View,
     check_collection,
@@ -169,14 +170,14 @@ class Flow:
         # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
         self.view.say(f"{stage.name}: started")
-        started = time.monotonic()
+        meter = Meter()
         try:
             record.result = stage.do()
         except PairwrightError as error:
             record.state, record.error = "failed", str(error)
             self.manifest.write(stage.name, record)
             raise
-        record.state, record.seconds = "done", round(time.monotonic() - started, 3)
+        record = msgspec.structs.replace(record, state="done", **meter.read())
         self.manifest.write(stage.name, record)
         counts = ", ".join(f"{name} {_format_value(value)}" for name, value in list(record.result.items())[:5])
         self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
