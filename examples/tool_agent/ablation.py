@@ -131,9 +131,8 @@ def main() -> None:
                 write_json(folder / "done.json", {"arm": name, "updates": num_steps})
             exams[name] = holdout_scores(config, folder / "exam")
 
-    print(
-        f"{num_steps} updates each; success on the same {len(before.column('success'))} held-out tasks; 95% intervals.\n"
-    )
+    num_tasks = len(before.column("success"))
+    print(f"{num_steps} updates each; success on the same {num_tasks} held-out tasks; 95% intervals.\n")
     print("| arm | what | success | against the base model | against `both` |")
     print("|---|---|---|---|---|")
     for name, scores in exams.items():

@@ -13,12 +13,14 @@ Task = dict[str, Any]
 SYSTEM = "You answer with one JSON tool call."
 # Solved requests that every prompt begins with; none of their words and phrases is in a task.
 SHOWN = (
-    ("How is the weather in Rome?", "weather", {"city": "Rome"}),
-    ("Please set a timer for 5 minutes.", "timer", {"minutes": 5}),
-    ("Add up 1 and 2.", "add", {"a": 1, "b": 2}),
-    ("Write a message to Bob about the lunch.", "message", {"to": "Bob", "about": "lunch"}),
+    ("Weather in Rome?", "weather", {"city": "Rome"}),
+    ("Timer for 5 minutes.", "timer", {"minutes": 5}),
+    ("Add 1 and 2.", "add", {"a": 1, "b": 2}),
+    ("Write to Bob about lunch.", "message", {"to": "Bob", "about": "lunch"}),
+    ("I am in Milan, is it cold?", "weather", {"city": "Milan"}),
     ("The cake needs 15 minutes.", "timer", {"minutes": 15}),
-    ("Is it cold in Milan?", "weather", {"city": "Milan"}),
+    ("What is 20 plus 31?", "add", {"a": 20, "b": 31}),
+    ("Tell Lucy about the game.", "message", {"to": "Lucy", "about": "game"}),
 )
 TOOLS = {"weather": ("city",), "timer": ("minutes",), "add": ("a", "b"), "message": ("to", "about")}
 
@@ -71,6 +73,8 @@ def build_prompt(request: str) -> list[dict[str, str]]:
 
 def make_tasks(split: str, number: int, *, seed: int) -> list[Task]:
     """Requests without repetition, the tools in turn."""
+    if number > 120:
+        raise ValueError(f"{number} tasks: there are words for about 40 different requests of a tool; ask for up to 120")
     draw = random.Random(f"{split} {seed}")
     tasks: dict[str, Task] = {}
     while len(tasks) < number:
