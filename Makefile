@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest
 
-.PHONY: help demo quickstart test test-all check lint types bench clean
+.PHONY: help demo example quickstart test test-all check lint types bench clean
 help: ## List the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -20,6 +20,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## Teach a small model tic-tac-toe by preference pairs, and prove that it got better
 	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo -o runs/demo
+
+example: $(READY) ## Teach SmolLM2-135M exact tool calls from its own runs (at most 15 minutes on two idle cores)
+	HF_HUB_OFFLINE=1 DO_NOT_TRACK=1 $(BIN)/pairwright demo tools -o runs/tool_agent
 
 quickstart: $(READY) ## Import, pair, export and encode a bundled example
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/quickstart/run.sh

@@ -160,7 +160,7 @@ def test_overrides_that_nothing_would_read_are_refused(run):
         (("run", "c.yaml", "-o", "seed", "3", "-o", "name", "a b"), "write seed=3 'name=a b'"),
         (("run", "c.yaml", "--override", "seed", "3"), "write seed=3"),
         (("run", "c.yaml", "-o", "sede", "3"), "write sede=3"),
-        (("demo", "-o", "seed", "3"), "write seed=3"),
+        (("demo", "tools", "-o", "seed", "3"), "write seed=3"),
         (("config", "show", "-o", "seed", "3"), "write seed=3"),
         (("config", "validate", "c.yaml", "-o", "seed"), "write seed=VALUE"),
         (("collect", "c.yaml", "-o", "collect.num_runs", "3"), "write collect.num_runs=3"),

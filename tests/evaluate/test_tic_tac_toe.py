@@ -154,6 +154,13 @@ def test_a_folder_is_loaded_here_and_a_name_is_asked_for_at_the_endpoint(config,
     assert holdout_config(remote, str(tmp_path)).policy.base_url is None
 
 
+def test_an_exam_is_in_float32_whatever_the_collection_was_sampled_in(config):
+    quick = config.model_copy(update={"policy": config.policy.model_copy(update={"dtype": "bfloat16"})})
+    assert holdout_config(quick, "x").policy.dtype == "float32"
+    asked = quick.model_copy(update={"evaluate": quick.evaluate.model_copy(update={"dtype": "auto"})})
+    assert holdout_config(asked, "x").policy.dtype == "auto"
+
+
 @pytest.mark.slow
 def test_the_command_compares_two_models(models, tmp_path):
     words = [

@@ -81,6 +81,7 @@ def test_a_run_ends_with_a_model_an_evaluation_and_a_report_and_is_not_done_twic
     assert [name for name, stage in stages.items() if stage["state"] == "done"] == [
         f"round-1/{name}" for name in ("collect", "pairs", "tokens", "train", "evaluate")
     ]
+    assert all(stage["cpu_seconds"] > 0 and stage["peak_memory_bytes"] > 2**20 for stage in stages.values())
     lines: list[str] = []
     assert run(config, folder, lines) == result
     assert [line for line in lines if line.endswith("unchanged")] == [f"{name}: unchanged" for name in stages]

@@ -16,8 +16,8 @@ from pairwright.cli import app
 from pairwright.config import Config
 from pairwright.jobs import customizer_api
 from pairwright.jobs.doctor import diagnosis
-from pairwright.jobs.doctor import diagnosis as diagnosis_model
-from pairwright.jobs.doctor.diagnosis import Size, model_size, needs
+from pairwright.jobs.doctor import memory as doctor_memory
+from pairwright.jobs.doctor.memory import Shape, Size, generation_needs, model_size, needs
 from serve.served_models import served, tiny_engine
 
 
@@ -114,20 +114,50 @@ def test_a_model_in_shards_may_be_larger_than_one_machine(model, monkeypatch):
 
 
 def test_gpus_together_hold_the_shards(monkeypatch):
-    monkeypatch.setattr(diagnosis_model, "_gpu_memory", lambda: [3, 5])
-    assert diagnosis_model.memory_available()[0] == 5
-    assert diagnosis_model.memory_available(shared=True) == (8, "free on 2 GPUs")
+    monkeypatch.setattr(doctor_memory, "_gpu_memory", lambda: [3, 5])
+    assert doctor_memory.memory_available()[0] == 5
+    assert doctor_memory.memory_available(shared=True) == (8, "free on 2 GPUs")
 
 
 def test_what_training_takes_is_counted_from_the_files(model):
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(model)
-    assert model_size(model) == Size(sum(tensor.numel() for tensor in loaded.state_dict().values()))
+    size = model_size(model)
+    assert size.num_parameters == sum(tensor.numel() for tensor in loaded.state_dict().values())
+    config = loaded.config
+    assert (size.shape.hidden, size.shape.layers) == (config.hidden_size, config.num_hidden_layers)
     whole = Config().train
     adapter = whole.model_copy(update={"finetuning_type": "lora"})
-    assert needs(Size(1000), whole).memory_bytes == 4000 * 5, "weights, gradients, two moments, reference"
+    assert needs(Size(1000), whole).memory_bytes == 4000 * 4, "weights, gradients, two moments; no second model"
     assert needs(Size(1000), adapter).memory_bytes < 4000 * 1.1
+
+
+def test_activations_and_caches_are_counted(tmp_path, model):
+    # SmolLM2-135M: a training with 8 pairs of 228 tokens an update took 4.7 GB, not the 2.5 GB of weights and moments
+    smollm = Size(134_515_008, Shape(hidden=576, intermediate=1536, layers=30, kv_size=192, vocabulary=49152))
+    train = Config.model_validate({"train": {"precision": "bf16", "micro_batch_tokens": 8 * 228}}).train
+    assert 4.5e9 < needs(smollm, train).memory_bytes < 5.5e9
+    half = train.model_copy(update={"micro_batch_tokens": 4 * 228})
+    assert needs(smollm, half).activations < 0.6 * needs(smollm, train).activations
+    again = train.model_copy(update={"gradient_checkpointing": True})
+    assert needs(smollm, again).activations < 0.2 * needs(smollm, train).activations
+    policy = Config.model_validate({"policy": {"dtype": "bfloat16"}}).policy
+    assert 3e9 < generation_needs(smollm, policy) < 4e9, "a cache of 131,072 tokens"
+    (tmp_path / "play.py").write_text("async def play(task, policy, recorder): ...\n")
+    code, rows = found({"collect": {"workflow": "play.py:play", "num_tasks": 1}}, "--model", model)
+    assert code == 0
+    training, collecting = (message for _, message, _ in rows["memory"])
+    assert "for activations (train.micro_batch_tokens: 4,096)" in training
+    assert "for weights and cache (policy.max_batch_tokens: 16,384)" in collecting
+
+
+def test_activations_that_do_not_fit_are_a_warning_with_the_key_to_lower(model, monkeypatch):
+    state = needs(model_size(model), Config().train).state
+    monkeypatch.setattr(diagnosis, "memory_available", lambda *, shared: (state, "free in this test"))
+    code, rows = found({}, "--model", model)
+    assert (code, rows["memory"][0][0]) == (0, "warning")
+    assert "lower train.micro_batch_tokens" in rows["memory"][0][1]
 
 
 def test_an_endpoint_is_asked_for_its_model_and_with_its_token(monkeypatch):

@@ -78,6 +78,41 @@ def test_a_shared_prompt_gives_the_loss_and_the_gradients_of_the_padded_pair(kin
         torch.testing.assert_close(found_grads[name], gradient, atol=1e-5, rtol=1e-4)
 
 
+def fork(trees: list[Tree], vocabulary: int) -> list[Tree]:
+    """The same trees behind a common beginning, two of them with the same prompt."""
+    beginning = np.random.default_rng(1).integers(0, vocabulary, 21)
+    prompts = [np.concatenate([beginning, tree.prompt]) for tree in trees]
+    prompts[2] = prompts[0]
+    return [Tree(prompt, tree.branches, tree.masks) for prompt, tree in zip(prompts, trees, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_all_prompts_begin_with_is_computed_once_and_changes_nothing(kind, group_size, tmp_path, monkeypatch):
+    model = read_weights(make_model(tmp_path, kind)).eval()
+    padded = Policy(model, prefix_sharing=False)
+    trees = fork(made_trees(padded.num_embeddings), padded.num_embeddings)
+    expected, expected_grads = gradients(padded, trees)
+    shared = Policy(model)
+    plans = []
+    monkeypatch.setattr(
+        "pairwright.train.model.policy_model.Plan", lambda *words, **more: plans.append(more) or Plan(*words, **more)
+    )
+    logps, grads = gradients(shared, trees)
+    assert plans == [{"trunk": 21}]
+    torch.testing.assert_close(logps, expected, atol=1e-5, rtol=1e-5)
+    for name, gradient in expected_grads.items():
+        torch.testing.assert_close(grads[name], gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_pairs_of_one_prompt_keep_its_last_token_each(tmp_path):
+    policy = Policy(read_weights(make_model(tmp_path, "llama")).eval())
+    first = made_trees(policy.num_embeddings)[0]
+    trees = [first, first, Tree(first.prompt, first.branches[::-1], first.masks[::-1])]
+    together = policy.score(trees).logps_N
+    alone = torch.cat([policy.score([tree]).logps_N for tree in trees])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_log_probabilities_are_those_of_transformers_own_forward(kind, tmp_path):
     model = read_weights(make_model(tmp_path, kind)).eval()
@@ -110,11 +145,11 @@ def test_log_probabilities_are_those_of_transformers_own_forward(kind, tmp_path)
 def test_models_of_other_families_share_and_agree(config, group_size):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    trees = made_trees(90)
-    expected = Policy(model, prefix_sharing=False).score(trees).logps_N
-    policy = Policy(model)
-    assert policy.can_share, policy.why_not
-    torch.testing.assert_close(policy.score(trees).logps_N, expected, atol=2e-5, rtol=1e-4)
+    for trees in (made_trees(90), fork(made_trees(90), 90)):
+        expected = Policy(model, prefix_sharing=False).score(trees).logps_N
+        policy = Policy(model)
+        assert policy.can_share, policy.why_not
+        torch.testing.assert_close(policy.score(trees).logps_N, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

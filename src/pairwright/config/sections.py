@@ -247,6 +247,8 @@ class EvaluateConfig(CompareTerms):
     """Runs of each task; run 3 of both models has the same seed."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Sampling temperature; null: the one of `policy`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    """Local models: precision of both; in less than float32 a greedy answer depends on what else is in its batch."""
     metrics: tuple[MetricConfig, ...] = ()
     """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
     reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"

@@ -234,7 +234,7 @@ def holdout_config(config: Config, model: str, *, has_tasks: bool = False) -> Co
         "batch": BATCH,
     }
     # one answer per request, and the model's own version: a configured one belongs to the policy of the collection
-    policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1}
+    policy: dict[str, object] = {"model": model, "model_version": None, "num_candidates": 1, "dtype": section.dtype}
     # a folder is loaded here, even if the configuration names an endpoint
     if Path(model).is_dir():
         policy |= {"base_url": None}

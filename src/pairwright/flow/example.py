@@ -1,11 +1,12 @@
-"""The built-in example: tic-tac-toe, from a model that knows the rules to one that plays well.
+"""The built-in examples: tic-tac-toe from random moves, and exact tool calls by a small pretrained model.
 
-Its files (game, workflow, base model, exam) are in examples/tic_tac_toe; this module runs them as a user would.
+Their files (workflow, tasks, base model) are in examples/; this module runs them as a user would.
 """
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -13,50 +14,78 @@ import msgspec
 
 from pairwright.config import Config, load_config, printable_config
 from pairwright.errors import PairwrightError
-from pairwright.flow.run_flow import Flow, write_config
+from pairwright.flow.run_flow import Flow
 from pairwright.flow.stages import View
-from pairwright.paths import write_atomic
+from pairwright.paths import lock_folder, write_atomic
 from pairwright.records.messages import Json
 
 
-def example_folder(name: str = "tic_tac_toe") -> Path:
+@dataclass(frozen=True)
+class Example:
+    """`folder` below examples/; `places` are keys of its configuration whose files its prepare.py makes."""
+
+    folder: str
+    title: str
+    preparation: str
+    places: dict[str, str]
+
+
+EXAMPLES = {
+    "tic-tac-toe": Example(
+        "tic_tac_toe",
+        "tic-tac-toe",
+        "training a small model on random legal moves",
+        {"policy.model": "base", "evaluate.dataset": "exam.jsonl"},
+    ),
+    "tools": Example(
+        "tool_agent",
+        "exact tool calls",
+        "converting SmolLM2-135M-Instruct, and drawing the tasks",
+        {"model": "base", "collect.dataset": "train.jsonl", "evaluate.dataset": "heldout.jsonl"},
+    ),
+}
+
+
+def example_folder(example: Example) -> Path:
     """The folder of an example: in the installed package, or beside it in a checkout."""
     package = Path(str(resources.files("pairwright")))
     # a wheel has the examples inside the package, a checkout beside src/
-    for place in (package / "examples" / name, package.parents[1] / "examples" / name):
+    for place in (package / "examples" / example.folder, package.parents[1] / "examples" / example.folder):
         if (place / "config.yaml").is_file():
             return place
-    raise PairwrightError(f"the example {name} is not installed; run this from a checkout of the project")
+    raise PairwrightError(f"the example {example.folder} is not installed; run this from a checkout of the project")
 
 
-def example_config(start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
-    """The example's configuration with the model and exam of `start`: loaded, and in the form to write to a file."""
-    path = example_folder() / "config.yaml"
-    places = [("policy.model", str(start / "base")), ("evaluate.dataset", str(start / "exam.jsonl"))]
-    return load_config(path, overrides=[*places, *overrides]), printable_config(path, overrides=[*places, *overrides])
+def example_config(example: Example, start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
+    """The example's configuration with the files of `start`: loaded, and in the form to write to a file."""
+    path = example_folder(example) / "config.yaml"
+    words = [*((key, str(start / name)) for key, name in example.places.items()), *overrides]
+    return load_config(path, overrides=words), printable_config(path, overrides=words)
 
 
-def prepare(folder: Path, *, seed: int, view: View) -> Path:
-    """Create the base model and the exam, unless they exist. Returns their folder."""
+def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
+    """Create the base model and the tasks, unless they exist. Returns their folder."""
     start = folder / "start"
     if start.exists():
         return start
-    view.say("start: training a small model on random legal moves")
+    view.say(f"start: {example.preparation}")
     # atomic: an interrupted preparation leaves no folder that a later run would take for complete
-    with write_atomic(start) as temporary:
-        command = [sys.executable, str(example_folder() / "prepare.py"), str(temporary), "--seed", str(seed)]
-        # offline: the example needs nothing from the Hugging Face Hub
+    with lock_folder(folder, work="run"), write_atomic(start) as temporary:
+        command = [sys.executable, str(example_folder(example) / "prepare.py"), str(temporary), "--seed", str(seed)]
+        # offline: the examples need nothing from the Hugging Face Hub
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         if done.returncode:
-            raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")
+            reason = " ".join(done.stderr.strip().splitlines()[-1:])
+            raise PairwrightError(f"the example could not be prepared: {reason}")
     return start
 
 
-def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]) -> tuple[Json, Json]:
+def run_example(
+    example: Example, folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]
+) -> tuple[Json, Json]:
     """Run the whole example in a folder. Returns the result of the run and the evaluation of every metric."""
     folder.mkdir(parents=True, exist_ok=True)
-    start = prepare(folder, seed=seed, view=view)
-    config, resolved = example_config(start, [("seed", str(seed)), *overrides])
-    write_config(folder, resolved)
-    result = Flow(config, folder, base=example_folder(), view=view).run()
+    start = prepare(example, folder, seed=seed, view=view)
+    config, resolved = example_config(example, start, [("seed", str(seed)), *overrides])
+    result = Flow(config, folder, base=example_folder(example), view=view).run(resolved=resolved)
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())

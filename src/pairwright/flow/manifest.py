@@ -1,12 +1,15 @@
 """The manifest of a run: the state of every stage, with a hash of everything that the stage depends on.
 
-    RUN/manifest.json    versions, seed, git revision, and for each stage: key, state, seconds, result
+    RUN/manifest.json    versions, seed, git revision, and for each stage: key, state, cost, result
 
 A stage whose key is unchanged and whose state is done is skipped. The file is written atomically after every change.
 """
 
+import contextlib
 import platform
+import resource
 import subprocess
+import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -23,13 +26,48 @@ _PACKAGES = ("pairwright", "torch", "transformers", "peft", "polars", "pyarrow",
 
 
 class StageRecord(msgspec.Struct, kw_only=True):
-    """The state of one stage; `key` is the hash of its inputs and settings."""
+    """The state of one stage; `key` is the hash of its inputs and settings. CPU time is of all threads, with processes
+    that it started and that have ended; peak memory is of this process. Of a stage that was resumed, the last part."""
 
     key: str
     state: str = "running"
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    peak_memory_bytes: int = 0
     result: Json = {}
     error: str | None = None
+
+
+class Meter:
+    """What has been spent since it was made."""
+
+    def __init__(self) -> None:
+        # Linux: 5 resets the peak that VmHWM counts. Elsewhere the peak is that of the whole process.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        self._started, self._cpu = time.monotonic(), _cpu_seconds()
+
+    def read(self) -> dict[str, Any]:
+        """The fields of a StageRecord."""
+        return {
+            "seconds": round(time.monotonic() - self._started, 3),
+            "cpu_seconds": round(_cpu_seconds() - self._cpu, 3),
+            "peak_memory_bytes": _peak_memory(),
+        }
+
+
+def _cpu_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def _peak_memory() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # kilobytes, but for macOS
 
 
 class Manifest:

@@ -10,15 +10,16 @@ command resumes where it stopped, and repeats only stages whose key has changed.
 
 import contextlib
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pairwright.config import Config
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.flow.manifest import Manifest, StageRecord
+from pairwright.flow.manifest import Manifest, Meter, StageRecord
 from pairwright.flow.stages import (
     View,
     check_collection,
@@ -30,7 +31,7 @@ from pairwright.flow.stages import (
     tokens_stage,
     train_stage,
 )
-from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, place, stamp_of
+from pairwright.paths import ModelFolderError, find_model, is_address, is_hub_id, lock_folder, place, stamp_of
 from pairwright.records.canonical import content_hash
 from pairwright.records.messages import Json
 
@@ -76,8 +77,19 @@ class Flow:
         self.initial = self._initial_model()
         self._train_key = ""  # key of the last training stage so far
 
-    def run(self) -> Json:
-        """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails."""
+    def run(self, *, resolved: Json | None = None) -> Json:
+        """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails.
+
+        `resolved` is the configuration in the form that is written to the folder, once no other run is there.
+        """
+        with lock_folder(self.folder, work="run"):
+            # what another run did since this object was made
+            self.manifest = Manifest(self.folder / "manifest.json", seed=self.config.seed)
+            if resolved is not None:
+                write_config(self.folder, resolved)
+            return self._run()
+
+    def _run(self) -> Json:
         if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
             self.initial = find_model(self.initial)
         result = self._walk(self.do)
@@ -161,14 +173,14 @@ class Flow:
         # written as running first: after a crash the stage is known to be unfinished and is resumed
         self.manifest.write(stage.name, record)
         self.view.say(f"{stage.name}: started")
-        started = time.monotonic()
+        meter = Meter()
         try:
             record.result = stage.do()
         except PairwrightError as error:
             record.state, record.error = "failed", str(error)
             self.manifest.write(stage.name, record)
             raise
-        record.state, record.seconds = "done", round(time.monotonic() - started, 3)
+        record = msgspec.structs.replace(record, state="done", **meter.read())
         self.manifest.write(stage.name, record)
         counts = ", ".join(f"{name} {_format_value(value)}" for name, value in list(record.result.items())[:5])
         self.view.say(f"{stage.name}: done in {record.seconds:.0f} s ({counts})")
@@ -218,6 +230,8 @@ class Flow:
             "pairs": place / "pairs",
             "experience": tables[-1],
             "tokens": place / "tokens",
+            # beside the stage's folder: other settings of the training find its values again
+            "reference": place / "reference",
         }
         return [
             PlannedStage(
@@ -341,7 +355,8 @@ class Flow:
         self._check_precious(stage)
         for path in stage.folders:
             if path.is_dir():
-                shutil.rmtree(path)
+                with lock_folder(path, work=stage.name):  # a command of its own may be at work there
+                    shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 

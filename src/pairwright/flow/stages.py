@@ -163,6 +163,7 @@ def _train(config: Config, model: Path, folder: Path, inputs: Mapping[str, Path]
             experience=inputs["experience"],
             # only these channels train on the encoded sequences
             tokens=inputs["tokens"] if channels.dpo or channels.sft else None,
+            reference_cache=inputs["reference"],
         )
         counts = _account(folder, view)
         return {"model": str(result.model), "steps": result.num_steps, **counts, **result.metrics}

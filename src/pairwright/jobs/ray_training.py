@@ -45,6 +45,7 @@ def train_on_ray(
     experience: Path | None = None,
     validation: Path | None = None,
     tokens: Path | None = None,
+    reference_cache: Path | None = None,
     resume: bool = False,
     progress: Progress = lambda event: None,
 ) -> "TrainResult":
@@ -63,6 +64,7 @@ def train_on_ray(
         "experience": experience,
         "validation": validation,
         "tokens": tokens,
+        "reference_cache": reference_cache,
     }
     # Plain data, which Ray pickles to the workers; paths are absolute, since workers start elsewhere.
     task = {

@@ -5,6 +5,7 @@ Both are a `Place`, which `place` parses from text. Stages take a `Place` and ca
 distinguishes the two. All writes are atomic: see `write_atomic`.
 """
 
+from pairwright.paths.folder_lock import lock_folder
 from pairwright.paths.model_folders import ModelFolderError, download_model, find_model, is_hub_id
 from pairwright.paths.parquet import at_once
 from pairwright.paths.paths import (
@@ -42,6 +43,7 @@ __all__ = [
     "local_folder",
     "local_path",
     "local_workspace",
+    "lock_folder",
     "open_binary",
     "place",
     "publish",

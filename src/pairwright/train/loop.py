@@ -8,6 +8,7 @@ a resumed run ends with the same weights, bit for bit on a CPU.
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from pairwright.config import Config
 from pairwright.errors import PairwrightError
 from pairwright.ledger.trained import write_trained
+from pairwright.paths import lock_folder
 from pairwright.records.canonical import content_hash
 from pairwright.tokens.tokenizer import choose_template
 from pairwright.train.batch_schedule import even_parts
@@ -39,6 +41,7 @@ from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, 
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash, save_model, trainable
 from pairwright.train.model.policy_model import open_policy
+from pairwright.train.model.reference import ReferenceCache
 from pairwright.train.model.sharding import gather_model
 from pairwright.train.optimizer import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from pairwright.train.run_dir import RunFolder
@@ -56,7 +59,7 @@ class Stopped(PairwrightError):
 
 class Stop:
     """SIGTERM and Ctrl-C. While `is_updating`, they finish the step that is running, and a second one ends at once.
-    Before, there is nothing to save: they end at once, unless other processes wait for this one."""
+    Before, they end at once; where other processes wait for this one, at the next `check`."""
 
     def __init__(self, *, is_alone: bool = True) -> None:
         self.signal_number: int | None = None
@@ -78,6 +81,11 @@ class Stop:
             os.kill(os.getpid(), number)
         elif is_second or not self.is_updating:
             raise KeyboardInterrupt  # not an Exception: nothing on the way takes it for a bad record
+
+    def check(self) -> None:
+        """Called between batches of the reference: end here if a signal has come."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
 
     def explain(self) -> Stopped:
         """The error of a run that ended at once."""
@@ -124,6 +132,7 @@ def train(
     experience: Path | None = None,
     validation: Path | None = None,
     tokens: Path | None = None,
+    reference_cache: Path | None = None,
     resume: bool = False,
     progress: Progress = lambda event: None,
 ) -> TrainResult:
@@ -132,38 +141,50 @@ def train(
     `validation` is an experience table to validate likelihood on; pairs have their own split. `tokens` is a folder that
     `pairwright tokens` wrote: its sequences are read as they are, and refused where they are not those of the table,
     the tokenizer or the configuration. The table is the one they were made of, unless `pairs` or `experience` names it.
+    `reference_cache` is the folder in which the reference's values are kept, by default one in `output`: a run with
+    other settings on the same model and sequences finds them there. One process at a time trains in `output`.
     """
     check_reporters(config.train.report_to)
     if tokens is not None:
         config, pairs, experience = use_tokens(config, tokens, pairs, experience)
     ranks = Ranks.here(sharding=config.train.sharding == "full")
-    folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
     stop = Stop(is_alone=ranks.size == 1)
-    try:
-        with stop:
-            data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
-            folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
-            training = Training(config, model, folder, ranks, data, progress)
-            stop.is_updating = True
-            return training.run(stop)
-    except Stopped:
-        folder.write_status(state="stopped")
-        raise
-    except KeyboardInterrupt as error:
-        folder.write_status(state="stopped")
-        if stop.signal_number is None:  # not our signal handler
+    # only the first process writes, so only it locks
+    with lock_folder(output, work="training") if ranks.is_first else nullcontext():
+        folder = RunFolder(output, is_writer=ranks.is_first, resume=resume)
+        try:
+            with stop:
+                data = {"pairs": pairs, "experience": experience, "validation": validation, "tokens": tokens}
+                folder.write_status(inputs=folder.references({**data, "tokenizer": config.tokens.tokenizer or model}))
+                cache = ReferenceCache(reference_cache or output / "reference", stop.check)
+                training = Training(config, model, folder, ranks, data, progress, cache)
+                stop.is_updating = True
+                return training.run(stop)
+        except Stopped:
+            folder.write_status(state="stopped")
             raise
-        raise stop.explain() from error
-    except Exception as error:
-        folder.write_status(state="failed", error=str(error) or type(error).__name__)
-        raise
+        except KeyboardInterrupt as error:
+            folder.write_status(state="stopped")
+            if stop.signal_number is None:  # not our signal handler
+                raise
+            raise stop.explain() from error
+        except Exception as error:
+            folder.write_status(state="failed", error=str(error) or type(error).__name__)
+            raise
 
 
 class Training:
     """One run, from its folder to its model."""
 
     def __init__(
-        self, config: Config, base: Path, folder: RunFolder, ranks: Ranks, data: Any, progress: Progress
+        self,
+        config: Config,
+        base: Path,
+        folder: RunFolder,
+        ranks: Ranks,
+        data: Any,
+        progress: Progress,
+        cache: ReferenceCache,
     ) -> None:
         self.config, self.settings, self.base = config, config.train, base
         self.folder, self.ranks, self.progress = folder, ranks, progress
@@ -176,7 +197,7 @@ class Training:
         self.policy = open_policy(base, settings, ranks)
         initial = model_hash(base)
         self.channels: list[Channel] = load_channels(
-            config, self.policy, base, initial, folder.path, ranks, progress=progress, **data
+            config, self.policy, base, initial, folder.path, ranks, progress=progress, cache=cache, **data
         )
         self.order = self.channels[0].order
         # 1 << 62 stands for no limit.

@@ -35,6 +35,7 @@ def train(
     experience: Table | PathLike | None = None,
     validation: Table | PathLike | None = None,
     tokens: Encoded | PathLike | None = None,
+    reference_cache: PathLike | None = None,
     loss: str | None = None,
     seed: int | None = None,
     resume: bool = False,
@@ -53,6 +54,8 @@ def train(
         experience: An experience table (channels grpo, kto, sdpo and sft), if it is not `data`.
         validation: An experience table to validate sft on; pairs have their own split.
         tokens: Encoded sequences, if they are not `data`: they are trained as they are.
+        reference_cache: Folder in which the reference's log-probabilities are kept, by default one in `output`. With
+            the same model, sequences and precision they are found again, whatever else changes.
         loss: Preference loss, by its name in docs/losses.md.
         seed: Seed of the order and of dropout.
         resume: Continue from the newest checkpoint.
@@ -90,6 +93,7 @@ def train(
             settings,
             model=find_model(os.fspath(model)),
             output=Path(output),
+            reference_cache=None if reference_cache is None else Path(reference_cache),
             resume=resume,
             progress=_watcher(progress),
             **folders,

@@ -1,6 +1,7 @@
 """`pairwright run CONFIG.yaml`: the whole flow; `pairwright demo`: the same on an embedded example."""
 
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,6 @@ def run_flow(
     from pairwright.config import load_config, printable_config
     from pairwright.errors import ConfigError
     from pairwright.flow import Flow
-    from pairwright.flow.run_flow import write_config
 
     overrides = parse_overrides(override)
     settings = load_config(config, overrides=overrides)
@@ -38,9 +38,9 @@ def run_flow(
         _show_plan(Flow(settings, folder, base=base), as_json=as_json)
         return
     # references to the environment stay references in the file
-    write_config(folder, printable_config(config, overrides=overrides))
+    resolved = printable_config(config, overrides=overrides)
     with live_view() as view:
-        result = Flow(settings, folder, base=base, view=view).run()
+        result = Flow(settings, folder, base=base, view=view).run(resolved=resolved)
     if as_json:
         print_json(result)
     else:
@@ -130,21 +130,35 @@ def _rows(result: dict[str, Any]) -> list[tuple[str, Any]]:
 # `pairwright demo`.
 
 
+class DemoName(StrEnum):
+    """The names of flow/example.py, here for the help, which loads none of it."""
+
+    TIC_TAC_TOE = "tic-tac-toe"
+    TOOLS = "tools"
+
+
 def run_demo(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run.")] = Path("runs/tic_tac_toe"),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the model, the games and the training.")] = 0,
+    name: Annotated[
+        DemoName, typer.Argument(help="tic-tac-toe: a minute; tools: SmolLM2-135M learns exact tool calls, 15 minutes.")
+    ] = DemoName.TIC_TAC_TOE,
     override: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Folder of the run; by default runs/<example>.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks, the sampling and the training.")] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Resume (this is also the default).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
-    """Teach a small model tic-tac-toe by preference pairs alone, on this machine, and prove that it got better."""
+    """Teach a small model on this machine by preference pairs from its own runs, and prove that it got better."""
     from pairwright.errors import ConfigError
-    from pairwright.flow.example import run_example
+    from pairwright.flow.example import EXAMPLES, run_example
 
-    if resume and not output.exists():
-        raise ConfigError(f"--resume: {output} has no demo to go on with")
+    example = EXAMPLES[name.value]
+    folder = output or Path("runs") / example.folder
+    if resume and not folder.exists():
+        raise ConfigError(f"--resume: {folder} has no demo to go on with")
     with live_view() as view:
-        _, evaluation = run_example(output, seed=seed, view=view, overrides=parse_overrides(override))
+        _, evaluation = run_example(example, folder, seed=seed, view=view, overrides=parse_overrides(override))
     if as_json:
         print_json(evaluation)
     else:
@@ -158,5 +172,5 @@ def run_demo(
             )
             for metric in evaluation["metrics"]
         ]
-        print_table("tic-tac-toe", columns, rows)
-    say(f"the model that learned is in {output}; open {output / 'report.html'}")
+        print_table(example.title, columns, rows)
+    say(f"the model that learned is in {folder}; open {folder / 'report.html'}")

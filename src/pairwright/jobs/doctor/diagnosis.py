@@ -1,120 +1,21 @@
-"""Checks the requirements of a run, and estimates the memory and disk space that training needs.
+"""Checks the requirements of a run; memory.py estimates the memory and disk space that training needs.
 
 Each check yields findings: passed, failed with a suggested fix, or undetermined. Checks modify nothing and train
 nothing. An error inside a check is reported as a finding.
 """
 
-import json
 import math
-import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from pairwright.config.train_config import TrainConfig
 from pairwright.errors import PairwrightError
-from pairwright.jobs.doctor.findings import Finding, Patient, Verdict, fine, untold, wrong
+from pairwright.jobs.doctor.findings import Finding, Patient, Verdict, fine, untold, warn, wrong
+from pairwright.jobs.doctor.memory import Size, generation_needs, memory_available, model_size, needs
 from pairwright.jobs.doctor.services import check_policy, check_service
 from pairwright.jobs.doctor.token_checks import check_tokens
 from pairwright.sources.files import expand_paths
-
-# Model size from the safetensors headers, and estimates of memory and disk space
-
-# Bytes. The format allows no larger header; a file that claims one is not safetensors.
-_MAX_HEADER = 100 * 2**20
-_LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
-
-
-@dataclass(frozen=True)
-class Size:
-    num_parameters: int
-
-
-@dataclass(frozen=True)
-class Needs:
-    memory_bytes: int
-    disk_bytes: int
-
-
-def model_size(folder: Path) -> Size | None:
-    """Count the parameters in the safetensors files of a folder; None if there are none or they are unreadable."""
-    files = sorted(folder.glob("*.safetensors"))
-    counts = [_num_parameters(path) for path in files]
-    return Size(sum(counts)) if counts and all(counts) else None
-
-
-def needs(size: Size, train: TrainConfig) -> Needs:
-    """Estimate memory and disk space of a training, without activations. Weights are trained in float32."""
-    weights = 4 * size.num_parameters
-    if train.finetuning_type == "all_weights":
-        # Optimizer state as a multiple of the float32 weights: AdamW has two moments for each of them.
-        moments = {"adamw": 2.0, "adamw_8bit": 0.5, "adafactor": 0.1}[train.optimizer]
-        has_reference = train.reference != "none" and train.channels.dpo > 0
-        # Weights and gradients, optimizer state, and the frozen reference model.
-        memory = weights * (2 + moments + has_reference)
-        checkpoint = weights * (1 + moments)
-    else:
-        # 4-bit weights and their scales, with some room, as a share of the float32 size.
-        share = 0.25 if train.quantization == "nf4" else 1.0
-        memory = weights * (share + _LORA_BYTES_SHARE)
-        checkpoint = weights * _LORA_BYTES_SHARE
-    result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
-    # The best `keep_top_k` checkpoints, and the last one.
-    return Needs(int(memory), int(checkpoint * (train.keep_top_k + 1) + result))
-
-
-def memory_available(*, shared: bool = False) -> tuple[int, str]:
-    """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine.
-
-    `shared`: the model is sharded over all GPUs, so their memory is summed.
-    """
-    gpus = _gpu_memory()
-    if gpus and shared:
-        return sum(gpus), f"free on {len(gpus)} GPUs"
-    if gpus:
-        return max(gpus), "free on the largest GPU"
-    return _machine_memory(), "free on this machine"
-
-
-def _gpu_memory() -> list[int]:
-    try:
-        import torch
-    except ImportError:
-        return []
-    if not torch.cuda.is_available():
-        return []
-    # `mem_get_info` returns (free, total) in bytes.
-    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
-
-
-def _machine_memory() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        num_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
-    try:
-        return min(num_bytes, int(limit.read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        return num_bytes
-
-
-def _num_parameters(path: Path) -> int:
-    try:
-        with open(path, "rb") as file:
-            # safetensors: 8 bytes with the length of the header, then the header as JSON: name to dtype and shape.
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= _MAX_HEADER:
-                return 0
-            header = json.loads(file.read(length))
-    except (OSError, ValueError):
-        return 0
-    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__" and "shape" in entry]
-    return sum(math.prod(shape) for shape in shapes)
-
 
 # Checks, in the order of the pipeline
 
@@ -275,21 +176,40 @@ def check_memory(patient: Patient) -> Iterator[Finding]:
     size = _size_if_local(patient)
     if size is None:
         return
-    is_sharded = patient.config.train.sharding != "none"
+    train = patient.config.train
+    is_sharded = train.sharding != "none"
     memory, where = memory_available(shared=is_sharded)
-    needed = needs(size, patient.config.train).memory_bytes
-    message = (
-        f"about {_gigabytes(needed)} for weights, reference, gradients and optimizer; {_gigabytes(memory)} {where}"
-    )
-    if needed <= memory:
+    needed = needs(size, train)
+    message = f"about {_gigabytes(needed.state)} for weights, gradients and optimizer"
+    if needed.activations:
+        tokens = f"train.micro_batch_tokens: {train.micro_batch_tokens:,}"
+        message += f", up to {_gigabytes(needed.activations)} for activations ({tokens})"
+    else:
+        message += "; activations are not counted: config.json does not have the sizes of the layers"
+    message += f"; {_gigabytes(memory)} {where}"
+    if needed.memory_bytes <= memory:
         yield fine("memory", message)
     elif is_sharded:  # by how many machines is known to whoever starts them
-        yield untold(
-            "memory", f"{message}; the shards need {math.ceil(needed / max(memory, 1))} machines like this one"
-        )
+        num_machines = math.ceil(needed.memory_bytes / max(memory, 1))
+        yield untold("memory", f"{message}; the shards need {num_machines} machines like this one")
+    elif needed.state <= memory:
+        yield warn("memory", f"{message}: lower train.micro_batch_tokens, or set train.gradient_checkpointing")
     else:
         way_out = "train.finetuning_type: lora, train.sharding: full on more GPUs, a smaller model, or another backend"
         yield wrong("memory", message, f"train with {way_out}")
+    if patient.config.collect.workflow is not None and patient.config.policy.base_url is None:
+        yield _check_generation(patient, size, memory)
+
+
+def _check_generation(patient: Patient, size: Size, memory: int) -> Finding:
+    """The policy is the same model, loaded to answer: its cache grows with what is asked at once."""
+    policy = patient.config.policy
+    needed = generation_needs(size, policy)
+    message = f"collecting: up to {_gigabytes(needed)} for weights and cache (policy.max_batch_tokens: "
+    message += f"{policy.max_batch_tokens:,})"
+    if needed <= memory:
+        return fine("memory", message)
+    return warn("memory", f"{message}: lower policy.max_batch_tokens or collect.max_concurrency")
 
 
 def check_disk(patient: Patient) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ from pairwright.train.metrics import Sums
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash
 from pairwright.train.model.policy_model import Policy, open_policy
-from pairwright.train.model.reference import ReferenceLogps
+from pairwright.train.model.reference import ReferenceCache, ReferenceLogps
 
 CHANNELS = ("dpo", "sft", "grpo", "sdpo", "kto")
 
@@ -158,6 +158,7 @@ def load_channels(
     experience: Path | None,
     validation: Path | None,
     tokens: Path | None,
+    cache: ReferenceCache,
     progress: Callable[[dict[str, Any]], None],
 ) -> list[Any]:
     """The channels that have a weight, their data encoded and their reference computed."""
@@ -212,7 +213,7 @@ def load_channels(
         elif isinstance(channel, PreferenceChannel):
             channel.moving_reference = open_moving_reference(settings, model, ranks)
     _check_vocabulary(channels, policy, model)
-    _compute_references(channels, policy, initial, output, settings, ranks, progress)
+    _compute_references(channels, policy, initial, cache, settings, ranks, progress)
     return channels
 
 
@@ -225,7 +226,7 @@ def _compute_references(
     channels: Items[Any],
     policy: Policy,
     initial: str,
-    output: Path,
+    cache: ReferenceCache,
     settings: TrainConfig,
     ranks: Ranks,
     progress: Callable[[dict[str, Any]], None],
@@ -240,7 +241,7 @@ def _compute_references(
     place = None if settings.reference == "initial" else Path(settings.reference)
     name = initial if place is None else model_hash(place)
     # Values of this reference, in this precision; those of earlier runs are read from the folder.
-    known = ReferenceLogps(output / "reference" / f"{name}-{settings.precision}")
+    known = ReferenceLogps(cache.folder / f"{name}-{settings.precision}")
     # Functions that make trees, not trees: those of a large table would not fit into memory.
     wanted = [make for channel in wanting for _, make in channel.reference_trees()]
     # Every tree is made once for its hash, and forgotten.
@@ -259,7 +260,7 @@ def _compute_references(
             show(done, len(mine))
 
         batches = _batches(mine, settings.micro_batch_tokens)
-        known.add(scorer, batches, ranks, lambda: [lacking[0]()], advance)
+        known.add(scorer, batches, ranks, lambda: [lacking[0]()], advance, cache.check_stop)
         scorer.settle()
         ranks.wait()
         known.refresh()

@@ -1,5 +1,8 @@
 """Attention over a row of trees: each prompt to itself, each branch to its prompt and itself.
 
+A row may begin with a trunk: tokens that all of its prompts begin with (a system message, worked examples), computed
+once for all of them. Every token behind it attends to all of it.
+
 Registered with transformers under `NAME`; the plan of the row comes as the keyword argument `plan` of the model's
 forward. A large tree is one call of scaled dot-product attention for its prompt and one for each branch, so that
 nothing is computed for tokens that may not see each other: a pair of P prompt tokens and twice C of completion costs
@@ -29,10 +32,13 @@ class CannotShare(PairwrightError):
 
 
 class Plan:
-    """How a row is attended to: large trees by themselves, small ones in groups. Masks are made once for all layers."""
+    """How a row is attended to: large trees by themselves, small ones in groups. Masks are made once for all layers.
 
-    def __init__(self, segments: Sequence[Segment], device: Any) -> None:
-        self.device = device
+    `trunk` is the number of tokens before the first tree, which all trees continue.
+    """
+
+    def __init__(self, segments: Sequence[Segment], device: Any, *, trunk: int = 0) -> None:
+        self.device, self.trunk = device, trunk
         self.parts: list[Segment | tuple[int, list[Segment]]] = []
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         group: list[Segment] = []
@@ -49,7 +55,7 @@ class Plan:
             self.parts.append((len(self.parts), group))
 
     def group_mask(self, number: int, group: list[Segment], window: int | None) -> Tensor:
-        """Who sees whom among the tokens of small trees, (T, T)."""
+        """Who sees whom: tokens of small trees (T) see the trunk and each other, (T, trunk + T)."""
         if (number, window) not in self._masks:
             start, size = group[0].start, group[-1].end - group[0].start
             # For each token its tree, its branch (0: the prompt), and its position in prompt + branch.
@@ -66,7 +72,10 @@ class Plan:
             mask_TT &= (branch_T == 0) | (branch_T == branch_T[:, None])
             if window is not None:
                 mask_TT &= place_T > place_T[:, None] - window
-            self._masks[number, window] = mask_TT.to(self.device)
+            trunk_TK = torch.ones(size, self.trunk, dtype=torch.bool)
+            if window is not None:
+                trunk_TK = torch.arange(self.trunk) > place_T[:, None] + self.trunk - window
+            self._masks[number, window] = torch.cat([trunk_TK, mask_TT], dim=1).to(self.device)
         return self._masks[number, window]
 
 
@@ -101,35 +110,51 @@ def tree_attention(
     if num_groups > 1:
         key, value = key.repeat_interleave(num_groups, dim=1), value.repeat_interleave(num_groups, dim=1)
     options: dict[str, Any] = {"dropout_p": dropout, "scale": scaling}
+    # Keys and values of the trunk, which everything behind it attends to.
+    trunk = key[:, :, : plan.trunk], value[:, :, : plan.trunk]
     outputs: list[Tensor] = []
+    if plan.trunk:
+        outputs.append(_attend(query[:, :, : plan.trunk], *trunk, 0, sliding_window, options))
     for part in plan.parts:
         if isinstance(part, Segment):
-            outputs += _attend_tree(part, query, key, value, sliding_window, options)
+            outputs += _attend_tree(part, query, key, value, trunk, sliding_window, options)
             continue
         number, group = part
         row = slice(group[0].start, group[-1].end)
         mask = plan.group_mask(number, group, sliding_window)
-        outputs.append(
-            scaled_dot_product_attention(query[:, :, row], key[:, :, row], value[:, :, row], attn_mask=mask, **options)
-        )
+        keys, values = _after(trunk, key[:, :, row], value[:, :, row])
+        outputs.append(scaled_dot_product_attention(query[:, :, row], keys, values, attn_mask=mask, **options))
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
 def _attend_tree(
-    segment: Segment, query: Tensor, key: Tensor, value: Tensor, window: int | None, options: Any
+    segment: Segment,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    trunk: tuple[Tensor, Tensor],
+    window: int | None,
+    options: Any,
 ) -> list[Tensor]:
     """A tree by itself: its prompt, then each branch."""
     start, end = segment.prompt
-    # Keys and values of the prompt, which all branches attend to.
-    prompt = key[:, :, start:end], value[:, :, start:end]
-    outputs = [_attend(query[:, :, start:end], *prompt, 0, window, options)]
+    offset = trunk[0].shape[2]
+    # Keys and values of the trunk and the prompt, which all branches attend to.
+    prompt = _after(trunk, key[:, :, start:end], value[:, :, start:end])
+    outputs = [_attend(query[:, :, start:end], *prompt, offset, window, options)]
     for first, last in segment.branches:
         if first == last:
             continue
-        keys = torch.cat([prompt[0], key[:, :, first:last]], dim=2)
-        values = torch.cat([prompt[1], value[:, :, first:last]], dim=2)
-        outputs.append(_attend(query[:, :, first:last], keys, values, end - start, window, options))
+        keys, values = _after(prompt, key[:, :, first:last], value[:, :, first:last])
+        outputs.append(_attend(query[:, :, first:last], keys, values, offset + end - start, window, options))
     return outputs
+
+
+def _after(earlier: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values behind earlier ones."""
+    if not earlier[0].shape[2]:
+        return key, value
+    return torch.cat([earlier[0], key], dim=2), torch.cat([earlier[1], value], dim=2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, offset: int, window: int | None, options: Any) -> Tensor:

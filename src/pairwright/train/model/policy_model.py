@@ -2,9 +2,10 @@
 
     N  trained tokens      H  hidden size      V  vocabulary      S  branches
 
-The backbone runs on one row of trees (or on padded rows, for models that cannot share), and the head only at the
-positions that predict a trained token, in chunks. How a model scales its logits is read from its configuration and
-then *checked*: at the start both ways are compared on a small example, and what does not agree is not used.
+The backbone runs on one row of trees (or on padded rows, for models that cannot share); what all prompts of the row
+begin with is computed once. The head runs only at the positions that predict a trained token, in chunks. How a model
+scales its logits is read from its configuration and then *checked*: at the start both ways are compared on a small
+example, and what does not agree is not used.
 
 A model in shards (sharding.py) runs below its root. Its head stays gathered after a pass, until the backward pass ends
 or `settle` is called.
@@ -22,12 +23,14 @@ from torch import Tensor
 
 from pairwright.config.train_config import TrainConfig
 from pairwright.losses.logps import masked_logps
-from pairwright.tokens.batch.collate import Tree, collate_trees
+from pairwright.records.arrays import Array
+from pairwright.tokens.batch.collate import Segment, Tree, collate_trees
 from pairwright.train.model.attention import NAME, CannotShare, Plan, register
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import ModelError, load_model, plain_model
 from pairwright.train.model.sharding import Root, load_sharded
 
+MIN_TRUNK = 16  # tokens that must be saved for a common beginning to be worth its own attention call
 TOLERANCE = 1e-4  # of log-probabilities on the example, in float32; rounding is off by a hundredth of it
 
 
@@ -85,14 +88,21 @@ class Policy:
 
     def compute_hidden(self, trees: Sequence[Tree]) -> tuple[Tensor, Tensor, Tensor, int]:
         """(hidden_NH, target_N, branch_N, number of branches): the states that predict trained tokens."""
-        batch = collate_trees(trees, "shared" if self.can_share else "padded")
-        inputs: dict[str, Any] = {"input_ids": self._tensor(batch.input_ids)}
+        trunk = _common_beginning(trees) if self.can_share else np.zeros(0, np.int64)
+        batch = collate_trees(_cut_trunk(trees, len(trunk)), "shared" if self.can_share else "padded")
+        inputs: dict[str, Any] = {}
         if self.can_share:
-            inputs |= {"position_ids": self._tensor(batch.position_ids), "plan": Plan(batch.segments, self.device)}
+            # One row: the trunk, then the trees, whose positions continue those of the trunk.
+            ids = np.concatenate([trunk, batch.input_ids[0]])[None]
+            positions = np.concatenate([np.arange(len(trunk)), batch.position_ids[0] + len(trunk)])[None]
+            segments = [_shift(segment, len(trunk)) for segment in batch.segments]
+            inputs = {"position_ids": self._tensor(positions), "plan": Plan(segments, self.device, trunk=len(trunk))}
         else:
+            ids = batch.input_ids
             inputs["attention_mask"] = self._tensor(batch.attention_mask)
-        states_TH = self._backbone(**inputs).flatten(0, 1)  # (B, T, H) to (B·T, H), as `batch.source` counts
-        source_N = self._tensor(batch.source)
+        # (B, T, H) to (B·T, H), as `batch.source` counts
+        states_TH = self._backbone(input_ids=self._tensor(ids), **inputs).flatten(0, 1)
+        source_N = self._tensor(batch.source + len(trunk))
         return states_TH[source_N], self._tensor(batch.target), self._tensor(batch.branch), batch.num_branches
 
     def logits(self, hidden_KH: Tensor) -> Tensor:
@@ -167,12 +177,19 @@ class Policy:
         ids = np.array(_example(self.num_embeddings))
         masks = np.ones(5, bool), np.ones(3, bool)
         trees = [Tree(ids[:7], (ids[7:12], ids[12:15]), masks), Tree(ids[15:18], (ids[18:23], ids[23:26]), masks)]
-        expected_N = self.score(trees).logps_N
+        # The same with a common beginning, which becomes a trunk.
+        beginning = ids[::-1][:MIN_TRUNK]
+        forked = [Tree(np.concatenate([beginning, tree.prompt]), tree.branches, tree.masks) for tree in trees]
+
+        def score_both() -> Tensor:
+            return torch.cat([self.score(trees).logps_N, self.score(forked).logps_N])
+
+        expected_N = score_both()
         try:
             register()
             self._use(NAME)
             self.can_share = True
-            shared_N = self.score(trees).logps_N
+            shared_N = score_both()
         except Exception as error:  # a model may fail in its own way on a row of trees
             self.settle()
             self._use(self._own_attention)
@@ -190,6 +207,28 @@ def follow(slow: Policy, fast: Policy, rate: float) -> None:
     """Move the weights of one policy towards another's: slow ← slow + rate · (fast − slow)."""
     for mine, others in zip(slow.model.parameters(), fast.model.parameters(), strict=True):
         mine.lerp_(others, rate)
+
+
+def _common_beginning(trees: Sequence[Tree]) -> Array:
+    """The ids that all prompts begin with, if computing them once saves enough; every prompt keeps a token of its own,
+    which predicts the first one of its branches."""
+    first = trees[0].prompt
+    length = min(len(tree.prompt) for tree in trees) - 1
+    if length * (len(trees) - 1) < MIN_TRUNK:
+        return first[:0]
+    for tree in trees[1:]:
+        differs = np.flatnonzero(tree.prompt[:length] != first[:length])
+        length = int(differs[0]) if len(differs) else length
+    return first[:length] if length * (len(trees) - 1) >= MIN_TRUNK else first[:0]
+
+
+def _cut_trunk(trees: Sequence[Tree], length: int) -> Sequence[Tree]:
+    return [Tree(tree.prompt[length:], tree.branches, tree.masks, tree.rows) for tree in trees] if length else trees
+
+
+def _shift(segment: Segment, by: int) -> Segment:
+    branches = tuple((start + by, end + by) for start, end in segment.branches)
+    return Segment((segment.prompt[0] + by, segment.prompt[1] + by), branches)
 
 
 def _logit_scaling(config: Any) -> dict[str, Any]:

@@ -1,14 +1,15 @@
 """Log-probabilities of the reference, computed once and kept: no second model is held while training.
 
-    RUN/reference/<model hash>-<precision>/part-*.arrow    a row a sequence: its hash, a value for each trained token
+    FOLDER/<model hash>-<precision>/part-*.arrow    a row a sequence: its hash, a value for each trained token
 
 A sequence's hash is of its ids and mask, so what another run or an earlier attempt has computed is found again, and
-what is cut or masked otherwise is not. Values are memory-mapped. Every process computes and writes its share.
+what is cut or masked otherwise is not. So values stay right whatever else of the settings changes. They are
+memory-mapped. Every process computes and writes its share; what is scored when a signal comes is written, too.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,13 @@ from pairwright.train.model.policy_model import Policy
 ROWS_PER_PART = 8192
 # key: xxh3-128 of a branch's ids and mask; logps: a value for each of its trained tokens.
 _SCHEMA = pa.schema([("key", pa.binary(16)), ("logps", pa.list_(pa.float32()))])
+
+
+class ReferenceCache(NamedTuple):
+    """Where values are kept, and what is called between two batches: it raises where the run is to stop."""
+
+    folder: Path
+    check_stop: Callable[[], None]
 
 
 def branch_keys(tree: Tree) -> list[bytes]:
@@ -69,21 +77,26 @@ class ReferenceLogps:
         ranks: Ranks,
         spare: Callable[[], list[Tree]],
         progress: Callable[[int], None],
+        check_stop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`."""
+        """Score trees with the reference and keep the values, a part at a time; `spare` is for `Ranks.in_step`, and
+        `check_stop` raises where a signal asks to stop."""
         rows: list[tuple[bytes, Array]] = []
-        # Of a model in shards every process scores as many batches; spare ones are not kept.
-        for trees, is_mine in ranks.in_step(batches, spare):
-            scored = list(_score_branches(policy, trees))
-            if not is_mine:
-                continue
-            rows += scored
-            progress(len(trees))
-            if len(rows) >= ROWS_PER_PART:
+        try:
+            # Of a model in shards every process scores as many batches; spare ones are not kept.
+            for trees, is_mine in ranks.in_step(batches, spare):
+                check_stop()
+                scored = list(_score_branches(policy, trees))
+                if not is_mine:
+                    continue
+                rows += scored
+                progress(len(trees))
+                if len(rows) >= ROWS_PER_PART:
+                    self._write(rows)
+                    rows = []
+        finally:
+            if rows:
                 self._write(rows)
-                rows = []
-        if rows:
-            self._write(rows)
 
     def refresh(self) -> None:
         """Read what other processes wrote."""

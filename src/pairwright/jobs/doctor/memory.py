@@ -1,0 +1,186 @@
+"""Estimates of memory and disk space: weights from the safetensors headers, activations and caches from config.json.
+
+Estimates are upper bounds of what the settings allow (a micro-batch of `micro_batch_tokens`, a cache of
+`max_batch_tokens`), not measurements: a small data set takes less.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pairwright.config.collect_config import PolicyConfig
+from pairwright.config.train_config import TrainConfig
+
+# Bytes. The format allows no larger header; a file that claims one is not safetensors.
+_MAX_HEADER = 100 * 2**20
+_LORA_BYTES_SHARE = 0.05  # an adapter with its gradients and optimizer, as a share of the weights: generous
+_LOGIT_ROWS = 512  # positions whose logits exist at once in training (losses/logps.py)
+_CACHE_BATCHES = 8  # the cache of an engine holds so many times `max_batch_tokens` (generate/generator.py)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes in config.json that decide what a token costs."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    kv_size: int
+    """Values of the keys of one token in one layer; as many again are its values."""
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Size:
+    num_parameters: int
+    shape: Shape | None = None
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes. `activations` is 0 where config.json does not say what a token costs."""
+
+    state: int
+    activations: int
+    disk_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.state + self.activations
+
+
+def model_size(folder: Path) -> Size | None:
+    """Count the parameters in the safetensors files of a folder; None if there are none or they are unreadable."""
+    files = sorted(folder.glob("*.safetensors"))
+    counts = [_num_parameters(path) for path in files]
+    return Size(sum(counts), _read_shape(folder)) if counts and all(counts) else None
+
+
+def needs(size: Size, train: TrainConfig) -> Needs:
+    """Estimate memory and disk space of a training. Weights are trained in float32."""
+    weights = 4 * size.num_parameters
+    if train.finetuning_type == "all_weights":
+        # Optimizer state as a multiple of the float32 weights: AdamW has two moments for each of them.
+        moments = {"adamw": 2.0, "adamw_8bit": 0.5, "adafactor": 0.1}[train.optimizer]
+        # Weights and gradients, and the optimizer's state. The reference is scored before the first update by the same
+        # weights; a model of its own is in memory for that pass only, when there is no optimizer state yet.
+        state = weights * (2 + moments)
+        checkpoint = weights * (1 + moments)
+    else:
+        # 4-bit weights and their scales, with some room, as a share of the float32 size.
+        share = 0.25 if train.quantization == "nf4" else 1.0
+        state = weights * (share + _LORA_BYTES_SHARE)
+        checkpoint = weights * _LORA_BYTES_SHARE
+    if train.precision == "bf16":  # autocast keeps a copy of the weights in bfloat16 through the pass
+        state += weights / 2
+    result = weights if train.finetuning_type != "lora" else weights * _LORA_BYTES_SHARE
+    # The best `keep_top_k` checkpoints, and the last one.
+    disk = int(checkpoint * (train.keep_top_k + 1) + result)
+    return Needs(int(state), _activations(size.shape, train), disk)
+
+
+def _activations(shape: Shape | None, train: TrainConfig) -> int:
+    """What the backward pass of one micro-batch needs."""
+    if shape is None:
+        return 0
+    # Values that a layer keeps for a token. Width of the model: its input, two norms (input and output in float32),
+    # queries, attention's output, the projections' outputs; feed-forward: gate, up, their product, its input.
+    kept = 14 * shape.hidden + 4 * shape.intermediate + 4 * shape.kv_size
+    num_bytes = 3 if train.precision == "bf16" else 4  # half of the values stay in float32
+    layers = shape.layers
+    if train.gradient_checkpointing:
+        # The input of each layer, and everything of the one that is computed again.
+        per_token = 4 * shape.hidden * layers + num_bytes * kept
+    else:
+        per_token = num_bytes * kept * layers
+    logits = 2 * 4 * _LOGIT_ROWS * shape.vocabulary  # a chunk of logits, and its gradient
+    return train.micro_batch_tokens * per_token + logits
+
+
+def generation_needs(size: Size, policy: PolicyConfig) -> int:
+    """Weights and cache of a local model that answers, in bytes, where its cache is as full as it may be."""
+    num_bytes = 2 if policy.dtype in ("bfloat16", "float16") else 4
+    weights = num_bytes * size.num_parameters
+    if size.shape is None:
+        return weights
+    per_token = 2 * size.shape.kv_size * size.shape.layers * num_bytes
+    return weights + per_token * policy.max_batch_tokens * _CACHE_BATCHES
+
+
+def memory_available(*, shared: bool = False) -> tuple[int, str]:
+    """Return the free memory in bytes and its location: GPU memory if there are GPUs, else that of the machine.
+
+    `shared`: the model is sharded over all GPUs, so their memory is summed.
+    """
+    gpus = _gpu_memory()
+    if gpus and shared:
+        return sum(gpus), f"free on {len(gpus)} GPUs"
+    if gpus:
+        return max(gpus), "free on the largest GPU"
+    return _machine_memory(), "free on this machine"
+
+
+def _gpu_memory() -> list[int]:
+    try:
+        import torch
+    except ImportError:
+        return []
+    if not torch.cuda.is_available():
+        return []
+    # `mem_get_info` returns (free, total) in bytes.
+    return [int(torch.cuda.mem_get_info(number)[0]) for number in range(torch.cuda.device_count())]
+
+
+def _machine_memory() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        num_bytes = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        num_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")  # a container may have less than the machine
+    try:
+        return min(num_bytes, int(limit.read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        return num_bytes
+
+
+def _num_parameters(path: Path) -> int:
+    try:
+        with open(path, "rb") as file:
+            # safetensors: 8 bytes with the length of the header, then the header as JSON: name to dtype and shape.
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _MAX_HEADER:
+                return 0
+            header = json.loads(file.read(length))
+    except (OSError, ValueError):
+        return 0
+    shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__" and "shape" in entry]
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def _read_shape(folder: Path) -> Shape | None:
+    """The sizes in config.json, by the names of Llama's and of GPT-2's relatives; None where one is missing."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(config, dict):
+        return None
+
+    def read(*names: str) -> int | None:
+        values: list[Any] = [config.get(name) for name in names]
+        return next((value for value in values if type(value) is int and value > 0), None)
+
+    hidden, layers = read("hidden_size", "n_embd", "d_model"), read("num_hidden_layers", "n_layer", "num_layers")
+    heads, vocabulary = read("num_attention_heads", "n_head"), read("vocab_size")
+    if hidden is None or layers is None or heads is None or vocabulary is None:
+        return None
+    head_size = read("head_dim") or hidden // heads
+    # A token of a mixture goes through several experts.
+    experts = read("num_experts_per_tok") or 1
+    intermediate = (read("intermediate_size", "moe_intermediate_size", "n_inner") or 4 * hidden) * experts
+    kv_size = head_size * (read("num_key_value_heads") or heads)
+    return Shape(hidden, intermediate, layers, kv_size, vocabulary)
