@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pairwright import __version__
+from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.hub import hub_routes as hub
@@ -33,6 +34,7 @@ from pairwright.service.settings import Context, Settings
 
 # Bytes of path and query.
 MAX_TARGET = 8_000
+SLOWEST_BYTES_PER_SECOND = 4096
 
 
 class Limits:
@@ -51,7 +53,7 @@ class Limits:
         try:
             _check_head(scope, limit)
         except Refusal as refusal:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         body = _Body(receive, limit, self._settings.read_timeout_seconds)
         answered = False
@@ -70,7 +72,7 @@ class Limits:
                 raise
         # whatever the route made of a body that was refused, the refusal is the answer
         if body.refusal is not None and not answered:
-            await body.refusal.response()(scope, receive, send)
+            await body.refusal.response(scope["path"])(scope, receive, send)
 
     def _limit(self, scope: Scope) -> int:
         # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
@@ -90,6 +92,7 @@ class _Body:
         self._timeout_seconds = timeout_seconds
         self._seen = 0
         self._done = False
+        self._deadline = time.monotonic() + 2 * timeout_seconds
         self.refusal: Refusal | None = None
 
     async def receive(self) -> Message:
@@ -97,7 +100,9 @@ class _Body:
         if self._done:  # waiting for the end of the connection
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), self._timeout_seconds)
+            # The whole body has a time as well, by its size: a byte now and then does not hold a connection for ever.
+            rest = self._deadline + self._seen / SLOWEST_BYTES_PER_SECOND - time.monotonic()
+            message = await asyncio.wait_for(self._receive(), max(0.0, min(self._timeout_seconds, rest)))
         except TimeoutError:
             raise self._refused(
                 408, "slow_body", f"no more of the body for {self._timeout_seconds:g} seconds"
@@ -184,6 +189,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_exception_handler(sa.exc.OperationalError, _database_error)
     app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _own_fault)
+    app.add_middleware(Authentication, context=context)
     # The middleware added last is the outermost: it also counts what `Limits` refuses.
     app.add_middleware(Limits, settings=context.settings)
     app.add_middleware(_Counted, counts=app.state.requests)
@@ -270,19 +276,21 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if unknown and unknown[0].startswith("hyperparameters."):
         code = "unknown_hyperparameter"
     message = "; ".join(f"{detail['field']}: {detail['message']}" for detail in details[:10])
-    return Refusal(422, code, message, details=details[:50]).response()
+    return Refusal(422, code, message, details=details[:50]).response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "refused")
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response()
+    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response(request.url.path)
 
 
 async def _conflict(request: Request, error: Exception) -> Response:
     """Handle concurrent creation of the same name: 409 for the later request."""
-    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response()
+    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response(
+        request.url.path
+    )
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
@@ -291,17 +299,17 @@ async def _database_error(request: Request, error: Exception) -> Response:
     if "full" in str(error.orig).lower():
         refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
         assert refusal is not None
-        return refusal.response()
+        return refusal.response(request.url.path)
     return Refusal(
         503, "database_away", "the service's database does not answer; try again", headers={"retry-after": "2"}
-    ).response()
+    ).response(request.url.path)
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
     """Handle unexpected errors: generic 500, details in the log."""
     return Refusal(
         500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
-    ).response()
+    ).response(request.url.path)
 
 
 async def _storage_error(request: Request, error: Exception) -> Response:
@@ -309,4 +317,4 @@ async def _storage_error(request: Request, error: Exception) -> Response:
     refusal = storage_refusal(error)
     if refusal is None:
         raise error
-    return refusal.response()
+    return refusal.response(request.url.path)
