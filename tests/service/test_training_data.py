@@ -112,7 +112,12 @@ def test_no_rows_are_no_data(tmp_path):
         write_training_data([data_file(tmp_path, ["\n"])], tmp_path / "out", training_type="dpo")
 
 
-HELPSTEER = {"context": [{"role": "user", "content": "q"}], "response1": "good", "response2": "bad", "overall_preference": -2}
+HELPSTEER = {
+    "context": [{"role": "user", "content": "q"}],
+    "response1": "good",
+    "response2": "bad",
+    "overall_preference": -2,
+}
 TULU = {"prompt": "q", "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "good"}],
         "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}]}  # fmt: skip
 OPENAI = {"input": {"messages": [{"role": "user", "content": "q"}]},
@@ -140,5 +145,5 @@ def test_a_parquet_file_is_read_too(tmp_path):
 def test_of_a_large_file_only_the_start_is_read_at_once(tmp_path):
     file = data_file(tmp_path, [ROW] * 1000 + [{"prompt": "q"}])
     assert 0 < check_rows([file], "dpo", max_bytes=5_000) < 100
-    with pytest.raises(SourceError, match="training_file.jsonl:1001: "):
+    with pytest.raises(SourceError, match=r"training_file\.jsonl:1001: "):
         check_rows([file], "dpo")

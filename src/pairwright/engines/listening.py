@@ -240,5 +240,7 @@ class _AcceptErrors:
             self._num_left_out += 1
             return
         self._next = self._clock() + _LOG_SECONDS
-        logger.error("connections cannot be accepted: %s (%d times before)", context.get("exception"), self._num_left_out)
+        logger.error(
+            "connections cannot be accepted: %s (%d times before)", context.get("exception"), self._num_left_out
+        )
         self._num_left_out = 0

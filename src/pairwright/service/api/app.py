@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pairwright import __version__
 from pairwright.service.access import Authentication
-from pairwright.service.api import deployment_routes, entity_routes, job_routes
+from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.hub import hub_routes as hub
 from pairwright.service.hub.commit_body import storage_refusal
@@ -180,7 +180,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
-    for module in (page_routes, entity_routes, job_routes, deployment_routes, hub):
+    for module in (page_routes, entity_routes, job_routes, deployment_routes, model_routes, hub):
         app.include_router(module.router)
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -209,7 +209,7 @@ class Supervisor:
         self._deployments = Deployments(context)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self.last_pass_at = time.time()
+        self.last_pass_at = time.monotonic()
         self.failed_passes = 0
 
     def start(self) -> None:
@@ -235,7 +235,7 @@ class Supervisor:
                 except Exception:  # the boundary of the thread: whatever it was, the next pass tries again
                     self.failed_passes += 1
                     logger.exception("a pass over jobs and deployments failed; trying again")
-            self.last_pass_at = time.time()
+            self.last_pass_at = time.monotonic()
             self._context.wake.wait(self._context.settings.tick_seconds)
             self._context.wake.clear()
 
