@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from pairwright.errors import PairwrightError
 
-OPENAI_PATHS = ("/v1/files", "/v1/fine_tuning/", "/v1/chat/", "/v1/completions")
+OPENAI_PATHS = ("/v1/files", "/v1/fine_tuning/", "/v1/models", "/v1/chat/", "/v1/completions")
 
 
 class Refusal(PairwrightError):

@@ -25,6 +25,7 @@ from pairwright.service.api import deployment_routes, entity_routes, job_routes,
 from pairwright.service.api_errors import Refusal, answer_refusal
 from pairwright.service.hub import hub_routes as hub
 from pairwright.service.hub.commit_body import storage_refusal
+from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
 from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
@@ -76,7 +77,7 @@ class Limits:
 
     def _limit(self, scope: Scope) -> int:
         # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
-        if scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]:
+        if scope["path"] == "/v1/files" or (scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]):
             return self._settings.max_upload_bytes
         if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
             return max(16 * 2**20, self._settings.max_body_bytes)
@@ -180,7 +181,17 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
-    for module in (page_routes, entity_routes, job_routes, deployment_routes, model_routes, hub):
+    routes = (
+        page_routes,
+        entity_routes,
+        job_routes,
+        deployment_routes,
+        model_routes,
+        file_routes,
+        fine_tuning_routes,
+        hub,
+    )
+    for module in routes:
         app.include_router(module.router)
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(RequestValidationError, _invalid)

@@ -152,7 +152,7 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/configs", openapi_extra=FILTERED)
-def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """What can be trained: base models with the names that jobs use."""
     with context.database.reading() as connection:
         configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
@@ -174,7 +174,7 @@ def read_config(namespace: str, name: str, caller: CallerIs, context: ContextIs)
 
 
 @router.get("/targets", openapi_extra=FILTERED)
-def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """The base models."""
     with context.database.reading() as connection:
         targets = [target_document(target) for target in entities.every(connection, entities.TARGET)]

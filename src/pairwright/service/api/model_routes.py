@@ -28,7 +28,14 @@ from pairwright.service.rows.entities import check_model_name, check_name, now
 from pairwright.service.rows.schema import deployments as rows
 from pairwright.service.run import deployments
 from pairwright.service.run.deployments import EXTERNAL, DeploymentState
-from pairwright.service.run.model_names import MODEL_FILTERS, find_model, list_models, model_folder, remove_model
+from pairwright.service.run.model_names import (
+    AUTOMATIC,
+    MODEL_FILTERS,
+    find_model,
+    list_models,
+    model_folder,
+    remove_model,
+)
 from pairwright.service.settings import Context, Settings, context_of
 
 router = APIRouter(tags=["models"])
@@ -38,7 +45,6 @@ Document = dict[str, Any]
 _PASSED_ON = ("content-type", "accept", "x-request-id")
 _PASSED_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
 _POLL_SECONDS = 0.2
-AUTOMATIC = "auto-"  # begins the names of deployments that were started on first use
 
 
 @router.get("/v1/models", openapi_extra=FILTERED)

@@ -191,6 +191,13 @@ def find(connection: Connection, kind: str, namespace: str, name: str) -> Docume
     return None if row is None else _document(row)
 
 
+def find_by_name(connection: Connection, kind: str, name: str) -> Document | None:
+    """Return an entity whose name is unique in all namespaces, or None."""
+    chosen = sa.select(entities).where(entities.c.kind == kind, entities.c.name == name)
+    row = connection.execute(chosen).mappings().first()
+    return None if row is None else _document(row)
+
+
 def every(connection: Connection, kind: str) -> list[Document]:
     """Return all entities of a kind, oldest first."""
     chosen = sa.select(entities).where(entities.c.kind == kind).order_by(entities.c.created_at, entities.c.name)

@@ -19,6 +19,7 @@ from pairwright.service.rows.schema import deployments, job_facets, jobs
 from pairwright.service.settings import Context, Settings
 
 ModelDocument = dict[str, Any]
+AUTOMATIC = "auto-"  # begins the names of deployments that were started on first use
 
 
 def check_known(connection: Connection, model: str, caller: Caller) -> None:
@@ -156,7 +157,9 @@ def remove_model(context: Context, name: str, caller: Caller) -> None:
 
 
 def refuse_deployed(connection: Connection, model: str) -> None:
-    """Raise a 409 refusal if a model is served."""
+    """Raise a 409 refusal if a model is served; a server that was started on first use is ended instead."""
+    is_automatic = deployments.c.name.startswith(AUTOMATIC, autoescape=True)
+    connection.execute(sa.delete(deployments).where(deployments.c.model == model, is_automatic))
     chosen = sa.select(deployments.c.namespace, deployments.c.name).where(deployments.c.model == model)
     if model and (row := connection.execute(chosen.limit(1)).first()) is not None:
         message = f"model {model!r} is served by the deployment {row[0]}/{row[1]}: delete that first"

@@ -194,7 +194,7 @@ class JobQueue:
             if new is JobState.COMPLETED or (new is JobState.CANCELLED and not jobs.is_paused(row)):
                 self._drop_checkpoints(row)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
-            memory.pop(row["id"], None)  # type: ignore[attr-defined]
+            memory.pop(row["id"], None)
 
     def _drop_checkpoints(self, row: RowMapping) -> None:
         """Free what only a resume would need. A job that failed keeps it: it can be resumed."""
