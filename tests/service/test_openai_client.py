@@ -109,12 +109,12 @@ def test_a_job_is_paused_resumed_and_cancelled(client, service):
         client.fine_tuning.jobs.pause(job.id)
         until(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "paused")
         assert client.fine_tuning.jobs.resume(job.id).status == "queued"
-        until(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "running")
+        starts = service.data / "jobs" / job.id / "run" / "starts.txt"
+        assert until(lambda: len(starts.read_text().split()) == 2 and starts.read_text()) == "0\n3\n"
         client.fine_tuning.jobs.cancel(job.id)
         until(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "cancelled")
     finally:
         service.release()
-    assert (service.data / "jobs" / job.id / "run" / "starts.txt").read_text().split() == ["0", "3"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_job_is_paused_resumed_and_cancelled(client, service):
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_the_reason(client, change, reason):
-    training = client.files.create(file=("pairs.jsonl", lines(PREFERENCE)), purpose="fine-tune")
+    training = client.files.create(file=("pairs.jsonl", lines(PREFERENCE, PREFERENCE)), purpose="fine-tune")
     body = {"model": MODEL, "training_file": training.id, "method": {"type": "dpo"}, **change}
     with pytest.raises(openai.APIStatusError) as caught:
         client.fine_tuning.jobs.create(**body)

@@ -23,7 +23,7 @@ from pairwright import __version__
 from pairwright.service.access import Authentication
 from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
-from pairwright.service.hub import hub_routes as hub
+from pairwright.service.hub import hub_routes, model_repository_routes
 from pairwright.service.hub.commit_body import storage_refusal
 from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
@@ -182,15 +182,10 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
     routes = (
-        page_routes,
-        entity_routes,
-        job_routes,
-        deployment_routes,
-        model_routes,
-        file_routes,
-        fine_tuning_routes,
-        hub,
-    )
+        page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes,
+        # Last: it has a route for all other paths of the hub.
+        model_repository_routes, hub_routes,
+    )  # fmt: skip
     for module in routes:
         app.include_router(module.router)
     app.add_exception_handler(Refusal, answer_refusal)

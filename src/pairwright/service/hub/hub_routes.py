@@ -20,7 +20,7 @@ from pairwright.service.hub.commit_body import read_change, spool_body
 from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_name, check_path
-from pairwright.service.rows.repositories import Commit, Tree
+from pairwright.service.rows.repositories import Blob, Commit, Tree
 from pairwright.service.run.usage import check_quota, free_blobs
 from pairwright.service.settings import Context, context_of
 
@@ -257,7 +257,7 @@ def tree_below(
     commit = _commit(context, caller, namespace, name, revision)
     folder = check_path(path.rstrip("/")) + "/"
     if not any(file.startswith(folder) for file in commit.tree):
-        raise _no_entry(namespace, name, path)
+        raise no_entry(namespace, name, path)
     return _entries(commit, folder, recursive=recursive)
 
 
@@ -282,21 +282,29 @@ def resolve(
     commit = _commit(context, caller, namespace, name, revision)
     blob = commit.tree.get(check_path(path))
     if blob is None:
-        raise _no_entry(namespace, name, path)
+        raise no_entry(namespace, name, path)
+    return file_answer(context.blobs.path(blob.sha256), blob, commit.oid)
+
+
+def file_answer(path: Path, blob: Blob, oid: str) -> Response:
+    """Build the response with a file of a commit."""
     # Clients cache by etag. An uploaded HTML file must not run in a browser as a page of this service.
     headers = {
         "etag": f'"{blob.git}"',
-        "x-repo-commit": commit.oid,
+        "x-repo-commit": oid,
         "accept-ranges": "bytes",
         "x-content-type-options": "nosniff",
         "content-disposition": "attachment",
     }
-    return FileResponse(context.blobs.path(blob.sha256), headers=headers, media_type="application/octet-stream")
+    return FileResponse(path, headers=headers, media_type="application/octet-stream")
 
 
 def _repository(body: RepositoryBody) -> tuple[str, str]:
     if body.type != "dataset":
-        raise Refusal(422, "only_datasets", f"type: got {body.type[:40]!r}, expected 'dataset'")
+        message = (
+            f"type: got {body.type[:40]!r}, expected 'dataset': models are made by jobs, and deleted at /v1/models"
+        )
+        raise Refusal(422, "only_datasets", message)
     organization, name = body.organization, body.name
     if organization is None and "/" in name:
         # The organization comes in a field of its own, or as part of the name.
@@ -353,43 +361,51 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path, branch
             )
 
 
-def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
+def _information(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
+    return repository_document(namespace, name, commit.oid, commit.created_at, commit.tree)
+
+
+def repository_document(namespace: str, name: str, oid: str, created_at: str, tree: Tree) -> dict[str, Any]:
     """Build the repository info of the Hub API."""
     return {
-        "_id": found.oid[:24],
+        "_id": oid[:24],
         "id": f"{namespace}/{name}",
         "author": namespace,
-        "sha": found.oid,
+        "sha": oid,
         # Milliseconds, as the hub writes times.
-        "lastModified": found.created_at[:23] + "Z",
-        "createdAt": found.created_at[:23] + "Z",
+        "lastModified": created_at[:23] + "Z",
+        "createdAt": created_at[:23] + "Z",
         "private": False,
         "gated": False,
         "disabled": False,
         "tags": [],
         "downloads": 0,
         "likes": 0,
-        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in found.tree.items()],
+        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in tree.items()],
     }
 
 
-def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+def _entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    return list_entries(commit.oid, commit.tree, folder, recursive=recursive)
+
+
+def list_entries(oid: str, tree: Tree, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
     """List the files and folders below `folder`, which is empty or ends with a slash."""
     entries: dict[str, dict[str, Any]] = {}
-    for path, blob in found.tree.items():
+    for path, blob in tree.items():
         if not path.startswith(folder):
             continue
         parts = path[len(folder) :].split("/")
         # Folders on the way to the file; without `recursive` only the first level.
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
             name = folder + "/".join(parts[:depth])
-            entries.setdefault(name, {"type": "directory", "oid": found.oid, "size": 0, "path": name})
+            entries.setdefault(name, {"type": "directory", "oid": oid, "size": 0, "path": name})
         if recursive or len(parts) == 1:
             entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
     return [entries[path] for path in sorted(entries)]
 
 
-def _no_entry(namespace: str, name: str, path: str) -> Refusal:
+def no_entry(namespace: str, name: str, path: str) -> Refusal:
     return Refusal(
         # Clients turn this header into the exception of that name.
         404,
@@ -403,4 +419,4 @@ def _no_entry(namespace: str, name: str, path: str) -> Refusal:
 @router.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"], include_in_schema=False)
 def nothing_else(rest: str, caller: CallerIs) -> JSONResponse:
     """Calls of the hub's API that this endpoint does not have."""
-    raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint serves datasets only")
+    raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint has no such call")

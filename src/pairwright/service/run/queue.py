@@ -32,6 +32,7 @@ from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.entities import age_seconds, now
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER, summary
 from pairwright.service.rows.schema import jobs as rows
+from pairwright.service.run.model_card import write_card
 from pairwright.service.settings import WORK_FILE, Context
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
@@ -191,6 +192,10 @@ class JobQueue:
         if new in FINAL:
             with contextlib.suppress(BackendError):  # killed before it was written
                 follow_status(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
+            if new is JobState.COMPLETED:
+                run = read_status(self._run(row), strict=False)
+                with contextlib.suppress(OSError):  # a card is no reason to lose a model
+                    write_card(row, self._run(row) / ((run and run.model) or "model"))
             if new is JobState.COMPLETED or (new is JobState.CANCELLED and not jobs.is_paused(row)):
                 self._drop_checkpoints(row)
         for memory in (self._asked_to_stop, self._quiet, self._noted):
