@@ -48,7 +48,7 @@ SUB_ORDER = {
     "tokens": ["template", "spans", "batch", "stage"],
     "train": ["model", "channels"],
     "jobs": ["doctor"],
-    "service": ["rows", "run", "hub", "page", "api"],
+    "service": ["rows", "run", "hub", "openai_api", "page", "api"],
     "cli": ["commands"],
 }
 MAX_FILES_IN_A_FOLDER = 16

@@ -180,6 +180,17 @@ def test_feedback_counts_before_after_and_again(tmp_path):
     assert (again["chatcmpl-4#0"], again["chatcmpl-3#0"], again["chatcmpl-3#1"]) == (-1.0, 0.0, 0.75)
 
 
+def test_feedback_of_a_web_page_is_refused(tmp_path):
+    with Recording(tmp_path / "table") as recording:
+        url, body = f"{recording.url}/feedback", b'{"response_id": "chatcmpl-2", "reward": 1}'
+        assert httpx.post(url, content=body, headers={"content-type": "text/plain"}).status_code == 415
+        assert httpx.post(url, content=body).status_code == 415
+        evil = {"content-type": "application/json", "origin": "https://evil.example"}
+        assert httpx.post(url, content=body, headers=evil).status_code == 403
+        own = {"content-type": "application/json; charset=utf-8", "origin": "http://127.0.0.1:3000"}
+        assert httpx.post(url, content=body, headers=own).json() == {"accepted": 1}
+
+
 def test_feedback_of_a_session_reaches_what_has_no_reward_of_its_own(tmp_path):
     with Recording(tmp_path / "table") as recording, recording.client("/session/s/v1") as client:
         first, _ = (client.chat.completions.create(model="m", messages=ASK).id for _ in range(2))

@@ -76,6 +76,88 @@ def make_dataset(client: NeMoMicroservices, hub: HfApi, url: str, token: str) ->
     }
 
 
+def use_hub(hub: HfApi, url: str, token: str) -> dict:
+    """Branches, tags, lists, and a dataset that `datasets` itself pushes."""
+    repo = f"{NAMESPACE}/{DATASET}"
+    hub.create_branch(repo, repo_type="dataset", branch="next")
+    hub.upload_file(
+        path_or_fileobj=b"{}", path_in_repo="notes.json", repo_id=repo, repo_type="dataset", revision="next"
+    )
+    hub.create_tag(repo, repo_type="dataset", tag="v1", revision="main", tag_message="first")
+    references = hub.list_repo_refs(repo, repo_type="dataset")
+    pushed = datasets.Dataset.from_list([{"prompt": "q", "chosen": "good", "rejected": "bad"}] * 4)
+    pushed.push_to_hub(f"{NAMESPACE}/pushed", token=token)
+    again = datasets.load_dataset(f"{NAMESPACE}/pushed", token=token)
+    result = {
+        "branches": {item.name for item in references.branches} == {"main", "next"},
+        "tags": [item.name for item in references.tags],
+        "on_branch": "notes.json" in hub.list_repo_files(repo, repo_type="dataset", revision="next"),
+        "on_main": "notes.json" in hub.list_repo_files(repo, repo_type="dataset"),
+        "on_tag": "notes.json" in hub.list_repo_files(repo, repo_type="dataset", revision="v1"),
+        "commits": [item.title for item in hub.list_repo_commits(repo, repo_type="dataset", revision="next")][0],
+        "datasets": sorted(item.id for item in hub.list_datasets(author=NAMESPACE)),
+        "pushed_rows": again["train"].num_rows,
+        "pushed_files": hub.list_repo_files(f"{NAMESPACE}/pushed", repo_type="dataset"),
+    }
+    hub.delete_branch(repo, repo_type="dataset", branch="next")
+    hub.delete_tag(repo, repo_type="dataset", tag="v1")
+    return result
+
+
+def download_model(hub: HfApi, url: str, model: str, token: str) -> dict:
+    """The model of a job, as a repository."""
+    repo, _, version = model.partition("@")
+    folder = Path(snapshot_download(repo, endpoint=f"{url}/v1/hf", token=token))
+    pinned = Path(snapshot_download(repo, revision=version, endpoint=f"{url}/v1/hf", token=token))
+    return {
+        "files": sorted(path.name for path in folder.iterdir()),
+        "same": folder == pinned,
+        "base": json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"],
+        "card": (folder / "README.md").read_text(),
+        "models": [item.id for item in hub.list_models(author=NAMESPACE)],
+    }
+
+
+def manage(client: NeMoMicroservices, config: str, model: str) -> dict:
+    """Calls of the SDK around jobs: projects, models, updates, filters, inline deployment configs."""
+    client.projects.create(name="p", namespace=NAMESPACE, description="d")
+    client.projects.update("p", namespace=NAMESPACE, description="e")
+    client.datasets.update(DATASET, namespace=NAMESPACE, description="changed")
+    client.namespaces.update(NAMESPACE, description="changed")
+    name = model.partition("/")[2]
+    client.models.update(name, namespace=NAMESPACE, description="ours")
+    client.models.create(name="entry", namespace=NAMESPACE, description="elsewhere", base_model="meta/x")
+    url = f"hf://datasets/{NAMESPACE}/{DATASET}"
+    listed = {
+        "dataset": len(client.customization.jobs.list(filter={"dataset": url}).data),
+        "training_type": len(client.customization.jobs.list(filter={"training_type": "dpo"}).data),
+        "other_type": len(client.customization.jobs.list(filter={"training_type": "sft"}).data),
+        "configs": len(
+            client.customization.configs.list(filter={"training_type": "dpo", "finetuning_type": "lora"}).data
+        ),
+    }
+    deployment = client.deployment.model_deployments.create(
+        name="inline",
+        namespace=NAMESPACE,
+        config={"model": model, "nim_deployment": {"image_name": "any", "image_tag": "1", "gpu": 1}},
+    )
+    client.deployment.model_deployments.update("inline", namespace=NAMESPACE, description="changed")
+    result = {
+        "project": client.projects.retrieve("p", namespace=NAMESPACE).description,
+        "dataset": client.datasets.retrieve(DATASET, namespace=NAMESPACE).description,
+        "namespace": client.namespaces.retrieve(NAMESPACE).description,
+        "model": client.models.retrieve(name, namespace=NAMESPACE).description,
+        "models": [item.name for item in client.models.list(filter={"namespace": NAMESPACE})],
+        "listed": listed,
+        "inline": deployment.config.model,
+        "updated": client.deployment.model_deployments.retrieve("inline", namespace=NAMESPACE).description,
+    }
+    client.deployment.model_deployments.delete("inline", namespace=NAMESPACE)
+    client.models.delete("entry", namespace=NAMESPACE)
+    client.projects.delete("p", namespace=NAMESPACE)
+    return result
+
+
 def train(client: NeMoMicroservices, config: str) -> dict:
     job = client.customization.jobs.create(
         config=config,
@@ -148,10 +230,17 @@ def deploy(client: NeMoMicroservices, model: str, token: str) -> dict:
 
 def main() -> None:
     url, config, token = sys.argv[1:]
-    client = NeMoMicroservices(base_url=url, default_headers={"authorization": f"Bearer {token}"})
+    # The token in the address, for clients that have no other field for it.
+    client = NeMoMicroservices(base_url=url.replace("http://", f"http://x:{token}@"))
     hub = HfApi(endpoint=f"{url}/v1/hf", token=token)
-    seen = {"data": make_dataset(client, hub, url, token), "job": train(client, config)}
+    seen = {
+        "data": make_dataset(client, hub, url, token),
+        "hub": use_hub(hub, url, token),
+        "job": train(client, config),
+    }
     if seen["job"]["status"] == "completed":
+        seen["model"] = download_model(hub, url, seen["job"]["output_model"], token)
+        seen["managed"] = manage(client, config, seen["job"]["output_model"])
         seen["deployment"] = deploy(client, seen["job"]["output_model"], token)
     print(json.dumps(seen))
 

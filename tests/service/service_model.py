@@ -8,9 +8,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        self._answer({"status": "ok", "pid": os.getpid()})
+        if self._is_allowed():
+            self._answer({"status": "ok", "pid": os.getpid()})
+
+    def _is_allowed(self) -> bool:
+        """As `serve model --api-key-env` does."""
+        if self.headers["authorization"] == f"Bearer {os.environ[asked.api_key_env]}":
+            return True
+        self.send_error(401)
+        return False
 
     def do_POST(self) -> None:
+        if not self._is_allowed():
+            return
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if body.get("stream"):
             self.send_response(200)
@@ -56,5 +66,6 @@ if __name__ == "__main__":
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     parser.add_argument("--name", action="append")
+    parser.add_argument("--api-key-env")
     asked = parser.parse_args()
     ThreadingHTTPServer((asked.host, asked.port), Handler).serve_forever()

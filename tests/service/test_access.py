@@ -1,5 +1,7 @@
 """Tokens, scopes, loopback, and limits on what a request may send."""
 
+import asyncio
+import base64
 import gzip
 import socket
 
@@ -20,6 +22,11 @@ def app(tmp_path):
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """What clients make of an address such as http://user:password@host."""
+    return {"authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 def code(answer) -> tuple[int, str]:
@@ -44,11 +51,12 @@ def test_without_a_token_nothing_is_answered_once_there_is_one(app):
     client, context = app
     assert client.get("/v1/namespaces").status_code == 200
     token = create_token(context.database, "ada", ["*"])
-    for headers in ({}, bearer("wrong"), bearer(""), {"authorization": f"Basic {token}"}):
+    for headers in ({}, bearer("wrong"), bearer(""), {"authorization": f"Basic {token}"}, basic("x", "wrong")):
         for path in ("/v1/namespaces", "/v1/customization/jobs", "/metrics", "/v1/hf/api/whoami-v2", "/v1/models"):
             assert code(client.get(path, headers=headers)) == (401, "bad_token"), path
         assert code(client.post("/v1/customization/jobs", json=job_body(), headers=headers)) == (401, "bad_token")
-    assert client.get("/v1/namespaces", headers=bearer(token)).status_code == 200
+    for headers in (bearer(token), basic("x", token), basic(token, "")):
+        assert client.get("/v1/namespaces", headers=headers).status_code == 200
     for path in ("/health", "/", "/docs", "/openapi.json", "/page/page.js"):
         assert client.get(path).status_code == 200
     revoke_token(context.database, "ada")
@@ -138,3 +146,52 @@ def test_a_compressed_body_is_never_unpacked(app):
     answer = client.post("/v1/namespaces", content=bomb, headers={"content-encoding": "gzip"})
     assert code(answer) == (415, "compressed_body")
     assert code(client.get("/v1/namespaces?" + "a" * 9000)) == (414, "long_url")
+
+
+def test_nothing_of_a_body_is_read_before_the_token_is_checked(app):
+    client, context = app
+    create_token(context.database, "ada", ["*"])
+    num_read = 0
+
+    def pieces():
+        nonlocal num_read
+        for _ in range(20):
+            num_read += 1
+            yield b"[" * 100_000
+
+    answer = client.post("/v1/namespaces", content=pieces())
+    assert code(answer) == (401, "bad_token")
+    assert answer.headers["connection"] == "close"
+    scope = {"type": "http", "path": "/v1/chat/completions", "method": "POST", "headers": [], "query_string": b""}
+    answers: list = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        answers.append(message)
+
+    asyncio.run(client.app(scope, receive, send))
+    assert answers[0]["status"] == 401
+
+
+def test_a_body_that_drips_is_given_up(tmp_path):
+    with application(tmp_path, read_timeout_seconds=0.2) as (client, _):
+        sent = 0
+
+        async def receive():
+            nonlocal sent
+            sent += 1
+            await asyncio.sleep(0.05)
+            return {"type": "http.request", "body": b"x", "more_body": True}
+
+        answers: list = []
+
+        async def send(message):
+            answers.append(message)
+
+        headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
+        scope = {"type": "http", "path": "/v1/namespaces", "method": "POST", "headers": headers, "query_string": b""}
+        asyncio.run(client.app(scope, receive, send))
+        assert answers[0]["status"] == 408
+        assert sent < 20

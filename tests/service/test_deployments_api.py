@@ -96,7 +96,7 @@ def test_a_deployment_that_is_not_ready_says_so(app):
         assert code(answer) == (503, "deployment_not_ready")
         assert answer.headers["retry-after"] == "2"
     assert code(client.get("/deployments/default/none/v1/models")) == (404, "deployment_not_found")
-    assert code(client.post("/v1/chat/completions", json={"model": "x"})) == (404, "model_not_deployed")
+    assert code(client.post("/v1/chat/completions", json={"model": "x"})) == (404, "model_not_found")
     assert code(client.post("/v1/chat/completions", content=b"{")) == (422, "bad_body")
     with context.database.writing() as connection:  # a server that is gone, and was ready a moment ago
         connection.execute(sa.update(deployments).values(state="ready", port=1))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service_process import Service, kill_process, process_of, until, worker_of
+from service_process import ROW, Service, kill_process, process_of, until, worker_of
 from service_trainer import CRASH, FAIL, HANG, STUBBORN
 
 from pairwright.jobs.process import is_alive
@@ -100,11 +100,14 @@ def test_the_reason_of_a_trainer_is_the_reason_of_the_job(fresh):
     assert details["status_logs"][-1]["message"] == "loss is not finite at step 2"
 
 
-def test_a_bad_row_fails_the_job_with_its_place(fresh):
-    fresh.upload(name="bad", rows=[{"prompt": "a", "chosen_response": "b", "rejected_response": "c"}, {"prompt": "a"}])
-    job = fresh.job(dataset="default/bad")
-    details = fresh.wait_for(job, "failed")
-    assert "training/training_file.jsonl:2: expected the keys" in details["status_logs"][-1]["message"]
+def test_a_bad_row_that_was_not_looked_at_fails_the_job_with_its_place(tmp_path, model_folder):
+    with Service(tmp_path / "data", check_bytes=50) as service:
+        service.add_target(model_folder)
+        service.upload(name="bad", rows=[ROW, {**ROW, "prompt": "b"}, {"prompt": "a"}])
+        details = service.wait_for(service.job(dataset="default/bad"), "failed")
+        # The reason first, and nothing of the machine.
+        assert details["status_logs"][-1]["message"].startswith("training/training_file.jsonl:3: expected the keys")
+        assert str(tmp_path) not in str(details)
 
 
 @pytest.mark.slow

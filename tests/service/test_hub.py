@@ -146,7 +146,7 @@ def test_what_goes_into_a_commit_comes_out(tmp_path_factory, files):
     body = folder / "body"
     body.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, *(file_line(*file) for file in files)]))
     blobs = Blobs(folder)
-    change = read_change(body, blobs, max_files=10)
+    change = read_change(body, blobs, max_files=10, held=[])
     assert {path: blobs.path(blob.sha256).read_bytes() for path, blob in change.files.items()} == dict(files)
     assert change.apply({}) == dict(sorted(change.files.items()))
 
@@ -164,7 +164,7 @@ def test_a_file_is_decoded_in_pieces_without_being_held_whole(tmp_path, peak_mem
     del content
     blobs = Blobs(tmp_path)
     with peak_memory(limit=24 * 2**20):
-        change = read_change(body, blobs, max_files=1)
+        change = read_change(body, blobs, max_files=1, held=[])
     assert change.files["large.bin"].sha256 == expected
 
 
@@ -172,13 +172,13 @@ def test_escaped_base64_is_read_where_it_is_small(tmp_path):
     body = tmp_path / "body"
     body.write_text('{"key":"header","value":{}}\n{"key":"file","value":{"content":"\\/\\/\\/\\/","path":"a"}}\n')
     blobs = Blobs(tmp_path)
-    change = read_change(body, blobs, max_files=1)
+    change = read_change(body, blobs, max_files=1, held=[])
     assert blobs.path(change.files["a"].sha256).read_bytes() == b"\xff\xff\xff"
     body.write_text(
         '{"key":"header","value":{}}\n{"key":"file","value":{"content":"' + "\\/" * 2**20 + '","path":"a"}}\n'
     )
     with pytest.raises(Refusal, match="must come as base64 without escaped"):
-        read_change(body, blobs, max_files=1)
+        read_change(body, blobs, max_files=1, held=[])
 
 
 def test_a_change_takes_away_before_it_puts():

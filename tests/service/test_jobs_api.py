@@ -1,11 +1,15 @@
 """What the service answers about namespaces, datasets, base models and jobs."""
 
+import json
+
 import pytest
 from asked_app import HEADER, application, commit, file_line, with_dataset
 from service_process import CONFIG, job_body
 
 from pairwright.jobs.job import TRANSITIONS, JobState, states_before
 from pairwright.service.rows import job_rows as jobs
+
+GOOD = {"prompt": "a", "chosen_response": "b", "rejected_response": "c"}
 
 
 @pytest.fixture
@@ -98,7 +102,6 @@ def test_an_unknown_hyperparameter_is_named(client):
     [
         ({"training_type": "grpo"}, "training_type"),
         ({"training_type": "distillation"}, "training_type"),
-        ({"sft": {"hidden_dropout": 0.1}}, "sft.hidden_dropout"),
         ({"optimizer": "adam_with_flat_lr", "weight_decay": 0.1}, "optimizer"),
         ({"learning_rate": 1e-5, "min_learning_rate": 1e-3}, "hyperparameters"),
         ({"grpo": {"environment": {}}}, "grpo"),
@@ -119,9 +122,54 @@ def test_an_unknown_config_is_refused_with_the_known_ones(client):
 
 def test_what_is_asked_for_and_has_no_effect_is_a_warning(client):
     body = job_body(integrations=[{"type": "wandb"}])
-    body["hyperparameters"]["sequence_packing_enabled"] = True
+    body["hyperparameters"] |= {
+        "sequence_packing_enabled": True,
+        "sft": {"hidden_dropout": 0.1},
+        "log_every_n_steps": 0,
+    }
     warnings = client.post("/v1/customization/jobs", json=body).json()["warnings"]
-    assert [warning["message"].split()[0] for warning in warnings] == ["sequence_packing_enabled", "integrations"]
+    messages = [warning["message"].split()[0] for warning in warnings]
+    assert messages == ["sequence_packing_enabled", "integrations", "sft.hidden_dropout"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        ({"epochs": True}, "hyperparameters.epochs: Value error, expected a number"),
+        ({"learning_rate": True}, "hyperparameters.learning_rate: Value error, expected a number"),
+        ({"dpo": {"preference_loss_weight": 0}}, "both 0: nothing would be trained"),
+    ],
+)
+def test_values_that_train_nothing_or_are_no_numbers_are_refused(client, knobs, reason):
+    body = job_body()
+    body["hyperparameters"] |= knobs
+    assert reason in refused(client.post("/v1/customization/jobs", json=body), 422, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "a"}, "expected the keys prompt"),
+        (
+            {"prompt": [{"role": "zzz", "content": "a"}], "chosen_response": "b", "rejected_response": "c"},
+            "role: got 'zzz'",
+        ),
+        ({"prompt": "a", "chosen_response": " ", "rejected_response": "c"}, "chosen_response: the answer is empty"),
+    ],
+)
+def test_a_bad_row_is_refused_when_the_job_is_submitted(client, row, reason):
+    lines = b"".join(json.dumps(item).encode() + b"\n" for item in (GOOD, row))
+    commit(client, [HEADER, file_line("training/training_file.jsonl", lines)])
+    message = refused(client.post("/v1/customization/jobs", json=job_body()), 422, "bad_row")
+    assert message.startswith(f"training/training_file.jsonl:2: {reason}")
+    assert client.get("/v1/customization/jobs").json()["data"] == []
+
+
+def test_a_training_file_at_the_top_is_enough(client):
+    lines = [HEADER, file_line("training.jsonl", json.dumps(GOOD).encode() + b"\n")]
+    client.post("/v1/hf/api/repos/create", json={"name": "top", "organization": "default", "type": "dataset"})
+    commit(client, lines, "default/top")
+    assert client.post("/v1/customization/jobs", json=job_body(dataset="default/top")).status_code == 200
 
 
 def test_a_dataset_without_a_training_file_is_refused(client):

@@ -63,10 +63,11 @@ def test_the_numbers_of_a_run(tmp_path):
         "epoch": 1.5,
         "epochs": 6,
         "best_step": 10,
+        "counts": {"dpo": {"truncated": 3, "refused: too long": 2, "recorded": 1}},
     }
     write(tmp_path, [{"step": 15, "loss": 0.5}, {"step": 15, "eval_loss": 0.75}], **status)
     found = summary(tmp_path, is_completed=False)
     assert found == {
         "percentage_done": 25.0, "epochs_completed": 1, "steps_completed": 15, "steps_per_epoch": 10, "best_epoch": 0,
-        "train_loss": 0.5, "val_loss": 0.75,
+        "train_loss": 0.5, "val_loss": 0.75, "truncated_rows": 3, "refused_rows": 2,
     }  # fmt: skip

@@ -53,7 +53,23 @@ def test_sdk_hub_datasets_and_openai_go_from_namespace_to_chat(small_model, tmp_
     assert found["tree"] == ["training", *found["snapshot"][:1], "validation", *found["snapshot"][1:]]
     assert found["loaded"] == {"train": 8, "validation": 2}
     assert found["first_row"]["chosen_response"] == "yes"
+    assert seen["hub"] == {
+        "branches": True, "tags": ["v1"], "on_branch": True, "on_main": False, "on_tag": False,
+        "commits": "Upload notes.json with huggingface_hub", "datasets": ["shop/pushed", "shop/tickets"],
+        "pushed_rows": 4, "pushed_files": ["README.md", "data/train-00000-of-00001.parquet"],
+    }  # fmt: skip
     assert job["status"] == "completed", job
+    model = seen["model"]
+    wanted = {"README.md", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json"}
+    assert wanted <= set(model["files"])
+    assert (model["same"], model["base"]) == (True, "meta/llama-3.2-1b-instruct")
+    assert job["id"] in model["card"]
+    assert model["models"] == [job["output_model"].partition("@")[0]]
+    assert seen["managed"] == {
+        "project": "e", "dataset": "changed", "namespace": "changed", "model": "ours", "updated": "changed",
+        "models": [job["output_model"].partition("/")[2], "entry"], "inline": job["output_model"],
+        "listed": {"dataset": 1, "training_type": 1, "other_type": 0, "configs": 1},
+    }  # fmt: skip
     assert job["percentages"] == sorted(job["percentages"])
     assert job["percentages"][-1] == 100
     assert job["output_model"] == f"shop/llama-3.2-1b-instruct-tickets-lora@{job['id']}"

@@ -6,7 +6,8 @@ import pytest
 
 from pairwright.errors import PairwrightError, SourceError
 from pairwright.pairs.pair_table import read_pairs
-from pairwright.service.run.training_data import DataFile, write_training_data
+from pairwright.service.run.row_checks import DataFile, check_rows
+from pairwright.service.run.training_data import write_training_data
 from pairwright.store.table import Table
 
 ROW = {"prompt": "q", "chosen_response": "good", "rejected_response": "bad"}
@@ -41,13 +42,13 @@ def test_a_row_that_stands_in_both_files_stays_in_both(tmp_path):
 
 def test_rows_that_pair_building_leaves_out_elsewhere_stay(tmp_path):
     opposite = {**ROW, "chosen_response": "bad", "rejected_response": "good"}
-    rows = [ROW, opposite, {**ROW, "rejected_response": ""}, {**ROW, "mask_sample": True, "prompt": "m"}]
+    rows = [ROW, opposite, {**ROW, "rejected_response": "worse"}, {**ROW, "mask_sample": True, "prompt": "m"}]
     rows.append({**ROW, "prompt": "n", "chosen_score": 1.0, "rejected_score": 1.0 - 1e-12})
     file = data_file(tmp_path, rows)
     files = [file, DataFile("training/equal.jsonl", file.blob, "train")]
     assert write_training_data(files, tmp_path / "out", training_type="dpo") == {"train": 10, "validation": 0}
     pairs = list(read_pairs(tmp_path / "out" / "pairs"))
-    assert [pair.rejected[0].text for pair in pairs] == ["bad", "good", "", "bad", "bad"] * 2
+    assert [pair.rejected[0].text for pair in pairs] == ["bad", "good", "worse", "bad", "bad"] * 2
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["pairs"]
 
 
@@ -87,6 +88,10 @@ def test_supervised_rows_are_experiences(tmp_path):
         ("dpo", {**ROW, "rejected_response": "good"}, "are the same"),
         ("dpo", {**ROW, "chosen_score": 1, "rejected_score": 2}, "has reward 1.0"),
         ("dpo", {**ROW, "prompt": None}, "prompt: expected text or messages"),
+        ("dpo", {**ROW, "rejected_response": " "}, "rejected_response: the answer is empty"),
+        ("dpo", {**ROW, "chosen_response": ""}, "chosen_response: the answer is empty"),
+        ("dpo", {**ROW, "prompt": [{"role": "zzz", "content": "q"}]}, "role: got 'zzz', expected one of"),
+        ("sft", {"messages": [{"role": "zzz", "content": "q"}, {"role": "assistant", "content": "a"}]}, "got 'zzz'"),
         ("dpo", "[1]\n", "expected an object"),
         ("dpo", "{torn\n", "not valid JSON"),
         ("sft", {"prompt": "q"}, "expected the keys prompt and completion, or messages"),
@@ -105,3 +110,40 @@ def test_a_row_that_cannot_be_used_is_named_by_file_and_line(tmp_path, kind, row
 def test_no_rows_are_no_data(tmp_path):
     with pytest.raises(PairwrightError, match="have no rows"):
         write_training_data([data_file(tmp_path, ["\n"])], tmp_path / "out", training_type="dpo")
+
+
+HELPSTEER = {
+    "context": [{"role": "user", "content": "q"}],
+    "response1": "good",
+    "response2": "bad",
+    "overall_preference": -2,
+}
+TULU = {"prompt": "q", "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "good"}],
+        "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "bad"}]}  # fmt: skip
+OPENAI = {"input": {"messages": [{"role": "user", "content": "q"}]},
+          "preferred_output": [{"role": "assistant", "content": "good"}],
+          "non_preferred_output": [{"role": "assistant", "content": "bad"}]}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [{"prompt": "q", "chosen": "good", "rejected": "bad"}, HELPSTEER, TULU, OPENAI])
+def test_whatever_the_sources_read_as_a_preference_is_one(tmp_path, row):
+    files = [data_file(tmp_path, [row, row]), data_file(tmp_path, [ROW], name="training/b.jsonl")]
+    assert check_rows(files, "dpo") == 3
+    write_training_data(files, tmp_path / "out", training_type="dpo")
+    pairs = list(read_pairs(tmp_path / "out" / "pairs"))
+    assert [(pair.chosen[0].text, pair.rejected[0].text) for pair in pairs] == [("good", "bad")] * 3
+
+
+def test_a_parquet_file_is_read_too(tmp_path):
+    import polars as pl
+
+    pl.DataFrame([{"prompt": "q", "chosen": "good", "rejected": "bad"}]).write_parquet(tmp_path / "blob")
+    files = [DataFile("data/train-00000-of-00001.parquet", tmp_path / "blob", "train")]
+    assert write_training_data(files, tmp_path / "out", training_type="dpo") == {"train": 1, "validation": 0}
+
+
+def test_of_a_large_file_only_the_start_is_read_at_once(tmp_path):
+    file = data_file(tmp_path, [ROW] * 1000 + [{"prompt": "q"}])
+    assert 0 < check_rows([file], "dpo", max_bytes=5_000) < 100
+    with pytest.raises(SourceError, match=r"training_file\.jsonl:1001: "):
+        check_rows([file], "dpo")

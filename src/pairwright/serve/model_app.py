@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from pairwright.engines.listening import is_foreign
 from pairwright.generate import Batcher, Engine
 from pairwright.records.messages import Json
 from pairwright.serve.generation_request import chat_request, completion_requests
@@ -116,6 +117,7 @@ def _bound(server: ModelServer, handler: Handler) -> Callable[[Request], Corouti
         try:
             if request.url.path != "/health":
                 _check_token(server, request)
+            _check_origin(server, request)
             if server.num_open >= server.max_requests:
                 raise Refused(
                     "too many requests are open; try again",
@@ -220,6 +222,14 @@ def _check_token(server: ModelServer, request: Request) -> None:
             status=401,
             kind="authentication_error",
             code="invalid_api_key",
+        )
+
+
+def _check_origin(server: ModelServer, request: Request) -> None:
+    """Without a token the server is on loopback: raise for a request that a web page sends from a local browser."""
+    if server.token is None and is_foreign(request.headers.get("host", ""), request.headers.get("origin")):
+        raise Refused(
+            "without a token only 127.0.0.1, localhost and [::1] are answered", status=403, code="foreign_host"
         )
 
 

@@ -4,6 +4,7 @@
     rows/database.py     SQLite or PostgreSQL (rows/schema.py)   rows/repositories.py blob store and commits
     run/queue.py         job queue, at most N at a time          run/deployments.py   model server processes
     run/worker.py        one job: import, pair, train            rows/api_tokens.py   tokens and scopes
+    hub/                 Hugging Face Hub endpoint               openai_api/          OpenAI's files and fine-tuning
 
 Invariants: acknowledged writes survive kill -9; a job is in exactly one state; the loss of a worker is detected.
 """

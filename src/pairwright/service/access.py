@@ -1,20 +1,27 @@
-"""Authentication. If tokens exist, all routes need one, except the page, the health check and the API description.
+"""Authentication. If tokens exist, all routes need one, except the page, the health checks and the API description.
 
-Without tokens the service binds to loopback, and accepts only requests whose Host and Origin (if sent) are loopback, so
-that a web page open in a local browser cannot submit jobs.
+The token is checked before anything of the body is read. It comes as `Authorization: Bearer TOKEN`, or as the password
+of HTTP Basic, for clients that have no other field for it than the address (`http://x:TOKEN@host`). Without tokens the
+service binds to loopback, and accepts only requests whose Host and Origin (if sent) are loopback, so that a web page
+open in a local browser cannot submit jobs.
 """
 
+import base64
+import binascii
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from pairwright.engines.listening import LOOPBACK, is_foreign
 from pairwright.errors import ConfigError
 from pairwright.service.api_errors import Refusal
 from pairwright.service.rows.api_tokens import EVERYBODY, Caller, caller_of, count_tokens
-from pairwright.service.settings import Context, context_of
+from pairwright.service.settings import Context
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_OPEN = frozenset({"/", "/docs", "/openapi.json", "/health", "/health/ready", "/v1/health/live", "/v1/health/ready"})
 
 
 def check_binding(host: str, num_tokens: int) -> None:
@@ -26,41 +33,74 @@ def check_binding(host: str, num_tokens: int) -> None:
         )
 
 
-def caller(request: Request, context: Annotated[Context, Depends(context_of)]) -> Caller:
-    """Authenticate a request and return its caller. Raises a 401 or 403 refusal."""
-    header = request.headers.get("authorization")
+class Authentication:
+    """ASGI middleware that finds the caller of a request before its body is read."""
+
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_open(scope["path"]):
+            try:
+                caller = await run_in_threadpool(authenticate, Headers(scope=scope), self._context)
+            except Refusal as refusal:
+                # The body is not read, so nothing else can come on this connection.
+                refusal.headers["connection"] = "close"
+                await refusal.response(scope["path"])(scope, receive, send)
+                return
+            scope.setdefault("state", {})["caller"] = caller
+        await self._app(scope, receive, send)
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is answered without a token."""
+    return path in _OPEN or path.startswith("/page/")
+
+
+def authenticate(headers: Headers, context: Context) -> Caller:
+    """Return the caller of a request. Raises a 401 or 403 refusal."""
     # Looked up each time: the first token that is created locks the service at once.
     if not context.needs_token and not count_tokens(context.database):
-        _check_addressed_to_loopback(request)
+        if is_foreign(headers.get("host", ""), headers.get("origin")):
+            raise Refusal(
+                403, "foreign_host", "without tokens the service answers only to 127.0.0.1, localhost and [::1]"
+            )
         return EVERYBODY
-    scheme, _, token = (header or "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
-        raise _refuse_unauthorized("no token: send 'Authorization: Bearer TOKEN'")
-    caller_row = caller_of(context.database, token.strip())
+    token = _token(headers.get("authorization", ""))
+    if not token:
+        raise _refuse_unauthorized("no token: send 'Authorization: Bearer TOKEN', or the token as password")
+    caller_row = caller_of(context.database, token)
     if caller_row is None:
         raise _refuse_unauthorized("this token is not known: it was revoked, or belongs to another service")
     return caller_row
+
+
+def caller(request: Request) -> Caller:
+    """The caller that `Authentication` found."""
+    value = request.scope["state"]["caller"]
+    assert isinstance(value, Caller)
+    return value
+
+
+def _token(header: str) -> str:
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        user, _, password = base64.b64decode(value.strip(), validate=True).decode().partition(":")
+    except (binascii.Error, ValueError):
+        return ""
+    # `http://TOKEN@host` has the token as the user, without a password.
+    return password or user
 
 
 def _refuse_unauthorized(message: str) -> Refusal:
     # hub clients take a bare 401 for a missing repository unless the message says this
     headers = {"www-authenticate": "Bearer", "x-error-message": "Invalid credentials in Authorization header"}
     return Refusal(401, "bad_token", message, headers=headers)
-
-
-def _check_addressed_to_loopback(request: Request) -> None:
-    host = _host(request.headers.get("host", ""))
-    origin = request.headers.get("origin")
-    # The Host header stops DNS rebinding, the Origin header cross-site requests from a browser.
-    if host not in LOOPBACK or (origin is not None and _host(urlsplit(origin).netloc) not in LOOPBACK):
-        raise Refusal(403, "foreign_host", "without tokens the service answers only to 127.0.0.1, localhost and [::1]")
-
-
-def _host(netloc: str) -> str:
-    # An IPv6 address stands in brackets, as in [::1]:8000.
-    if netloc.startswith("["):
-        return netloc[1:].partition("]")[0]
-    return netloc.partition(":")[0].lower()
 
 
 CallerIs = Annotated[Caller, Depends(caller)]

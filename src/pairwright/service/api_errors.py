@@ -2,6 +2,8 @@
 
     {"error": "what, where, what was expected, the way out", "code": "unknown_config", "details": [...]}
 
+Routes of OpenAI's API have its format, `{"error": {"message", "type", "param", "code"}}`.
+
 `code` is stable and meant for programs. Errors that a retry cannot fix, but that clients would retry automatically,
 set `x-should-retry: false`. Names and text from the request are formatted with `!r`.
 """
@@ -12,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pairwright.errors import PairwrightError
+
+OPENAI_PATHS = ("/v1/files", "/v1/fine_tuning/", "/v1/models", "/v1/chat/", "/v1/completions")
 
 
 class Refusal(PairwrightError):
@@ -35,8 +39,15 @@ class Refusal(PairwrightError):
         self.extra = extra or {}
         self.headers = headers or {}
 
-    def response(self) -> Response:
-        body: dict[str, Any] = {"error": self.message, "code": self.code, **self.extra}
+    def response(self, path: str = "") -> Response:
+        """Build the response; its format is that of the API which the path belongs to."""
+        if path.startswith(OPENAI_PATHS):
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+            param = self.details[0].get("field") if self.details else None
+            problem = {"message": self.message, "type": kind, "param": param, "code": self.code}
+            body: dict[str, Any] = {"error": problem, "code": self.code}
+        else:
+            body = {"error": self.message, "code": self.code, **self.extra}
         if self.details is not None:
             body["details"] = self.details
         # Hub clients show these headers rather than the body.
@@ -63,4 +74,4 @@ def already_there(what: str, name: str, *, extra: dict[str, Any] | None = None) 
 async def answer_refusal(request: Request, error: Exception) -> Response:
     """Exception handler for Refusal."""
     assert isinstance(error, Refusal)
-    return error.response()
+    return error.response(request.url.path)

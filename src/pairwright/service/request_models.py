@@ -4,7 +4,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
@@ -24,6 +24,13 @@ def _depth(value: Any) -> int:
     return 1 + max(map(_depth, items), default=0)
 
 
+def _no_bool(value: Any) -> Any:
+    # Otherwise pydantic takes true for 1.
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
 def _finite(value: float) -> float:
     if not math.isfinite(value):
         raise ValueError("expected a finite number")
@@ -33,8 +40,10 @@ def _finite(value: float) -> float:
 # Lengths are bounded, since all of this is stored and shown.
 Text = Annotated[str, Field(max_length=10_000)]
 Name = Annotated[str, Field(max_length=300)]
+ModelName = Annotated[str, Field(max_length=500)]
 Json = Annotated[dict[str, Any], AfterValidator(_plain)]
-Number = Annotated[float, AfterValidator(_finite)]
+Number = Annotated[float, BeforeValidator(_no_bool), AfterValidator(_finite)]
+Count = Annotated[int, BeforeValidator(_no_bool)]
 
 
 class Body(BaseModel):
@@ -60,7 +69,7 @@ class DatasetBody(Body):
     format: Name | None = None
     hf_endpoint: Name | None = None
     # 2**53: the largest whole number that every JSON client reads exactly.
-    limit: int | None = Field(default=None, ge=1, le=2**53)
+    limit: Count | None = Field(default=None, ge=1, le=2**53)
     split: Name | None = None
     project: Name | None = None
     custom_fields: Json = {}
@@ -74,7 +83,7 @@ class DatasetReference(Body):
 
 
 class Lora(Body):
-    adapter_dim: int = Field(default=16, ge=1, le=65_536)
+    adapter_dim: Count = Field(default=16, ge=1, le=65_536)
     alpha: Number = Field(default=32, gt=0)
     adapter_dropout: Number = Field(default=0.0, ge=0, lt=1)
     target_modules: list[Name] | None = Field(default=None, max_length=1000)
@@ -89,6 +98,12 @@ class Dpo(Body):
     sft_average_log_probs: bool = False
     max_grad_norm: Number = Field(default=1.0, ge=0)
 
+    @model_validator(mode="after")
+    def _something(self) -> "Dpo":
+        if not self.preference_loss_weight and not self.sft_loss_weight:
+            raise ValueError("preference_loss_weight and sft_loss_weight are both 0: nothing would be trained")
+        return self
+
 
 class Sft(Body):
     attention_dropout: Number | None = Field(default=None, ge=0, le=1)
@@ -100,13 +115,13 @@ class Hyperparameters(Body):
 
     training_type: Literal["sft", "dpo", "grpo", "distillation"] = "sft"
     finetuning_type: Literal["lora", "lora_merged", "all_weights"]
-    epochs: int = Field(default=1, ge=1, le=100_000)
-    batch_size: int = Field(default=16, ge=1, le=100_000)
+    epochs: Count = Field(default=1, ge=1, le=100_000)
+    batch_size: Count = Field(default=16, ge=1, le=100_000)
     learning_rate: Number = Field(default=9e-6, gt=0)
-    seed: int = Field(default=0, ge=0, lt=2**53)
+    seed: Count = Field(default=0, ge=0, lt=2**53)
     # -1 means no limit, as in the protocol.
-    max_steps: int | None = Field(default=None, ge=-1, lt=2**53)
-    warmup_steps: int = Field(default=0, ge=0, lt=2**53)
+    max_steps: Count | None = Field(default=None, ge=-1, lt=2**53)
+    warmup_steps: Count = Field(default=0, ge=0, lt=2**53)
     weight_decay: Number = Field(default=0.0, ge=0)
     optimizer: Literal[
         "adamw_with_cosine_annealing", "adamw_with_flat_lr", "adam_with_cosine_annealing", "adam_with_flat_lr"
@@ -115,7 +130,8 @@ class Hyperparameters(Body):
     adam_beta2: Number = Field(default=0.999, ge=0, lt=1)
     min_learning_rate: Number | None = Field(default=None, ge=0)
     val_check_interval: Number | None = Field(default=None, gt=0)
-    log_every_n_steps: int = Field(default=1, ge=1, lt=2**53)
+    # 0 means the default, as in the protocol.
+    log_every_n_steps: Count = Field(default=1, ge=0, lt=2**53)
     sequence_packing_enabled: bool = False
     lora: Lora | None = None
     dpo: Dpo | None = None
@@ -125,8 +141,28 @@ class Hyperparameters(Body):
     distillation: Json | None = None
 
 
+class JobConfig(Body):
+    """A configuration that a job brings itself: a base model, and how long its sequences may be."""
+
+    target: Name | Json | None = None
+    name: Name | None = None
+    namespace: Name | None = None
+    max_seq_length: Count | None = Field(default=None, ge=1, lt=2**31)
+    training_options: list[Json] = Field(default=[], max_length=100)
+    training_precision: Name | None = None
+    description: Text | None = None
+    project: Name | None = None
+    pod_spec: Json | None = None
+    ownership: Json | None = None
+    custom_fields: Json = {}
+    dataset_schemas: list[Json] | None = Field(default=None, max_length=100)
+    # Parsed, so that the refusal can say why: training uses the model's own chat template.
+    prompt_template: Text | None = None
+    chat_prompt_template: Text | None = None
+
+
 class JobBody(Body):
-    config: Name
+    config: Name | JobConfig
     dataset: Name | DatasetReference
     hyperparameters: Hyperparameters
     name: Name | None = None
@@ -145,31 +181,132 @@ class NimDeployment(Body):
 
     image_name: Name | None = None
     image_tag: Name | None = None
-    gpu: int | None = Field(default=None, ge=0, le=100_000)
+    gpu: Count | None = Field(default=None, ge=0, le=100_000)
     additional_envs: Json | None = None
     disable_lora_support: bool | None = None
     namespace: Name | None = None
     pvc_size: Name | None = None
 
 
-class DeploymentConfigBody(Body):
-    name: Name
-    namespace: Name = "default"
-    model: Annotated[str, Field(max_length=500)]
+class ExternalEndpoint(Body):
+    """A server elsewhere that a deployment leads to. The operator says which hosts are allowed."""
+
+    host_url: Annotated[str, Field(max_length=500)]
+    api_key: Annotated[str, Field(max_length=500, pattern=r"^[!-~]*$")] | None = None
+    enabled_models: list[ModelName] = Field(default=[], max_length=100)
+
+
+class InlineConfig(Body):
+    """What a deployment serves: a model of this service, or an endpoint elsewhere."""
+
+    name: Name | None = None
+    namespace: Name | None = None
+    model: ModelName | Json | None = None
     description: Text | None = None
     nim_deployment: NimDeployment | None = None
+    external_endpoint: ExternalEndpoint | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+    schema_version: Name | None = None
+
+
+class DeploymentConfigBody(Body):
+    name: Name | None = None
+    namespace: Name = "default"
+    model: ModelName | Json | None = None
+    description: Text | None = None
+    nim_deployment: NimDeployment | None = None
+    external_endpoint: ExternalEndpoint | None = None
     project: Name | None = None
     custom_fields: Json = {}
     ownership: Json | None = None
 
 
 class DeploymentBody(Body):
-    name: Name
+    name: Name | None = None
     namespace: Name = "default"
-    config: Annotated[str, Field(max_length=500)]
+    config: ModelName | InlineConfig
     description: Text | None = None
-    models: list[Annotated[str, Field(max_length=500)]] = Field(default=[], max_length=100)
+    models: list[ModelName] = Field(default=[], max_length=100)
+    # Models come from this machine; a token for another hub is not kept.
+    hf_token: Annotated[str, Field(max_length=500)] | None = Field(default=None, exclude=True)
     async_enabled: bool | None = None
     project: Name | None = None
     custom_fields: Json = {}
     ownership: Json | None = None
+
+
+class ProjectBody(Body):
+    name: Name
+    namespace: Name = "default"
+    description: Text | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+
+
+class ModelBody(Body):
+    """An entry about a model, as clients see it; served are the models of jobs, and base models."""
+
+    name: Name
+    namespace: Name = "default"
+    description: Text | None = None
+    api_endpoint: Json | None = None
+    artifact: Json | None = None
+    base_model: ModelName | Json | None = None
+    guardrails: Json | None = None
+    model_providers: list[ModelName] | None = Field(default=None, max_length=100)
+    peft: Json | None = None
+    prompt: Json | None = None
+    spec: Json | None = None
+    project: Name | None = None
+    custom_fields: Json = {}
+    ownership: Json | None = None
+
+
+# Updates: a key that is left out stays as it is.
+
+
+class NamespaceUpdate(Body):
+    description: Text | None = None
+    project: Name | None = None
+    custom_fields: Json | None = None
+    ownership: Json | None = None
+    schema_version: Name | None = Field(default=None, exclude=True)
+
+
+class ProjectUpdate(NamespaceUpdate):
+    pass
+
+
+class DatasetUpdate(NamespaceUpdate):
+    files_url: Name | None = None
+    format: Name | None = None
+    hf_endpoint: Name | None = None
+    limit: Count | None = Field(default=None, ge=1, le=2**53)
+    split: Name | None = None
+
+
+class ModelUpdate(NamespaceUpdate):
+    api_endpoint: Json | None = None
+    artifact: Json | None = None
+    base_model: ModelName | Json | None = None
+    guardrails: Json | None = None
+    model_providers: list[ModelName] | None = Field(default=None, max_length=100)
+    peft: Json | None = None
+    prompt: Json | None = None
+    spec: Json | None = None
+
+
+class DeploymentConfigUpdate(NamespaceUpdate):
+    model: ModelName | Json | None = None
+    nim_deployment: NimDeployment | None = None
+    external_endpoint: ExternalEndpoint | None = None
+
+
+class DeploymentUpdate(NamespaceUpdate):
+    config: ModelName | InlineConfig | None = None
+    models: list[ModelName] | None = Field(default=None, max_length=100)
+    async_enabled: bool | None = None
+    hf_token: Annotated[str, Field(max_length=500)] | None = Field(default=None, exclude=True)

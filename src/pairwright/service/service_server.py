@@ -8,16 +8,18 @@ from pathlib import Path
 from pairwright.engines.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
 from pairwright.service.access import check_binding
-from pairwright.service.rows import entities, repositories
-from pairwright.service.rows import job_rows as jobs
+from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import count_tokens
 from pairwright.service.rows.database import Database
 from pairwright.service.rows.repositories import Blobs
+from pairwright.service.run.usage import remove_job_folders, used_blobs
 from pairwright.service.settings import Context, Settings
 
 
 def serve(settings: Settings, *, host: str, port: int, say: Callable[[str], None]) -> None:
     """Run the service until a signal stops it."""
+    # For all files that this process, its workers and its model servers write.
+    os.umask(0o077)
     # Held for the life of the process; the kernel frees it in any case.
     lock = lock_data(settings.data)
     try:
@@ -46,8 +48,10 @@ def _serve(settings: Settings, host: str, port: int, say: Callable[[str], None])
 def lock_data(data: Path) -> int:
     """Lock the data folder for this process. Raises if another service holds it."""
     try:
-        data.mkdir(parents=True, exist_ok=True)
-        fd = os.open(data / "service.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Folders of earlier versions were open to others.
+        data.chmod(0o700)
+        fd = os.open(data / "service.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise ConfigError(f"--data {data}: {error.strerror or error}") from None
     try:
@@ -72,11 +76,7 @@ def tidy(context: Context) -> None:
                     "description": "where things without a namespace go",
                 }
                 entities.insert(connection, kind, "", "default", document)
-        # Files of all commits, and of jobs that have not ended: their repository may be deleted by now.
-        used = repositories.blobs_in_use(connection)
-        for row in jobs.in_states(connection, (*jobs.WAITING, *jobs.WITH_WORKER)):
-            used |= {file["sha256"] for file in jobs.work_of(row)["files"]}
+        used = used_blobs(context, connection)
     # Two hex digits, then the whole hash.
-    for path in context.blobs.folder.glob("??/*"):
-        if path.name not in used:
-            path.unlink(missing_ok=True)
+    context.blobs.remove({path.name for path in context.blobs.folder.glob("??/*")} - used)
+    remove_job_folders(context)

@@ -3,8 +3,15 @@
 DATA/state.sqlite3     database (unless PostgreSQL is used)       DATA/blobs/   files by their sha256
 DATA/jobs/<id>/        one job: data, run folder, log             DATA/deployments/<id>/   one model server: log
 DATA/incoming/         uploads in progress                        DATA/service.lock        held while serving
+DATA/secret            key of the model servers' secrets
+
+Everything in it is for the operator's user alone (0700, 0600).
 """
 
+import hashlib
+import hmac
+import os
+import re
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -12,10 +19,13 @@ from pathlib import Path
 
 from fastapi import Request
 
+from pairwright.paths import write_bytes
 from pairwright.service.rows.database import Database
 from pairwright.service.rows.repositories import Blobs
 
 MEGABYTE = 2**20
+# An absolute path with at least one folder, and its last part. URLs are none: a colon or a slash stands before.
+_PATH = re.compile(r"(?<![\w:/.~-])~?/(?:[^\s'\"`:;,()<>|/]+/)+([^\s'\"`:;,()<>|/]*)")
 WORK_FILE = "work.json"  # what the worker of a job is to do, in the job's folder
 
 
@@ -32,6 +42,14 @@ class Settings:
     max_upload_bytes: int = 2048 * MEGABYTE
     max_files: int = 10_000
     read_timeout_seconds: float = 30.0
+    # Of a dataset that is read when a job is submitted; its worker reads the rest.
+    check_bytes: int = 32 * MEGABYTE
+    # What a namespace may keep: uploaded files, and the folders of its jobs. None: no limit.
+    quota_bytes: int | None = None
+    # Whether the trainer's checkpoints stay when a job is completed or cancelled.
+    keep_checkpoints: bool = False
+    # Hosts that deployments may lead to with external_endpoint, such as https://models.example.
+    external_endpoints: tuple[str, ...] = ()
     # How long a worker may give no sign; how long it may take to save and stop; how long a model may take to load.
     stall_seconds: float = 3600.0
     stop_seconds: float = 30.0
@@ -69,6 +87,29 @@ class Settings:
     def deployment_folder(self, identity: str) -> Path:
         return self.deployments / identity
 
+    def secret_of(self, identity: str) -> str:
+        """Return the secret of a deployment's model server: the same after a restart of the service."""
+        path = self.data / "secret"
+        try:
+            key = path.read_bytes()
+        except FileNotFoundError:
+            key = os.urandom(32)
+            write_bytes(path, key)
+            path.chmod(0o600)
+        return hmac.new(key, identity.encode(), hashlib.sha256).hexdigest()
+
+    def hide_paths(self, text: str) -> str:
+        """Return text for clients: paths of this machine become their last part.
+
+        >>> Settings(data=Path("/srv/pw")).hide_paths("/srv/pw/jobs/a/run: no space; see /home/ada/models/tiny")
+        'run: no space; see tiny'
+        """
+        # Roots first, since they may hold spaces.
+        for root in (str(self.data), str(Path.cwd()), str(Path.home()), sys.prefix, sys.base_prefix):
+            if len(root) > 1:
+                text = text.replace(root + "/", "/./")
+        return _PATH.sub(lambda match: match[1] or ".", text)
+
 
 # Shared state of the routes: settings, database, blob store, and the event that wakes the supervisor
 
@@ -80,6 +121,8 @@ class Context:
     blobs: Blobs
     needs_token: bool = False
     wake: threading.Event = field(default_factory=threading.Event)
+    # Monotonic time at which a deployment was asked last, by id.
+    asked: dict[str, float] = field(default_factory=dict)
 
 
 def context_of(request: Request) -> Context:

@@ -38,6 +38,11 @@ def serve_jobs(
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Largest upload.")] = 2048,
     stall_minutes: Annotated[float, typer.Option(min=0.05, help="End a job that is silent for this long.")] = 60.0,
     stop_seconds: Annotated[float, typer.Option(min=0, help="What a worker gets to save a checkpoint.")] = 30.0,
+    quota_gb: Annotated[float | None, typer.Option(min=0, help="What a namespace may keep on disk.")] = None,
+    keep_checkpoints: Annotated[bool, typer.Option(help="Keep the checkpoints of jobs that ended.")] = False,
+    external_endpoint: Annotated[
+        list[str] | None, typer.Option(help="Host that deployments may lead to, https://...; repeat for more.")
+    ] = None,
 ) -> None:
     """Serve fine-tuning jobs over HTTP, in the protocol of NeMo Customizer."""
     from pairwright.service import Settings
@@ -51,6 +56,9 @@ def serve_jobs(
         max_upload_bytes=max_upload_mb * 2**20,  # MiB to bytes
         stall_seconds=stall_minutes * 60,
         stop_seconds=stop_seconds,
+        quota_bytes=None if quota_gb is None else int(quota_gb * 1e9),
+        keep_checkpoints=keep_checkpoints,
+        external_endpoints=tuple(external_endpoint or ()),
     )
     serve(settings, host=host, port=port, say=say)
 
@@ -173,7 +181,7 @@ def _open_database(data: Path, database: str | None) -> "Database":
     from pairwright.service.rows.database import Database
 
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise ConfigError(f"--data {data}: {error.strerror or error}") from None
     return Database(Settings(data=data.resolve(), database_url=database).url)

@@ -30,6 +30,7 @@ from starlette.routing import Route
 from pairwright.collect.completion import one_line
 from pairwright.collect.proxy.exchange import ENCODINGS, Exchanges, NotRecorded, Place, final_response
 from pairwright.collect.proxy.feedback import FeedbackLog, parse_feedback
+from pairwright.engines.listening import is_foreign
 from pairwright.errors import ConfigError
 from pairwright.records.experience import Experience
 from pairwright.store.table import Table
@@ -203,6 +204,12 @@ class Proxy:
         self.counts.not_recorded[known] += 1
 
     async def _take_feedback(self, request: Request) -> Response:
+        # A web page in a local browser may send plain text anywhere without being asked; JSON it may not.
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json":
+            return _error(415, f"feedback: got content-type {media_type[:100]!r}, expected application/json")
+        if is_foreign("localhost", request.headers.get("origin")):
+            return _error(403, "feedback: it comes from a web page of another host")
         body = await read_body(request)
         if body is None:
             return _error(413, f"the request has more than {MAX_REQUEST_BYTES:,} bytes")

@@ -20,10 +20,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pairwright import __version__
-from pairwright.service.api import deployment_routes, entity_routes, job_routes
+from pairwright.service.access import Authentication
+from pairwright.service.api import deployment_routes, entity_routes, job_routes, model_routes
 from pairwright.service.api_errors import Refusal, answer_refusal
-from pairwright.service.hub import hub_routes as hub
+from pairwright.service.hub import hub_routes, model_repository_routes
 from pairwright.service.hub.commit_body import storage_refusal
+from pairwright.service.openai_api import file_routes, fine_tuning_routes
 from pairwright.service.page import page_routes
 from pairwright.service.run.deployments import Deployments
 from pairwright.service.run.queue import JobQueue
@@ -33,6 +35,7 @@ from pairwright.service.settings import Context, Settings
 
 # Bytes of path and query.
 MAX_TARGET = 8_000
+SLOWEST_BYTES_PER_SECOND = 4096
 
 
 class Limits:
@@ -51,7 +54,7 @@ class Limits:
         try:
             _check_head(scope, limit)
         except Refusal as refusal:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope["path"])(scope, receive, send)
             return
         body = _Body(receive, limit, self._settings.read_timeout_seconds)
         answered = False
@@ -70,11 +73,11 @@ class Limits:
                 raise
         # whatever the route made of a body that was refused, the refusal is the answer
         if body.refusal is not None and not answered:
-            await body.refusal.response()(scope, receive, send)
+            await body.refusal.response(scope["path"])(scope, receive, send)
 
     def _limit(self, scope: Scope) -> int:
         # Commits carry files; chat requests may carry long conversations; all other bodies are small documents.
-        if scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]:
+        if scope["path"] == "/v1/files" or (scope["path"].startswith("/v1/hf/api/") and "/commit/" in scope["path"]):
             return self._settings.max_upload_bytes
         if scope["path"].startswith(("/v1/hf/api/", "/deployments/", "/v1/chat/", "/v1/completions")):
             return max(16 * 2**20, self._settings.max_body_bytes)
@@ -90,6 +93,7 @@ class _Body:
         self._timeout_seconds = timeout_seconds
         self._seen = 0
         self._done = False
+        self._deadline = time.monotonic() + 2 * timeout_seconds
         self.refusal: Refusal | None = None
 
     async def receive(self) -> Message:
@@ -97,7 +101,9 @@ class _Body:
         if self._done:  # waiting for the end of the connection
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), self._timeout_seconds)
+            # The whole body has a time as well, by its size: a byte now and then does not hold a connection for ever.
+            rest = self._deadline + self._seen / SLOWEST_BYTES_PER_SECOND - time.monotonic()
+            message = await asyncio.wait_for(self._receive(), max(0.0, min(self._timeout_seconds, rest)))
         except TimeoutError:
             raise self._refused(
                 408, "slow_body", f"no more of the body for {self._timeout_seconds:g} seconds"
@@ -175,7 +181,12 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.state.context = context
     app.state.requests = Counter[tuple[str, int]]()
     app.state.supervisor = None
-    for module in (page_routes, entity_routes, job_routes, deployment_routes, hub):
+    routes = (
+        page_routes, entity_routes, job_routes, deployment_routes, model_routes, file_routes, fine_tuning_routes,
+        # Last: it has a route for all other paths of the hub.
+        model_repository_routes, hub_routes,
+    )  # fmt: skip
+    for module in routes:
         app.include_router(module.router)
     app.add_exception_handler(Refusal, answer_refusal)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -184,6 +195,7 @@ def create_app(context: Context, *, supervise: bool = True) -> FastAPI:
     app.add_exception_handler(sa.exc.OperationalError, _database_error)
     app.add_exception_handler(OSError, _storage_error)
     app.add_exception_handler(Exception, _own_fault)
+    app.add_middleware(Authentication, context=context)
     # The middleware added last is the outermost: it also counts what `Limits` refuses.
     app.add_middleware(Limits, settings=context.settings)
     app.add_middleware(_Counted, counts=app.state.requests)
@@ -203,7 +215,7 @@ class Supervisor:
         self._deployments = Deployments(context)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
-        self.last_pass_at = time.time()
+        self.last_pass_at = time.monotonic()
         self.failed_passes = 0
 
     def start(self) -> None:
@@ -229,7 +241,7 @@ class Supervisor:
                 except Exception:  # the boundary of the thread: whatever it was, the next pass tries again
                     self.failed_passes += 1
                     logger.exception("a pass over jobs and deployments failed; trying again")
-            self.last_pass_at = time.time()
+            self.last_pass_at = time.monotonic()
             self._context.wake.wait(self._context.settings.tick_seconds)
             self._context.wake.clear()
 
@@ -270,19 +282,21 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if unknown and unknown[0].startswith("hyperparameters."):
         code = "unknown_hyperparameter"
     message = "; ".join(f"{detail['field']}: {detail['message']}" for detail in details[:10])
-    return Refusal(422, code, message, details=details[:50]).response()
+    return Refusal(422, code, message, details=details[:50]).response(request.url.path)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = _CODES.get(error.status_code, "refused")
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response()
+    return Refusal(error.status_code, code, message, headers=dict(error.headers or {})).response(request.url.path)
 
 
 async def _conflict(request: Request, error: Exception) -> Response:
     """Handle concurrent creation of the same name: 409 for the later request."""
-    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response()
+    return Refusal(409, "already_exists", "the same name was taken at the same moment by another request").response(
+        request.url.path
+    )
 
 
 async def _database_error(request: Request, error: Exception) -> Response:
@@ -291,17 +305,17 @@ async def _database_error(request: Request, error: Exception) -> Response:
     if "full" in str(error.orig).lower():
         refusal = storage_refusal(OSError(errno.ENOSPC, "database"))
         assert refusal is not None
-        return refusal.response()
+        return refusal.response(request.url.path)
     return Refusal(
         503, "database_away", "the service's database does not answer; try again", headers={"retry-after": "2"}
-    ).response()
+    ).response(request.url.path)
 
 
 async def _own_fault(request: Request, error: Exception) -> Response:
     """Handle unexpected errors: generic 500, details in the log."""
     return Refusal(
         500, "internal_error", f"{type(error).__name__}: a mistake of the service; its log has more"
-    ).response()
+    ).response(request.url.path)
 
 
 async def _storage_error(request: Request, error: Exception) -> Response:
@@ -309,4 +323,4 @@ async def _storage_error(request: Request, error: Exception) -> Response:
     refusal = storage_refusal(error)
     if refusal is None:
         raise error
-    return refusal.response()
+    return refusal.response(request.url.path)

@@ -1,15 +1,23 @@
-"""Routes of namespaces and datasets: create, read, list, delete."""
+"""Routes of namespaces, projects and datasets: create, read, list, update, delete."""
 
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request
 from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
 
 from pairwright.service.access import CallerIs
 from pairwright.service.api.paging import FILTERED, PagingIs, page_of
 from pairwright.service.api_errors import Refusal
-from pairwright.service.request_models import DatasetBody, NamespaceBody
+from pairwright.service.request_models import (
+    DatasetBody,
+    DatasetUpdate,
+    NamespaceBody,
+    NamespaceUpdate,
+    ProjectBody,
+    ProjectUpdate,
+)
 from pairwright.service.rows import entities
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_name, now
@@ -32,7 +40,7 @@ def create_namespace(body: NamespaceBody, caller: CallerIs, context: ContextIs) 
 
 
 @router.get("/namespaces", openapi_extra=FILTERED)
-def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_namespaces(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Namespaces that the caller may read."""
     with context.database.reading() as connection:
         namespaces = entities.every(connection, entities.NAMESPACE)
@@ -46,6 +54,14 @@ def read_namespace(namespace: str, caller: CallerIs, context: ContextIs) -> Docu
     caller.check(check_name(namespace, "namespace"), write=False)
     with context.database.reading() as connection:
         return entities.get(connection, entities.NAMESPACE, "", namespace)
+
+
+@router.patch("/namespaces/{namespace}")
+def update_namespace(namespace: str, body: NamespaceUpdate, caller: CallerIs, context: ContextIs) -> Document:
+    """Change a namespace."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        return entities.update(connection, entities.NAMESPACE, "", namespace, _changes(body))
 
 
 @router.delete("/namespaces/{namespace}")
@@ -98,7 +114,7 @@ def create_dataset(body: DatasetBody, caller: CallerIs, context: ContextIs) -> D
 
 
 @router.get("/datasets", openapi_extra=FILTERED)
-def list_datasets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_datasets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Datasets that the caller may read."""
     with context.database.reading() as connection:
         datasets = entities.every(connection, entities.DATASET)
@@ -114,6 +130,17 @@ def read_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs
         return entities.get(connection, entities.DATASET, namespace, check_name(name, "name"))
 
 
+@router.patch("/datasets/{namespace}/{name}")
+def update_dataset(namespace: str, name: str, body: DatasetUpdate, caller: CallerIs, context: ContextIs) -> Document:
+    """Change the entry of a dataset."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    if body.files_url is not None:
+        source, _, _ = check_files_url(body.files_url, "files_url")
+        caller.check(source, write=False)
+    with context.database.writing() as connection:
+        return entities.update(connection, entities.DATASET, namespace, check_name(name, "name"), _changes(body))
+
+
 @router.delete("/datasets/{namespace}/{name}")
 def delete_dataset(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
     """Delete the entry of a dataset; its files are deleted through the hub endpoint."""
@@ -121,6 +148,54 @@ def delete_dataset(namespace: str, name: str, caller: CallerIs, context: Context
     with context.database.writing() as connection:
         gone = entities.delete(connection, entities.DATASET, namespace, check_name(name, "name"))
     return _deletion_document(gone["id"])
+
+
+@router.post("/projects")
+def create_project(body: ProjectBody, caller: CallerIs, context: ContextIs) -> Document:
+    """Create a project: a name that other things refer to."""
+    check_name(body.namespace, "namespace")
+    check_name(body.name, "name")
+    caller.check(body.namespace, write=True)
+    with context.database.writing() as connection:
+        return entities.insert(connection, entities.PROJECT, body.namespace, body.name, body.model_dump())
+
+
+@router.get("/projects", openapi_extra=FILTERED)
+def list_projects(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
+    """Projects that the caller may read."""
+    with context.database.reading() as connection:
+        projects = entities.every(connection, entities.PROJECT)
+    mine = [document for document in projects if caller.may(document["namespace"], write=False)]
+    return page_of(mine, asked, {name: _field(name) for name in ("namespace", "name", "project")})
+
+
+@router.get("/projects/{namespace}/{name}")
+def read_project(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+    """One project."""
+    caller.check(check_name(namespace, "namespace"), write=False)
+    with context.database.reading() as connection:
+        return entities.get(connection, entities.PROJECT, namespace, check_name(name, "name"))
+
+
+@router.patch("/projects/{namespace}/{name}")
+def update_project(namespace: str, name: str, body: ProjectUpdate, caller: CallerIs, context: ContextIs) -> Document:
+    """Change a project."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        return entities.update(connection, entities.PROJECT, namespace, check_name(name, "name"), _changes(body))
+
+
+@router.delete("/projects/{namespace}/{name}")
+def delete_project(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Delete a project; what refers to it stays."""
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        gone = entities.delete(connection, entities.PROJECT, namespace, check_name(name, "name"))
+    return _deletion_document(gone["id"])
+
+
+def _changes(body: NamespaceUpdate) -> Document:
+    return body.model_dump(exclude_unset=True)
 
 
 def _create_store_namespace(name: str, caller: Caller, context: Context) -> Document:

@@ -5,21 +5,24 @@ from typing import Annotated, Any
 import sqlalchemy as sa
 from fastapi import APIRouter, Depends, Header, Request
 from sqlalchemy.engine import RowMapping
+from starlette.responses import Response
 
 from pairwright.jobs import process
 from pairwright.jobs.job import JobState
 from pairwright.jobs.local import PROCESS
 from pairwright.service.access import CallerIs
-from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, matches, page_of
+from pairwright.service.api.paging import FILTERED, Getter, Paging, PagingIs, envelope, json_answer, page_of
 from pairwright.service.api_errors import Refusal, not_found
 from pairwright.service.request_models import JobBody
 from pairwright.service.rows import entities
 from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import check_model_name, check_name
+from pairwright.service.rows.entities import check_model_name, check_name, now
 from pairwright.service.rows.job_rows import read_metrics, summary
+from pairwright.service.rows.schema import job_facets as facets
 from pairwright.service.rows.schema import jobs as rows
 from pairwright.service.run.base_models import config_document, target_document
+from pairwright.service.run.job_control import end_job, remove_job, reopen_job
 from pairwright.service.run.submitting import submit
 from pairwright.service.settings import Context, context_of
 
@@ -28,22 +31,16 @@ ContextIs = Annotated[Context, Depends(context_of)]
 Document = dict[str, Any]
 
 
-# Hyperparameters by name, for the filters below.
-def _knob(name: str) -> Getter:
-    return lambda document: document["hyperparameters"].get(name)
-
-
-JOB_FILTERS: dict[str, Getter] = {
-    "namespace": lambda document: document["namespace"],
-    "name": lambda document: document["name"],
-    "project": lambda document: document["project"],
-    "status": lambda document: document["status"],
-    "base_model": lambda document: document["config_snapshot"]["base_model"],
-    "dataset": lambda document: document["dataset"]["name"],
-    **{name: _knob(name) for name in ("batch_size", "epochs", "finetuning_type", "log_every_n_steps", "training_type")},
-}
-# Filters that the database applies; the others need the document.
-_COLUMNS = {"namespace": rows.c.namespace, "status": rows.c.state, "name": rows.c.name}
+# The columns of a filter; a job matches where one of them does.
+_COLUMNS: dict[str, tuple[sa.Column[Any], ...]] = {
+    "namespace": (rows.c.namespace,),
+    "status": (rows.c.state,),
+    "name": (rows.c.name,),
+    "dataset": (facets.c.dataset, facets.c.dataset_path, facets.c.files_url, facets.c.pinned_url),
+    **{name: (facets.c[name],) for name in (
+        "project", "base_model", "batch_size", "epochs", "finetuning_type", "log_every_n_steps", "training_type"
+    )},
+}  # fmt: skip
 
 
 @router.post("/jobs")
@@ -64,31 +61,27 @@ def create_job(
         attempt=x_stainless_retry_count,
         timeout=x_stainless_read_timeout,
     )
-    # Serialized, so that a request sent twice at once still makes one job.
-    with context.database.writing_one_at_a_time("jobs") as connection:
-        row = submit(connection, body, caller, identity)
-    context.wake.set()
-    return jobs.job_document(row)
+    return jobs.job_document(submit(context, body, caller, identity))
 
 
 @router.get("/jobs", openapi_extra=FILTERED)
-def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_jobs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """Jobs that the caller may read, newest first."""
-    where, rest = _conditions(asked, caller)
+    where, joined = _conditions(asked, caller)
     # `number` grows with each job, so it sorts by creation without ties.
     order = rows.c.name if asked.key == "name" else rows.c.updated_at if asked.key == "updated_at" else rows.c.number
-    chosen = sa.select(rows).where(*where).order_by(order.desc() if asked.is_descending else order)
+    numbers = sa.select(rows.c.number).select_from(joined).where(*where)
+    page = numbers.order_by(order.desc() if asked.is_descending else order, rows.c.number.desc())
+    page = page.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
     with context.database.reading() as connection:
-        # Some filter is on the document: all rows are decoded, and the page is cut here.
-        if rest:
-            documents = [jobs.job_document(row) for row in connection.execute(chosen).mappings()]
-            matching = [document for document in documents if matches(document, rest, JOB_FILTERS)]
-            start = (asked.page - 1) * asked.page_size
-            return envelope(matching[start : start + asked.page_size], len(matching), asked)
-        total = connection.scalar(sa.select(sa.func.count()).select_from(rows).where(*where)) or 0
-        page = chosen.offset((asked.page - 1) * asked.page_size).limit(asked.page_size)
-        documents = [jobs.job_document(row) for row in connection.execute(page).mappings()]
-    return envelope(documents, total, asked)
+        total = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where)) or 0
+        # The wide rows are read for the page alone.
+        chosen = list(connection.scalars(page))
+        by_number = {
+            row["number"]: row
+            for row in connection.execute(sa.select(rows).where(rows.c.number.in_(chosen))).mappings()
+        }
+    return envelope([jobs.job_document(by_number[number]) for number in chosen], total, asked)
 
 
 @router.get("/jobs/{job_id}")
@@ -99,7 +92,7 @@ def read_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/jobs/{job_id}/status")
-def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Response:
     """How far a job is, with its curves."""
     row = _job(job_id, caller, context)
     curves = read_metrics(context.settings.run_folder(row["id"]))
@@ -107,32 +100,44 @@ def read_status(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     for name in ("train_loss", "val_loss"):
         curves.setdefault(name, [])
     details = jobs.status_details(row, _progress(row, context))
-    return {**details, "metrics": {"keys": sorted(curves), "metrics": curves}}
+    return json_answer({**details, "metrics": {"keys": sorted(curves), "metrics": curves}})
 
 
 @router.post("/jobs/{job_id}/cancel")
 def cancel_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """Cancel a job: at once if it waits, else as soon as its worker has ended."""
     _job(job_id, caller, context, write=True)
-    with context.database.writing() as connection:
-        # Read again inside the transaction: the job may have moved on since the check.
-        row = jobs.get(connection, job_id)
-        if row["state"] in jobs.WAITING:
-            jobs.move(connection, job_id, JobState.CANCELLED, f"cancelled by {caller.name}")
-        elif row["state"] == JobState.RUNNING:
-            jobs.move(connection, job_id, JobState.CANCELLING, f"cancellation asked for by {caller.name}")
-        elif row["state"] not in (JobState.CANCELLING, JobState.CANCELLED):
-            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
-        row = jobs.get(connection, job_id)
-    context.wake.set()
-    return jobs.job_document(row)
+    return jobs.job_document(end_job(context, job_id, caller, is_paused=False))
+
+
+@router.post("/jobs/{job_id}/pause")
+def pause_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Cancel a job and keep its checkpoints, so that it can be resumed."""
+    _job(job_id, caller, context, write=True)
+    return jobs.job_document(end_job(context, job_id, caller, is_paused=True))
+
+
+@router.post("/jobs/{job_id}/resume")
+def resume_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Put a job that failed, or was paused or cancelled, back into the queue; it goes on from its last checkpoint."""
+    _job(job_id, caller, context, write=True)
+    return jobs.job_document(reopen_job(context, job_id, caller))
+
+
+@router.delete("/jobs/{job_id}")
+def delete_job(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Delete a job that has ended, with its files and its model."""
+    _job(job_id, caller, context, write=True)
+    remove_job(context, job_id)
+    return {"id": job_id, "deleted_at": now(), "message": "deleted"}
 
 
 @router.get("/jobs/{job_id}/container-logs")
 def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
     """The last lines that the worker wrote."""
     row = _job(job_id, caller, context)
-    lines = process.log_end(context.settings.run_folder(row["id"]) / PROCESS, 1000)
+    text = "\n".join(process.log_end(context.settings.run_folder(row["id"]) / PROCESS, 1000))
+    lines = context.settings.hide_paths(text).split("\n") if text else []
     error = None
     if row["state"] == JobState.FAILED:
         last = jobs.status_details(row)["status_logs"][-1]
@@ -147,7 +152,7 @@ def read_logs(job_id: str, caller: CallerIs, context: ContextIs) -> Document:
 
 
 @router.get("/configs", openapi_extra=FILTERED)
-def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """What can be trained: base models with the names that jobs use."""
     with context.database.reading() as connection:
         configs = [config_document(target) for target in entities.every(connection, entities.TARGET)]
@@ -157,6 +162,7 @@ def list_configs(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Docum
         "target_base_model": lambda config: config["target"]["base_model"],
         "target_name": lambda config: config["target"]["name"],
         "target_enabled": lambda config: config["target"]["enabled"],
+        **{name: _options(name) for name in ("training_type", "finetuning_type")},
     }
     return page_of(configs, asked, filters)
 
@@ -168,7 +174,7 @@ def read_config(namespace: str, name: str, caller: CallerIs, context: ContextIs)
 
 
 @router.get("/targets", openapi_extra=FILTERED)
-def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Document:
+def list_targets(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
     """The base models."""
     with context.database.reading() as connection:
         targets = [target_document(target) for target in entities.every(connection, entities.TARGET)]
@@ -209,17 +215,38 @@ def _progress(row: RowMapping, context: Context) -> Document | None:
     return summary(context.settings.run_folder(row["id"]), is_completed=False)
 
 
-def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], dict[str, str]]:
-    """Split the filters into SQL conditions and those left to apply to the documents."""
+def _conditions(asked: Paging, caller: Caller) -> tuple[list[sa.ColumnElement[bool]], sa.FromClause]:
+    """Translate the filters to SQL conditions, and return the tables that they need."""
     where: list[sa.ColumnElement[bool]] = []
-    rest = dict(asked.filters)
-    for name, column in _COLUMNS.items():
-        if name in rest:
-            where.append(column.in_(rest.pop(name).replace("\0", "").split(",")))
+    joined: sa.FromClause = rows
+    for name, wanted in asked.filters.items():
+        key, _, bound = name.partition(".")
+        if bound and key in ("created_at", "updated_at"):
+            # ISO 8601 times compare as text.
+            where.append(rows.c[key] >= wanted if bound == "gte" else rows.c[key] <= wanted)
+            continue
+        if bound or key not in _COLUMNS:
+            known = [*sorted(_COLUMNS), "created_at][gte", "created_at][lte"]
+            raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
+        values = wanted.replace("\0", "").split(",")
+        where.append(sa.or_(*(_one_of(column, values) for column in _COLUMNS[key])))
+        if _COLUMNS[key][0].table is facets and joined is rows:
+            joined = rows.join(facets, facets.c.number == rows.c.number)
     if not caller.is_everywhere:
         # A scope is NAMESPACE or NAMESPACE:RIGHT; either may read.
         where.append(rows.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
-    return where, rest
+    return where, joined
+
+
+def _one_of(column: sa.Column[Any], values: list[str]) -> sa.ColumnElement[bool]:
+    if not isinstance(column.type, sa.Integer):
+        return column.in_(values)
+    # Numbers that no column holds match nothing; PostgreSQL would refuse them.
+    return column.in_([int(value) for value in values if value.isdecimal() and len(value) < 10])
+
+
+def _options(name: str) -> Getter:
+    return lambda config: {option[name] for option in config["training_options"]}
 
 
 def _field(name: str) -> Getter:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, Query, Request
+from starlette.responses import Response
 
 from pairwright.service.api_errors import Refusal
 
@@ -74,7 +76,7 @@ PagingIs = Annotated[Paging, Depends(paging)]
 Getter = Callable[[Document], Any]
 
 
-def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Document:
+def page_of(documents: Sequence[Document], asked: Paging, filters: Mapping[str, Getter]) -> Response:
     """Filter and sort documents in memory, and return one page."""
     matching = [document for document in documents if matches(document, asked.filters, filters)]
     # Every sort key is text: names, or ISO 8601 times, which sort as text.
@@ -96,14 +98,22 @@ def matches(document: Document, asked: Mapping[str, str], filters: Mapping[str, 
         if bound or key not in filters:
             known = [*sorted(filters), "created_at][gte", "created_at][lte"]
             raise Refusal(422, "unknown_filter", f"filter[{name[:64]}]: expected one of {', '.join(known)}")
-        if _text(filters[key](document)) not in wanted.split(","):
+        value = filters[key](document)
+        # A set matches where one of its members does.
+        texts = {_text(item) for item in value} if isinstance(value, set) else {_text(value)}
+        if texts.isdisjoint(wanted.split(",")):
             return False
     return True
 
 
-def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Document:
+def json_answer(value: Any, status: int = 200) -> Response:
+    """Build a JSON response of values that are plain JSON already."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Response:
     """Build the response of a list route: a page with its pagination fields."""
-    return {
+    return json_answer({
         "object": "list",
         "data": list(data),
         "pagination": {
@@ -116,7 +126,7 @@ def envelope(data: Sequence[Document], num_results: int, asked: Paging) -> Docum
         },
         "sort": asked.sort,
         "filter": dict(asked.filters) or None,
-    }
+    })  # fmt: skip
 
 
 def _text(value: Any) -> str:

@@ -1,1 +1,1 @@
-"""Endpoint compatible with the Hugging Face Hub API, for datasets."""
+"""Endpoint compatible with the Hugging Face Hub API: datasets, and the models that jobs made."""

@@ -68,8 +68,8 @@ class Change:
         return dict(sorted({**remaining, **self.files}.items()))
 
 
-def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
-    """Parse the body of a commit, and store its files as blobs."""
+def read_change(body: Path, blobs: Blobs, *, max_files: int, held: list[str]) -> Change:
+    """Parse the body of a commit, and store its files as blobs, which are held until the commit is written."""
     change = Change()
     has_header = False
     for number, line in _lines(body):
@@ -80,7 +80,7 @@ def read_change(body: Path, blobs: Blobs, *, max_files: int) -> Change:
         elif entry.key == "file":
             file = _decode_entry(entry.value, _File, number)
             path = check_path(file.path, f"line {number}: path")
-            change.files[path] = _keep_file(file, blobs, number)
+            change.files[path] = _keep_file(file, blobs, number, held)
             if len(change.files) > max_files:
                 raise Refusal(413, "too_many_files", f"line {number}: more than {max_files:,} files in one commit")
         elif entry.key in ("deletedFile", "deletedFolder"):
@@ -121,7 +121,7 @@ def _decode_entry(data: Any, kind: type[Any], number: int) -> Any:
         raise Refusal(422, "bad_commit_line", f"line {number}: not a line of a commit: {error}") from None
 
 
-def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
+def _keep_file(file: _File, blobs: Blobs, number: int, held: list[str]) -> Blob:
     """Decode the content of a file and store it as a blob."""
     raw = memoryview(file.content)
     # Raw JSON of a string: its quotes are part of it.
@@ -134,7 +134,7 @@ def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
     if file.encoding == "utf-8" or _has_escapes(raw):
         text = _small_text(file, raw, number)
         data = text.encode() if file.encoding == "utf-8" else _base64(text.encode(), number)
-        return blobs.add([data], len(data))
+        return blobs.add([data], len(data), held)
     content = raw[1:-1]
     # Each = stands for one byte less in the last group of three.
     padding = bytes(content[-2:]).count(b"=")
@@ -142,7 +142,7 @@ def _keep_file(file: _File, blobs: Blobs, number: int) -> Blob:
         raise Refusal(422, "bad_base64", f"line {number}: content: {len(content)} characters are no whole base64")
     pieces = (_base64(content[start : start + PIECE], number) for start in range(0, len(content), PIECE))
     try:
-        return blobs.add(pieces, len(content) // 4 * 3 - padding)
+        return blobs.add(pieces, len(content) // 4 * 3 - padding, held)
     except ValueError:
         raise Refusal(422, "bad_base64", f"line {number}: content: not base64") from None
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -17,10 +17,11 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from pairwright.service.access import CallerIs
 from pairwright.service.api_errors import Refusal
 from pairwright.service.hub.commit_body import read_change, spool_body
-from pairwright.service.rows import repositories
+from pairwright.service.rows import entities, repositories
 from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_name, check_path
-from pairwright.service.rows.repositories import Commit, Tree
+from pairwright.service.rows.repositories import Blob, Commit, Tree
+from pairwright.service.run.usage import check_quota, free_blobs
 from pairwright.service.settings import Context, context_of
 
 router = APIRouter(prefix="/v1/hf", tags=["datasets on the hub endpoint"])
@@ -75,7 +76,8 @@ def delete_repository(body: RepositoryBody, caller: CallerIs, context: ContextIs
     namespace, name = _repository(body)
     caller.check(namespace, write=True)
     with context.database.writing() as connection:
-        repositories.delete_repository(connection, namespace, name)
+        hashes = repositories.delete_repository(connection, namespace, name)
+    free_blobs(context, hashes)
     return {"deleted": f"{namespace}/{name}"}
 
 
@@ -99,12 +101,12 @@ async def commit(
     namespace: str, name: str, revision: str, request: Request, caller: CallerIs, context: ContextIs
 ) -> dict[str, Any]:
     """Commit files: `application/x-ndjson`, a header line, then one line a file."""
-    if revision != repositories.MAIN or request.query_params.get("create_pr"):
-        raise Refusal(422, "no_branches", "commits go to 'main'; there are no branches or pull requests")
-    # Repository and rights are checked before the body, which may be gigabytes, is read.
-    await run_in_threadpool(_commit, context, caller, namespace, name, revision, write=True)
+    if request.query_params.get("create_pr") in ("1", "true"):
+        raise Refusal(422, "no_pull_requests", "commits go to a branch; there are no pull requests")
+    # Repository, branch and rights are checked before the body, which may be gigabytes, is read.
+    branch = await run_in_threadpool(_branch, context, caller, namespace, name, revision)
     async with spool_body(request, context.blobs) as body:
-        oid = await run_in_threadpool(_commit_body, context, namespace, name, body)
+        oid = await run_in_threadpool(_commit_body, context, namespace, name, body, branch)
     url = f"datasets/{namespace}/{name}/commit/{oid}"
     return {"success": True, "commitOid": oid, "commitUrl": url, "hookOutput": ""}
 
@@ -124,25 +126,118 @@ def revision_information(
 
 
 @router.get("/api/datasets/{namespace}/{name}/refs")
-def references(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
-    """The one branch."""
+def read_references(namespace: str, name: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+    """Branches and tags."""
     newest = _commit(context, caller, namespace, name, repositories.MAIN)
-    main = {"name": "main", "ref": "refs/heads/main", "targetCommit": newest.oid}
-    return {"branches": [main], "converts": [], "tags": [], "pullRequests": []}
+    with context.database.reading() as connection:
+        branches = repositories.list_references(connection, namespace, name, repositories.BRANCH)
+        tags = repositories.list_references(connection, namespace, name, repositories.TAG)
+    heads = {repositories.MAIN: newest.oid} | {row["reference"]: row["oid"] for row in branches}
+    return {
+        "branches": [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid} for name, oid in heads.items()],
+        "tags": [
+            {"name": row["reference"], "ref": f"refs/tags/{row['reference']}", "targetCommit": row["oid"]}
+            for row in tags
+        ],
+        "converts": [],
+        "pullRequests": [],
+    }
+
+
+class BranchBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    startingPoint: str | None = Field(default=None, max_length=200)
+
+
+class TagBody(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    tag: str = Field(max_length=128)
+    message: str | None = Field(default=None, max_length=10_000)
+
+
+@router.post("/api/datasets/{namespace}/{name}/branch/{branch:path}")
+def create_branch(
+    namespace: str, name: str, branch: str, body: BranchBody, caller: CallerIs, context: ContextIs
+) -> dict[str, Any]:
+    """Create a branch, at the head of `main` or at another revision."""
+    check_name(branch, "branch")
+    start = _commit(context, caller, namespace, name, body.startingPoint or repositories.MAIN, write=True)
+    with context.database.writing() as connection:
+        repositories.create_reference(
+            connection, namespace, name, kind=repositories.BRANCH, reference=branch, oid=start.oid
+        )
+    return {"name": branch, "targetCommit": start.oid}
+
+
+@router.delete("/api/datasets/{namespace}/{name}/branch/{branch:path}")
+def delete_branch(namespace: str, name: str, branch: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+    """Delete a branch; its commits stay."""
+    _delete_reference(context, caller, namespace, name, repositories.BRANCH, branch)
+    return {"deleted": branch}
+
+
+@router.post("/api/datasets/{namespace}/{name}/tag/{revision:path}")
+def create_tag(
+    namespace: str, name: str, revision: str, body: TagBody, caller: CallerIs, context: ContextIs
+) -> dict[str, Any]:
+    """Name a revision."""
+    check_name(body.tag, "tag")
+    commit = _commit(context, caller, namespace, name, revision, write=True)
+    with context.database.writing() as connection:
+        repositories.create_reference(
+            connection,
+            namespace,
+            name,
+            kind=repositories.TAG,
+            reference=body.tag,
+            oid=commit.oid,
+            message=body.message or "",
+        )
+    return {"name": body.tag, "targetCommit": commit.oid}
+
+
+@router.delete("/api/datasets/{namespace}/{name}/tag/{tag:path}")
+def delete_tag(namespace: str, name: str, tag: str, caller: CallerIs, context: ContextIs) -> dict[str, Any]:
+    """Delete a tag."""
+    _delete_reference(context, caller, namespace, name, repositories.TAG, tag)
+    return {"deleted": tag}
 
 
 @router.get("/api/datasets/{namespace}/{name}/commits/{revision}")
 def commit_list(namespace: str, name: str, revision: str, caller: CallerIs, context: ContextIs) -> list[dict[str, Any]]:
-    """The commits, newest first."""
+    """The commits that lead to a revision, newest first."""
     start = _commit(context, caller, namespace, name, revision)
     with context.database.reading() as connection:
-        commits = repositories.history(connection, namespace, name)
-    # The history from this revision back.
-    position = next(number for number, item in enumerate(commits) if item.oid == start.oid)
+        commits = repositories.history(connection, namespace, name, start=start.oid)
     return [
-        {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []}
-        for item in commits[position:]
+        {"id": item.oid, "title": item.title, "message": "", "date": item.created_at, "authors": []} for item in commits
     ]
+
+
+@router.get("/api/datasets")
+def list_repositories(
+    caller: CallerIs,
+    context: ContextIs,
+    author: Annotated[str | None, Query(max_length=200)] = None,
+    search: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> list[dict[str, Any]]:
+    """The dataset repositories that the caller may read."""
+    with context.database.reading() as connection:
+        everything = entities.every(connection, entities.REPOSITORY)
+        mine = [
+            item
+            for item in everything
+            if caller.may(item["namespace"], write=False)
+            and author in (None, item["namespace"])
+            and (search or "").lower() in f"{item['namespace']}/{item['name']}".lower()
+        ][:limit]
+        return [
+            _information(
+                item["namespace"], item["name"], repositories.head(connection, item["namespace"], item["name"])
+            )
+            for item in mine
+        ]
 
 
 @router.get("/api/datasets/{namespace}/{name}/tree/{revision}")
@@ -162,7 +257,7 @@ def tree_below(
     commit = _commit(context, caller, namespace, name, revision)
     folder = check_path(path.rstrip("/")) + "/"
     if not any(file.startswith(folder) for file in commit.tree):
-        raise _no_entry(namespace, name, path)
+        raise no_entry(namespace, name, path)
     return _entries(commit, folder, recursive=recursive)
 
 
@@ -187,21 +282,29 @@ def resolve(
     commit = _commit(context, caller, namespace, name, revision)
     blob = commit.tree.get(check_path(path))
     if blob is None:
-        raise _no_entry(namespace, name, path)
+        raise no_entry(namespace, name, path)
+    return file_answer(context.blobs.path(blob.sha256), blob, commit.oid)
+
+
+def file_answer(path: Path, blob: Blob, oid: str) -> Response:
+    """Build the response with a file of a commit."""
     # Clients cache by etag. An uploaded HTML file must not run in a browser as a page of this service.
     headers = {
         "etag": f'"{blob.git}"',
-        "x-repo-commit": commit.oid,
+        "x-repo-commit": oid,
         "accept-ranges": "bytes",
         "x-content-type-options": "nosniff",
         "content-disposition": "attachment",
     }
-    return FileResponse(context.blobs.path(blob.sha256), headers=headers, media_type="application/octet-stream")
+    return FileResponse(path, headers=headers, media_type="application/octet-stream")
 
 
 def _repository(body: RepositoryBody) -> tuple[str, str]:
     if body.type != "dataset":
-        raise Refusal(422, "only_datasets", f"type: got {body.type[:40]!r}, expected 'dataset'")
+        message = (
+            f"type: got {body.type[:40]!r}, expected 'dataset': models are made by jobs, and deleted at /v1/models"
+        )
+        raise Refusal(422, "only_datasets", message)
     organization, name = body.organization, body.name
     if organization is None and "/" in name:
         # The organization comes in a field of its own, or as part of the name.
@@ -219,9 +322,25 @@ def _commit(
         return repositories.commit_at(connection, namespace, name, revision)
 
 
-def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str:
-    """Apply the body of a commit request to the head of the repository. Returns the commit id."""
-    change = read_change(body, context.blobs, max_files=context.settings.max_files)
+def _branch(context: Context, caller: Caller, namespace: str, name: str, revision: str) -> str:
+    """Return the branch that a commit goes to. Raises a refusal if there is none, or the caller may not write."""
+    branch = revision.removeprefix("refs/heads/")
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.reading() as connection:
+        repositories.head(connection, namespace, check_name(name, "name"), branch)
+    return branch
+
+
+def _delete_reference(context: Context, caller: Caller, namespace: str, name: str, kind: str, reference: str) -> None:
+    caller.check(check_name(namespace, "namespace"), write=True)
+    check_name(reference, kind)
+    with context.database.writing() as connection:
+        repositories.delete_reference(connection, namespace, check_name(name, "name"), kind=kind, reference=reference)
+
+
+def _commit_body(context: Context, namespace: str, name: str, body: Path, branch: str) -> str:
+    """Apply the body of a commit request to the head of a branch. Returns the commit id."""
+    check_quota(context, namespace, body.stat().st_size * 3 // 4)
 
     def changed(tree: Tree) -> Tree:
         after = change.apply(tree)
@@ -233,50 +352,60 @@ def _commit_body(context: Context, namespace: str, name: str, body: Path) -> str
             raise Refusal(422, "path_is_folder", f"{clash[0]!r} would be a file and a folder")
         return after
 
-    # Serialized for each repository: the new tree is made from the head, which must not move meanwhile.
-    with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
-        return repositories.add_commit(
-            connection, namespace, name, title=change.title, parent=change.parent, change=changed
-        )
+    with context.blobs.hold() as held:
+        change = read_change(body, context.blobs, max_files=context.settings.max_files, held=held)
+        # Serialized for each repository: the new tree is made from the head, which must not move meanwhile.
+        with context.database.writing_one_at_a_time(f"repository/{namespace}/{name}") as connection:
+            return repositories.add_commit(
+                connection, namespace, name, title=change.title, parent=change.parent, change=changed, branch=branch
+            )
 
 
-def _information(namespace: str, name: str, found: Commit) -> dict[str, Any]:
+def _information(namespace: str, name: str, commit: Commit) -> dict[str, Any]:
+    return repository_document(namespace, name, commit.oid, commit.created_at, commit.tree)
+
+
+def repository_document(namespace: str, name: str, oid: str, created_at: str, tree: Tree) -> dict[str, Any]:
     """Build the repository info of the Hub API."""
     return {
-        "_id": found.oid[:24],
+        "_id": oid[:24],
         "id": f"{namespace}/{name}",
         "author": namespace,
-        "sha": found.oid,
+        "sha": oid,
         # Milliseconds, as the hub writes times.
-        "lastModified": found.created_at[:23] + "Z",
-        "createdAt": found.created_at[:23] + "Z",
+        "lastModified": created_at[:23] + "Z",
+        "createdAt": created_at[:23] + "Z",
         "private": False,
         "gated": False,
         "disabled": False,
         "tags": [],
         "downloads": 0,
         "likes": 0,
-        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in found.tree.items()],
+        "siblings": [{"rfilename": path, "size": blob.size, "blobId": blob.git} for path, blob in tree.items()],
     }
 
 
-def _entries(found: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+def _entries(commit: Commit, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
+    return list_entries(commit.oid, commit.tree, folder, recursive=recursive)
+
+
+def list_entries(oid: str, tree: Tree, folder: str, *, recursive: bool) -> list[dict[str, Any]]:
     """List the files and folders below `folder`, which is empty or ends with a slash."""
     entries: dict[str, dict[str, Any]] = {}
-    for path, blob in found.tree.items():
+    for path, blob in tree.items():
         if not path.startswith(folder):
             continue
         parts = path[len(folder) :].split("/")
         # Folders on the way to the file; without `recursive` only the first level.
         for depth in range(1, len(parts) if recursive else min(2, len(parts))):
             name = folder + "/".join(parts[:depth])
-            entries.setdefault(name, {"type": "directory", "oid": found.oid, "size": 0, "path": name})
+            entries.setdefault(name, {"type": "directory", "oid": oid, "size": 0, "path": name})
         if recursive or len(parts) == 1:
             entries[path] = {"type": "file", "oid": blob.git, "size": blob.size, "path": path}
     return [entries[path] for path in sorted(entries)]
 
 
-def _no_entry(namespace: str, name: str, path: str) -> Refusal:
+def no_entry(namespace: str, name: str, path: str) -> Refusal:
     return Refusal(
         # Clients turn this header into the exception of that name.
         404,
@@ -290,4 +419,4 @@ def _no_entry(namespace: str, name: str, path: str) -> Refusal:
 @router.api_route("/{rest:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD"], include_in_schema=False)
 def nothing_else(rest: str, caller: CallerIs) -> JSONResponse:
     """Calls of the hub's API that this endpoint does not have."""
-    raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint serves datasets only")
+    raise Refusal(404, "unknown_route", f"/v1/hf/{rest[:200]}: this endpoint has no such call")

@@ -54,13 +54,21 @@ def page_file(name: str) -> Response:
 
 
 @router.get("/health")
+@router.get("/health/ready")
+@router.get("/v1/health/ready")
 def health(request: Request) -> JSONResponse:
     """200 while requests are answered and jobs are looked after."""
     supervisor: Any = request.app.state.supervisor
     # Seconds. Many times a tick, so that a slow pass is not taken for a dead thread.
-    is_well = supervisor is None or (supervisor.is_running and time.time() - supervisor.last_pass_at < 120)
+    is_well = supervisor is None or (supervisor.is_running and time.monotonic() - supervisor.last_pass_at < 120)
     body = {"status": "ok" if is_well else "failing", "version": __version__}
     return JSONResponse(body, 200 if is_well else 503)
+
+
+@router.get("/v1/health/live")
+def is_live() -> dict[str, str]:
+    """200 while requests are answered."""
+    return {"status": "ok", "version": __version__}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

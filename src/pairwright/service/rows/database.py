@@ -4,11 +4,14 @@
 avoids deadlocks between writers. Committed writes are durable.
 """
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
@@ -43,6 +46,11 @@ class Database:
             event.listen(self._engine, "begin", _begin_sqlite)
         # The same pool; `_begin_sqlite` reads the option.
         self._writer = self._engine.execution_options(writes=True)
+        if self.is_sqlite and parsed.database:
+            # Rows are nobody else's business; the files of the write-ahead log take the mode of this one.
+            with contextlib.suppress(OSError):
+                os.close(os.open(parsed.database, os.O_CREAT | os.O_RDWR, 0o600))
+                os.chmod(parsed.database, 0o600)
         self._create()
 
     @contextmanager
@@ -80,6 +88,8 @@ class Database:
                 if version is None:
                     row = {"key": "version", "value": str(schema.SCHEMA_VERSION)}
                     connection.execute(sa.insert(schema.service).values(row))
+                elif int(version) == 1:
+                    version = _migrate_to_2(connection)
         except sa.exc.DatabaseError as error:
             raise PairwrightError(f"the service's database cannot be opened: {error.orig}") from None
         if version is not None and int(version) != schema.SCHEMA_VERSION:
@@ -87,6 +97,35 @@ class Database:
                 f"the service's database has version {version}, this pairwright knows {schema.SCHEMA_VERSION}: "
                 "use the pairwright that wrote it, or another --data"
             )
+
+
+def _migrate_to_2(connection: Connection) -> str:
+    """Add what filters and orders of jobs read; the tables themselves were created before. Returns the version."""
+    for index in schema.jobs.indexes:
+        index.create(connection, checkfirst=True)
+    query = sa.select(schema.jobs.c.number, schema.jobs.c.created_at, schema.jobs.c.document)
+    for number, created_at, document in connection.execute(query).all():
+        row = facets_of(number, created_at, msgspec.json.decode(document))
+        connection.execute(sa.insert(schema.job_facets).values(row))
+    connection.execute(sa.update(schema.service).where(schema.service.c.key == "version").values(value="2"))
+    return "2"
+
+
+def facets_of(number: int, created_at: str, document: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of `job_facets` for the document of a job."""
+    knobs, dataset = document["hyperparameters"], document["dataset"]
+    return {
+        "number": number,
+        "created_at": created_at,
+        "project": document["project"],
+        "base_model": document["config_snapshot"]["base_model"],
+        "dataset": dataset["name"],
+        "dataset_path": f"{dataset['namespace']}/{dataset['name']}",
+        "files_url": dataset["files_url"].partition("@")[0],
+        "pinned_url": dataset["files_url"],
+        **{name: knobs[name] for name in ("training_type", "finetuning_type", "batch_size", "epochs")},
+        "log_every_n_steps": knobs["log_every_n_steps"],
+    }
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

@@ -4,6 +4,7 @@ An entity is a key, timestamps and a JSON document. Names and paths from request
 used in a row or a path.
 """
 
+import hashlib
 import os
 import re
 import time
@@ -102,6 +103,11 @@ def split_reference(value: str, field: str) -> tuple[str, str]:
     return check_name(namespace, f"{field} (namespace)"), check_name(name, f"{field} (name)")
 
 
+def short_hash(text: str) -> str:
+    """A name made of any text: letters and digits."""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:20]
+
+
 def instance_id() -> str:
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
@@ -114,6 +120,9 @@ DATASET = "dataset"
 REPOSITORY = "repository"
 TARGET = "target"
 DEPLOYMENT_CONFIG = "deployment config"
+PROJECT = "project"
+MODEL = "model"
+FILE = "file"  # of OpenAI's files API
 PREFIXES = {
     NAMESPACE: "ns",
     STORE_NAMESPACE: "ns",
@@ -121,6 +130,9 @@ PREFIXES = {
     REPOSITORY: "repo",
     TARGET: "cust-target",
     DEPLOYMENT_CONFIG: "deployment-config",
+    PROJECT: "project",
+    MODEL: "model",
+    FILE: "file",
 }
 
 Document = dict[str, Any]
@@ -176,6 +188,13 @@ def get(connection: Connection, kind: str, namespace: str, name: str, *, hint: s
 
 def find(connection: Connection, kind: str, namespace: str, name: str) -> Document | None:
     row = row_of(connection, kind, namespace, name)
+    return None if row is None else _document(row)
+
+
+def find_by_name(connection: Connection, kind: str, name: str) -> Document | None:
+    """Return an entity whose name is unique in all namespaces, or None."""
+    chosen = sa.select(entities).where(entities.c.kind == kind, entities.c.name == name)
+    row = connection.execute(chosen).mappings().first()
     return None if row is None else _document(row)
 
 

@@ -19,8 +19,9 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.jobs.job import JobState, states_before
 from pairwright.ledger.run_status import Status, last_losses, read_status
 from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.rows.database import facets_of
 from pairwright.service.rows.entities import age_seconds, now
-from pairwright.service.rows.schema import jobs
+from pairwright.service.rows.schema import job_facets, jobs
 
 # Progress of a job, from its run folder: `train.json` (state and steps) and `metrics.jsonl` (curves)
 
@@ -40,6 +41,9 @@ NOTHING_YET: dict[str, Any] = {
     "best_epoch": None,
     "train_loss": None,
     "val_loss": None,
+    # Rows longer than max_seq_length, which were cut; and rows that it refused. None: not encoded yet.
+    "truncated_rows": None,
+    "refused_rows": None,
 }
 _NOT_CURVES = frozenset({"step", "epoch", "time"})
 
@@ -82,12 +86,25 @@ def summary(folder: Path, *, is_completed: bool, before: dict[str, Any] | None =
             steps_per_epoch=run.steps_per_epoch or None,
             epochs_completed=int(run.epoch) if run.epoch else epoch_of(run.step),
             best_epoch=_best_epoch(run),
+            **_row_counts(run),
         )
         losses = zip(("train_loss", "val_loss"), last_losses(folder), strict=True)
         facts.update((name, loss) for name, loss in losses if loss is not None)
     if is_completed:
         facts["percentage_done"] = 100.0
     return facts
+
+
+def _row_counts(run: Status) -> dict[str, Any]:
+    """What the trainer counted while it encoded the rows, summed over its channels."""
+    if not run.counts:
+        return {}
+    return {
+        "truncated_rows": sum(counts.get("truncated", 0) for counts in run.counts.values()),
+        "refused_rows": sum(
+            number for counts in run.counts.values() for name, number in counts.items() if name.startswith("refused: ")
+        ),
+    }
 
 
 def _best_epoch(run: Status) -> int | None:
@@ -118,6 +135,7 @@ def _time(value: Any) -> str | None:
 Document = dict[str, Any]
 WAITING = (JobState.CREATED, JobState.PENDING)
 WITH_WORKER = (JobState.RUNNING, JobState.CANCELLING)
+REOPENED = (JobState.FAILED, JobState.CANCELLED)
 MAX_LOG_ENTRIES = 100
 # Of a client between two attempts, at most.
 RETRY_BACKOFF_SECONDS = 20.0
@@ -181,13 +199,7 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
     taken = sa.select(jobs.c.id).where(jobs.c.namespace == namespace, jobs.c.name == name)
     if connection.scalar(taken) is not None:
         raise Refusal(409, "job_exists", f"there is already a job named {name!r} in namespace {namespace!r}")
-    written = sa.select(jobs.c.id).where(
-        jobs.c.output_model == document["output_model"],
-        jobs.c.state.not_in([JobState.FAILED, JobState.CANCELLED]),
-    )
-    if (other := connection.scalar(written)) is not None:
-        message = f"output_model: {document['output_model']!r} is made by job {other}: choose another"
-        raise Refusal(409, "output_model_exists", message)
+    refuse_taken_model(connection, document["output_model"])
     row = {
         "id": identity,
         "namespace": namespace,
@@ -208,7 +220,50 @@ def insert(connection: Connection, document: Document, request: Request) -> RowM
         "log": msgspec.json.encode([_entry(moment, "created", None)]).decode(),
     }
     connection.execute(sa.insert(jobs).values(row))
-    return get(connection, identity)
+    inserted = get(connection, identity)
+    connection.execute(sa.insert(job_facets).values(facets_of(inserted["number"], moment, document)))
+    return inserted
+
+
+def refuse_taken_model(connection: Connection, model: str) -> None:
+    """Raise a 409 refusal if another job makes, or has made, a model of this name."""
+    written = sa.select(jobs.c.id).where(jobs.c.output_model == model, jobs.c.state.not_in(REOPENED))
+    if model and (other := connection.scalar(written)) is not None:
+        message = f"output_model: {model!r} is made by job {other}: choose another"
+        raise Refusal(409, "output_model_exists", message)
+
+
+def delete(connection: Connection, identity: str) -> None:
+    """Delete the row of a job that has ended."""
+    number = sa.select(jobs.c.number).where(jobs.c.id == identity).scalar_subquery()
+    connection.execute(sa.delete(job_facets).where(job_facets.c.number == number))
+    connection.execute(sa.delete(jobs).where(jobs.c.id == identity))
+
+
+def reopen(connection: Connection, identity: str, message: str) -> bool:
+    """Put a job that failed or was cancelled back into the queue. Returns False if it is in another state.
+
+    The one way back from a final state: its checkpoints are there, and somebody asked for it.
+    """
+    row = get(connection, identity)
+    if row["state"] not in REOPENED:
+        return False
+    moment = now()
+    log = [*msgspec.json.decode(row["log"]), _entry(moment, message, None)][-MAX_LOG_ENTRIES:]
+    changed = connection.execute(
+        sa.update(jobs)
+        .where(jobs.c.id == identity, jobs.c.state == row["state"])
+        .values(state=JobState.PENDING.value, updated_at=moment, log=msgspec.json.encode(log).decode(), idle_starts=0)
+    )
+    return changed.rowcount == 1
+
+
+def set_document(connection: Connection, identity: str, **changes: Any) -> None:
+    """Change fields of a job's document."""
+    document = msgspec.json.decode(get(connection, identity)["document"])
+    document.update(changes)
+    text = msgspec.json.encode(document).decode()
+    connection.execute(sa.update(jobs).where(jobs.c.id == identity).values(document=text))
 
 
 def get(connection: Connection, identity: str) -> RowMapping:
@@ -245,8 +300,8 @@ def move(
 def job_document(row: RowMapping, progress: Document | None = None) -> Document:
     """Build the API document of a job."""
     document: Document = msgspec.json.decode(row["document"])
-    # `work` has paths on this machine: for the worker alone.
-    fields_of_job = {key: value for key, value in document.items() if key != "work"}
+    # `work` has paths on this machine: for the worker alone. `openai` is shown by the routes of that API.
+    fields_of_job = {key: value for key, value in document.items() if key not in ("work", "openai", "is_paused")}
     fields_of_job["status"] = row["state"]
     fields_of_job["status_details"] = status_details(row, progress)
     return {**fields_of_job, "name": row["name"], "created_at": row["created_at"], "updated_at": row["updated_at"]}
@@ -270,6 +325,11 @@ def status_details(row: RowMapping, progress: Document | None = None) -> Documen
         **known,
         "status_logs": msgspec.json.decode(row["log"]),
     }
+
+
+def is_paused(row: RowMapping) -> bool:
+    """Whether a job was cancelled in order to be resumed later."""
+    return bool(msgspec.json.decode(row["document"]).get("is_paused"))
 
 
 def work_of(row: RowMapping) -> Document:

@@ -6,7 +6,10 @@ is written, so every commit is complete.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from pairwright.paths import publish, sync
 from pairwright.service.api_errors import Refusal, already_there
 from pairwright.service.rows import entities
 from pairwright.service.rows.entities import is_commit, now
-from pairwright.service.rows.schema import commits
+from pairwright.service.rows.schema import commits, references
 
 # Blob store: content-addressed, immutable files; `blobs/ab/abcd...` is the file with that sha256
 
@@ -37,8 +40,31 @@ class Blobs:
     def __init__(self, data: Path) -> None:
         self.folder = data / "blobs"
         self.incoming = data / "incoming"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.incoming.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Blobs that a request has stored and not yet referred to, by sha256: they are not removed meanwhile.
+        self._held: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def hold(self) -> Iterator[list[str]]:
+        """Keep the blobs that are appended to the list from being removed, until their commit is written."""
+        held: list[str] = []
+        try:
+            yield held
+        finally:
+            with self._lock:
+                self._held -= Counter(held)
+
+    def remove(self, names: Iterable[str]) -> int:
+        """Remove blobs, but those that are held. Returns how many were removed."""
+        count = 0
+        for name in names:
+            with self._lock:
+                if not self._held[name] and self.path(name).is_file():
+                    self.path(name).unlink(missing_ok=True)
+                    count += 1
+        return count
 
     def clear_incoming(self) -> int:
         """Remove leftovers of interrupted uploads. Only the server process may call this."""
@@ -54,7 +80,7 @@ class Blobs:
         """Return a unique path for a temporary upload file."""
         return self.incoming / f"{os.getpid()}-{os.urandom(8).hex()}.part"
 
-    def add(self, pieces: Iterable[bytes], size: int) -> Blob:
+    def add(self, pieces: Iterable[bytes], size: int, held: list[str]) -> Blob:
         """Store a file and return its blob. `size` is needed in advance, because the git id hashes it first."""
         hidden = self.new_upload()
         # The id of a git blob is the SHA-1 of "blob SIZE\0" and the content.
@@ -69,6 +95,10 @@ class Blobs:
             if num_read != size:
                 raise ValueError(f"{num_read} bytes instead of {size}")
             blob = Blob(sha256.hexdigest(), size, git.hexdigest())
+            # Held before it is looked up: a blob that is there already may be about to be removed.
+            with self._lock:
+                self._held[blob.sha256] += 1
+            held.append(blob.sha256)
             self._name(hidden, self.path(blob.sha256))
         finally:
             hidden.unlink(missing_ok=True)
@@ -88,6 +118,7 @@ class Blobs:
 # Repositories and commits
 
 MAIN = "main"
+BRANCH, TAG = "branch", "tag"
 Tree = dict[str, Blob]
 _tree_of = msgspec.json.Decoder(Tree).decode
 
@@ -113,42 +144,88 @@ def create_repository(connection: Connection, namespace: str, name: str) -> None
     _insert(connection, namespace, name, parent=None, title="initial commit", tree={})
 
 
-def delete_repository(connection: Connection, namespace: str, name: str) -> None:
+def delete_repository(connection: Connection, namespace: str, name: str) -> set[str]:
+    """Delete a repository. Returns the sha256 of its files, of which some may not be needed any more."""
     _check_there(connection, namespace, name)
+    hashes: set[str] = set()
+    for text in connection.execute(sa.select(commits.c.tree).where(*_of(namespace, name))).scalars():
+        hashes |= {blob.sha256 for blob in _tree_of(text).values()}
     entities.delete(connection, entities.REPOSITORY, namespace, name)
     connection.execute(sa.delete(commits).where(*_of(namespace, name)))
+    connection.execute(sa.delete(references).where(*_reference(namespace, name)))
+    return hashes
 
 
-def head(connection: Connection, namespace: str, name: str) -> Commit:
+def head(connection: Connection, namespace: str, name: str, branch: str = MAIN) -> Commit:
+    """Return the newest commit of a branch."""
     _check_there(connection, namespace, name)
-    chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc()).limit(1)
-    return _commit(connection.execute(chosen).mappings().one())
+    oid = connection.scalar(sa.select(references.c.oid).where(*_reference(namespace, name, BRANCH, branch)))
+    chosen = sa.select(commits).where(*_of(namespace, name))
+    if oid is not None:
+        return _commit(connection.execute(chosen.where(commits.c.oid == oid)).mappings().one())
+    if branch != MAIN:
+        raise _no_revision(namespace, name, branch)
+    return _commit(connection.execute(chosen.order_by(commits.c.number.desc()).limit(1)).mappings().one())
 
 
 def commit_at(connection: Connection, namespace: str, name: str, revision: str) -> Commit:
-    """Return the commit of a revision: `main`, or a commit id of at least seven digits."""
-    if revision in (MAIN, "refs/heads/main"):
-        return head(connection, namespace, name)
+    """Return the commit of a revision: a branch, a tag, or a commit id of at least seven digits."""
     _check_there(connection, namespace, name)
+    plain = revision.removeprefix("refs/heads/")
+    if plain == MAIN:
+        return head(connection, namespace, name)
+    chosen = sa.select(references.c.oid).where(*_reference(namespace, name), references.c.reference == plain)
+    oid = connection.scalar(chosen.limit(1))
+    revision = oid or revision
     if is_commit(revision):
         # Two are enough to see that a short id is ambiguous.
-        chosen = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
-        matches = connection.execute(chosen).mappings().all()
+        chosen_commits = sa.select(commits).where(*_of(namespace, name), commits.c.oid.startswith(revision)).limit(2)
+        matches = connection.execute(chosen_commits).mappings().all()
         if len(matches) == 1:
             return _commit(matches[0])
-    raise Refusal(
-        404,
-        "revision_not_found",
-        f"{namespace}/{name} has no revision {revision[:80]!r}: expected {MAIN!r} or the id of a commit",
-        headers={"x-error-code": "RevisionNotFound"},
-    )
+    raise _no_revision(namespace, name, revision)
 
 
-def history(connection: Connection, namespace: str, name: str, limit: int = 1000) -> list[Commit]:
-    """Return the commits, newest first."""
+def list_references(connection: Connection, namespace: str, name: str, kind: str) -> list[RowMapping]:
+    """Return the branches or tags of a repository, by name; `main` is always a branch."""
+    chosen = sa.select(references).where(*_reference(namespace, name, kind)).order_by(references.c.reference)
+    return list(connection.execute(chosen).mappings())
+
+
+def create_reference(
+    connection: Connection, namespace: str, name: str, *, kind: str, reference: str, oid: str, message: str = ""
+) -> None:
+    """Create a branch or a tag. Raises a 409 refusal if there is one of that name."""
+    taken = sa.select(references.c.oid).where(*_reference(namespace, name), references.c.reference == reference)
+    if reference == MAIN or is_commit(reference) or connection.scalar(taken) is not None:
+        raise already_there(kind, reference)
+    row = {"namespace": namespace, "name": name, "kind": kind, "reference": reference, "oid": oid, "message": message}
+    connection.execute(sa.insert(references).values(row))
+
+
+def delete_reference(connection: Connection, namespace: str, name: str, *, kind: str, reference: str) -> None:
+    if reference == MAIN:
+        raise Refusal(403, "main_branch", "the branch 'main' cannot be deleted")
     _check_there(connection, namespace, name)
-    chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc()).limit(limit)
-    return [_commit(row) for row in connection.execute(chosen).mappings()]
+    if not connection.execute(sa.delete(references).where(*_reference(namespace, name, kind, reference))).rowcount:
+        raise _no_revision(namespace, name, reference)
+
+
+def history(
+    connection: Connection, namespace: str, name: str, *, start: str | None = None, limit: int = 1000
+) -> list[Commit]:
+    """Return commits, newest first: those that lead to `start`, or all of them."""
+    _check_there(connection, namespace, name)
+    chosen = sa.select(commits).where(*_of(namespace, name)).order_by(commits.c.number.desc())
+    if start is None:
+        return [_commit(row) for row in connection.execute(chosen.limit(limit)).mappings()]
+    line: list[Commit] = []
+    # Parents are older than their children, so one pass over the commits follows the line.
+    for row in connection.execute(chosen).mappings():
+        if row["oid"] == start and len(line) < limit:
+            line.append(_commit(row))
+            start = row["parent"]
+    return line
 
 
 def add_commit(
@@ -159,9 +236,10 @@ def add_commit(
     title: str,
     parent: str | None,
     change: Callable[[Tree], Tree],
+    branch: str = MAIN,
 ) -> str:
-    """Commit a change to the tree of the head. Without changes, returns the head, so that retries add nothing."""
-    newest = head(connection, namespace, name)
+    """Commit a change to the tree of a branch. Without changes, returns its head, so that retries add nothing."""
+    newest = head(connection, namespace, name, branch)
     tree = change(newest.tree)
     # Before the check of the parent: a commit that is sent again finds its own result.
     if tree == newest.tree:
@@ -170,7 +248,16 @@ def add_commit(
         raise Refusal(
             412, "parent_moved", f"the head of {namespace}/{name} is {newest.oid}, not {parent[:40]!r}: read it again"
         )
-    return _insert(connection, namespace, name, parent=newest.oid, title=title, tree=tree)
+    oid = _insert(connection, namespace, name, parent=newest.oid, title=title, tree=tree)
+    _move_branch(connection, namespace, name, branch, oid)
+    return oid
+
+
+def _move_branch(connection: Connection, namespace: str, name: str, branch: str, oid: str) -> None:
+    key = _reference(namespace, name, BRANCH, branch)
+    if not connection.execute(sa.update(references).where(*key).values(oid=oid)).rowcount:
+        row = {"namespace": namespace, "name": name, "kind": BRANCH, "reference": branch, "oid": oid, "message": ""}
+        connection.execute(sa.insert(references).values(row))
 
 
 def _insert(connection: Connection, namespace: str, name: str, *, parent: str | None, title: str, tree: Tree) -> str:
@@ -193,11 +280,22 @@ def _insert(connection: Connection, namespace: str, name: str, *, parent: str | 
 
 
 def blobs_in_use(connection: Connection) -> set[str]:
-    """Return the sha256 of all files in all commits."""
-    hashes: set[str] = set()
-    for text in connection.execute(sa.select(commits.c.tree)).scalars():
-        hashes |= {blob.sha256 for blob in _tree_of(text).values()}
-    return hashes
+    """Return the sha256 of all files in all commits, and of uploaded files."""
+    return blobs_of(connection, None).keys() | set()
+
+
+def blobs_of(connection: Connection, namespace: str | None) -> dict[str, int]:
+    """Return the sizes of all files of a namespace (None: of all), in all commits, by sha256."""
+    chosen = sa.select(commits.c.tree)
+    if namespace is not None:
+        chosen = chosen.where(commits.c.namespace == namespace)
+    sizes: dict[str, int] = {}
+    for text in connection.execute(chosen).scalars():
+        sizes |= {blob.sha256: blob.size for blob in _tree_of(text).values()}
+    for document in entities.every(connection, entities.FILE):
+        if namespace in (None, document["namespace"]):
+            sizes[document["sha256"]] = document["bytes"]
+    return sizes
 
 
 def _check_there(connection: Connection, namespace: str, name: str) -> None:
@@ -208,6 +306,24 @@ def _check_there(connection: Connection, namespace: str, name: str) -> None:
             f"no dataset repository {namespace + '/' + name!r}",
             headers={"x-error-code": "RepoNotFound"},
         )
+
+
+def _no_revision(namespace: str, name: str, revision: str) -> Refusal:
+    return Refusal(
+        404,
+        "revision_not_found",
+        f"{namespace}/{name} has no revision {revision[:80]!r}: expected a branch, a tag or the id of a commit",
+        headers={"x-error-code": "RevisionNotFound"},
+    )
+
+
+def _reference(
+    namespace: str, name: str, kind: str | None = None, reference: str | None = None
+) -> list[sa.ColumnElement[bool]]:
+    """Conditions that select references of a repository."""
+    where = [references.c.namespace == namespace, references.c.name == name]
+    where += [] if kind is None else [references.c.kind == kind]
+    return where if reference is None else [*where, references.c.reference == reference]
 
 
 def _of(namespace: str, name: str) -> tuple[sa.ColumnElement[bool], ...]:

@@ -7,7 +7,7 @@ named by their sha256 in the blob store, so revisions are immutable.
 
 from sqlalchemy import BigInteger, Column, Float, Integer, MetaData, String, Table, Text, UniqueConstraint
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 metadata = MetaData()
 
 # Key and value: the schema version.
@@ -52,17 +52,30 @@ commits = Table(
     UniqueConstraint("namespace", "name", "oid"),
 )
 
+# Branches and tags of repositories. Without a row for `main`, as in version 1, the newest commit is its head.
+references = Table(
+    "hub_references",
+    metadata,
+    Column("namespace", String(128), primary_key=True),
+    Column("name", String(256), primary_key=True),
+    Column("kind", String(8), primary_key=True),
+    Column("reference", String(128), primary_key=True),
+    Column("oid", String(40), nullable=False),
+    Column("message", Text, nullable=False, default=""),
+)
+
 jobs = Table(
     "jobs",
     metadata,
     Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("id", String(64), nullable=False, unique=True),
     Column("namespace", String(128), nullable=False, index=True),
-    Column("name", String(128), nullable=False),
+    Column("name", String(128), nullable=False, index=True),
+    # "" once the model was deleted.
     Column("output_model", String(512), nullable=False, index=True),
     Column("state", String(16), nullable=False, index=True),
     Column("created_at", String(32), nullable=False),
-    Column("updated_at", String(32), nullable=False),
+    Column("updated_at", String(32), nullable=False, index=True),
     Column("started_at", String(32)),
     Column("heartbeat_at", String(32)),
     Column("starts", Integer, nullable=False, default=0),
@@ -80,6 +93,26 @@ jobs = Table(
     Column("progress", Text, nullable=False),
     Column("log", Text, nullable=False),
     UniqueConstraint("namespace", "name"),
+)
+
+# What jobs are filtered by, beside columns of `jobs`: narrow rows, so that a filter reads no documents.
+job_facets = Table(
+    "job_facets",
+    metadata,
+    Column("number", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=False),
+    Column("created_at", String(32), nullable=False),
+    Column("project", String(300)),
+    Column("base_model", String(512), nullable=False),
+    Column("dataset", String(128), nullable=False),
+    # NAMESPACE/NAME of the dataset, its URL without a commit, and with the commit that the job was given.
+    Column("dataset_path", String(300), nullable=False),
+    Column("files_url", String(600), nullable=False),
+    Column("pinned_url", String(600), nullable=False),
+    Column("training_type", String(32), nullable=False),
+    Column("finetuning_type", String(32), nullable=False),
+    Column("batch_size", Integer, nullable=False),
+    Column("epochs", Integer, nullable=False),
+    Column("log_every_n_steps", BigInteger, nullable=False),
 )
 
 deployments = Table(

@@ -49,7 +49,7 @@ def train_section(given: Hyperparameters) -> dict[str, Any]:
         "adam_beta2": given.adam_beta2,
         "min_learning_rate": given.min_learning_rate or 0.0,
         "val_check_interval": given.val_check_interval,
-        "log_every_n_steps": given.log_every_n_steps,
+        "log_every_n_steps": given.log_every_n_steps or 1,
         "save_every": SAVE_EVERY,
         "max_grad_norm": dpo.max_grad_norm,
         "dpo": dpo.model_dump(exclude={"max_grad_norm"}),
@@ -75,6 +75,10 @@ def warnings_of(given: Hyperparameters, integrations: list[dict[str, Any]]) -> l
     if integrations:
         explanation = "metrics are in the job's status and its run folder"
         warnings.append({"message": "integrations are not carried out by this service", "explanation": explanation})
+    for name, value in (given.sft.model_dump() if given.sft is not None else {}).items():
+        if value:
+            explanation = "this trainer trains without dropout in the model; lora.adapter_dropout is applied"
+            warnings.append({"message": f"sft.{name} has no effect", "explanation": explanation})
     if given.lora is not None and given.finetuning_type == "all_weights":
         warnings.append({"message": "lora has no effect", "explanation": "finetuning_type is all_weights"})
     if given.dpo is not None and given.training_type != "dpo":
@@ -91,10 +95,6 @@ def _check(given: Hyperparameters) -> None:
     for name in ("grpo", "distillation"):
         if getattr(given, name) is not None:
             raise _refuse_value(f"hyperparameters.{name}", "this service trains dpo and sft")
-    if given.sft is not None:
-        for name, value in given.sft.model_dump().items():
-            if value:
-                raise _refuse_value(f"hyperparameters.sft.{name}", f"got {value!r}: dropout is off here; leave it out")
     if given.optimizer.startswith("adam_") and given.weight_decay:
         message = "Adam with weight_decay is not AdamW: use the adamw optimizer, or weight_decay 0 (where they agree)"
         raise _refuse_value("hyperparameters.optimizer", message)

@@ -1,8 +1,10 @@
-"""Deployments: model servers, each in its own process, `ready` once the health check succeeds. Also looks up models.
+"""Deployments: model servers, each in its own process, `ready` once the health check succeeds.
 
 The database holds the desired servers, process locks show the running ones. A server that exits is restarted a few
 times. One that does not become healthy in time fails its deployment, with the end of its log. The server of a deleted
-row is stopped and its folder removed. Servers that survive a restart of the service are reused.
+row is stopped and its folder removed. Servers that survive a restart of the service are reused. A server answers only
+to its secret, which it gets in its environment, so that no other program of the machine reaches it. Time is counted
+pass by pass, as in queue.py.
 """
 
 import contextlib
@@ -11,7 +13,6 @@ import shutil
 import signal
 import time
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,20 +22,17 @@ from sqlalchemy.engine import Connection, RowMapping
 from pairwright.engines.listening import free_port
 from pairwright.errors import PairwrightError
 from pairwright.jobs import process
-from pairwright.jobs.job import JobState
-from pairwright.ledger.run_status import read_status
-from pairwright.service.api_errors import Refusal, not_found
-from pairwright.service.rows import entities
-from pairwright.service.rows.api_tokens import Caller
-from pairwright.service.rows.entities import age_seconds, now
+from pairwright.service.api_errors import Refusal, already_there, not_found
+from pairwright.service.rows.entities import new_id, now
 from pairwright.service.rows.schema import deployments as rows
-from pairwright.service.rows.schema import jobs
-from pairwright.service.run.queue import OFFLINE
+from pairwright.service.run.queue import MAX_PASS_SECONDS, OFFLINE
 from pairwright.service.settings import Context, Settings
 
 # Starts in a row that did not lead to an answer.
 MAX_STARTS = 4
 CHECK_SECONDS = 5.0
+SECRET = "PAIRWRIGHT_MODEL_SECRET"  # environment variable of a model server
+EXTERNAL = 0  # port of a deployment that leads elsewhere
 Document = dict[str, Any]
 
 
@@ -62,6 +60,8 @@ class Deployments:
         # Monotonic times by id: of the last health check, and of the first request to end.
         self._checked: dict[str, float] = {}
         self._ending: dict[str, float] = {}
+        # Seconds that a server has been starting, and the monotonic time of the pass that counted them last.
+        self._starting: dict[str, tuple[float, float]] = {}
 
     def tick(self) -> None:
         rows_now = self._rows()
@@ -88,6 +88,9 @@ class Deployments:
 
     def _look_after(self, row: RowMapping) -> None:
         """Start, check or stop the server of a deployment, according to its state."""
+        # A server elsewhere: nothing runs here.
+        if row["port"] == EXTERNAL:
+            return
         folder = self._settings.deployment_folder(row["id"])
         state, alive = DeploymentState(row["state"]), process.is_alive(folder)
         if state is DeploymentState.FAILED:
@@ -96,15 +99,16 @@ class Deployments:
         elif not alive:
             self._start(row)
         elif state is DeploymentState.PENDING:
-            if answers(row["port"]):
+            if answers(row["port"], self._settings.secret_of(row["id"])):
                 # `starts` counts failures in a row, so an answer resets it.
                 self._move(row, DeploymentState.READY, "answers", starts=0)
-            elif age_seconds(row["state_at"]) > self._settings.start_seconds:
+                self._starting.pop(row["id"], None)
+            elif self._seconds_starting(row["id"]) > self._settings.start_seconds:
                 process.send(folder, signal.SIGKILL)
                 self._fail(row, f"did not answer within {self._settings.start_seconds:g} seconds")
         elif time.monotonic() - self._checked.get(row["id"], 0.0) > CHECK_SECONDS:
             self._checked[row["id"]] = time.monotonic()
-            if not answers(row["port"]):
+            if not answers(row["port"], self._settings.secret_of(row["id"])):
                 self._move(row, DeploymentState.PENDING, "does not answer")
 
     def _start(self, row: RowMapping) -> None:
@@ -123,14 +127,29 @@ class Deployments:
             return
         work = msgspec.json.decode(row["document"])["work"]
         command = [*self._settings.model_command, work["folder"], "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--api-key-env", SECRET, *work["arguments"]]
+        self._starting.pop(row["id"], None)
         try:
-            process.start(folder, [*command, *work["arguments"]], environment=OFFLINE)
+            # In the environment, not on the command line, which other users can see.
+            process.start(folder, command, environment={**OFFLINE, SECRET: self._settings.secret_of(row["id"])})
         except (OSError, PairwrightError) as error:
-            self._fail(row, f"the model server could not be started: {error}")
+            self._fail(row, f"{error}; the model server could not be started")
+
+    def _seconds_starting(self, identity: str) -> float:
+        """Seconds that a server has been starting, in time that the service itself was awake."""
+        now_at = time.monotonic()
+        seconds, last = self._starting.get(identity, (0.0, now_at))
+        seconds += min(now_at - last, MAX_PASS_SECONDS)
+        self._starting[identity] = seconds, now_at
+        return seconds
 
     def _fail(self, row: RowMapping, message: str) -> None:
         lines = process.log_end(self._settings.deployment_folder(row["id"]), 3)
-        self._move(row, DeploymentState.FAILED, "; ".join([message, *lines])[:2000])
+        self._move(
+            row,
+            DeploymentState.FAILED,
+            self._settings.hide_paths("; ".join([*lines[-1:], message, *lines[:-1]]))[:2000],
+        )
 
     def _move(self, row: RowMapping, new: DeploymentState, description: str, **values: Any) -> bool:
         before = [state for state, following in TRANSITIONS.items() if new in following]
@@ -166,6 +185,37 @@ class Deployments:
                 process.send(folder, signal.SIGKILL)
 
 
+def insert(
+    connection: Connection, settings: Settings, *, namespace: str, name: str, model: str, document: Document
+) -> RowMapping:
+    """Insert a deployment. `document` has `work`: the folder of its model, or the address of an endpoint elsewhere."""
+    taken = sa.select(rows.c.id).where(rows.c.namespace == namespace, rows.c.name == name)
+    if connection.scalar(taken) is not None:
+        raise already_there("deployment", f"{namespace}/{name}")
+    is_external = "host_url" in document["work"]
+    live = sa.select(sa.func.count()).select_from(rows)
+    live = live.where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
+    if not is_external and (connection.scalar(live) or 0) >= settings.max_deployments:
+        raise Refusal(409, "too_many_deployments", f"{settings.max_deployments} models are served: delete one first")
+    moment = now()
+    row = {
+        "id": new_id("deployment"),
+        "namespace": namespace,
+        "name": name,
+        "model": model,
+        "state": (DeploymentState.READY if is_external else DeploymentState.CREATED).value,
+        "description": "leads to an external endpoint" if is_external else "waiting for its model server",
+        "port": EXTERNAL if is_external else None,
+        "starts": 0,
+        "created_at": moment,
+        "updated_at": moment,
+        "state_at": moment,
+        "document": msgspec.json.encode(document).decode(),
+    }
+    connection.execute(sa.insert(rows).values(row))
+    return get(connection, namespace, name)
+
+
 def get(connection: Connection, namespace: str, name: str) -> RowMapping:
     chosen = sa.select(rows).where(rows.c.namespace == namespace, rows.c.name == name)
     row = connection.execute(chosen).mappings().first()
@@ -192,87 +242,14 @@ def deployment_document(row: RowMapping, base_url: str) -> Document:
     }
 
 
-def answers(port: int | None, path: str = "/health") -> bool:
-    """Whether the model server on a local port is healthy."""
+def answers(port: int | None, secret: str) -> bool:
+    """Whether the model server on a local port is up, and accepts its secret."""
     if port is None:
         return False
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     with contextlib.closing(connection):
         try:
-            connection.request("GET", path)
+            connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {secret}"})
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False
-
-
-# Lookup of models by name: outputs of jobs, and base models
-
-ModelDocument = dict[str, Any]
-
-
-def check_known(connection: Connection, model: str, caller: Caller) -> None:
-    """Raise a 422 refusal if the model is neither a base model nor the output of a job."""
-    row = _job(connection, model)
-    if row is not None:
-        caller.check(row["namespace"], write=False)
-    elif _target(connection, model) is None:
-        known = [document["id"] for document in every_model(connection, caller)][:50]
-        raise Refusal(
-            422, "unknown_model", f"model: {model!r} is not known; known models: {', '.join(known) or 'none'}"
-        )
-
-
-def model_folder(connection: Connection, model: str, caller: Caller, settings: Settings) -> Path:
-    """Return the folder of a model. Raises a refusal if it is unknown or not ready."""
-    check_known(connection, model, caller)
-    row = _job(connection, model)
-    if row is None:
-        target = _target(connection, model)
-        assert target is not None
-        return Path(target["model_path"])
-    if row["state"] != JobState.COMPLETED:
-        raise Refusal(409, "model_not_ready", f"model: {model!r} is made by job {row['id']}, which is {row['state']}")
-    run_folder = settings.run_folder(row["id"])
-    run = read_status(run_folder, strict=False)
-    folder = run_folder / ((run and run.model) or "model")
-    if not folder.is_dir():
-        raise Refusal(409, "model_gone", f"model: the files of {model!r} are not there any more")
-    return folder
-
-
-def every_model(connection: Connection, caller: Caller) -> list[ModelDocument]:
-    """Return the models that the caller may use: outputs of completed jobs, newest first, then base models."""
-    chosen = sa.select(jobs).where(jobs.c.state == JobState.COMPLETED).order_by(jobs.c.number.desc())
-    documents = [
-        _document(row["output_model"], row["namespace"], row["updated_at"])
-        for row in connection.execute(chosen).mappings()
-        if caller.may(row["namespace"], write=False)
-    ]
-    for target in entities.every(connection, entities.TARGET):
-        documents.append(_document(target["base_model"], target["namespace"], target["created_at"]))
-    return documents
-
-
-def _document(model: str, namespace: str, created_at: str) -> ModelDocument:
-    return {
-        "id": model,
-        "object": "model",
-        "name": model.partition("/")[2] or model,
-        "namespace": namespace,
-        "owned_by": namespace,
-        "created_at": created_at,
-    }
-
-
-def _job(connection: Connection, model: str) -> Any:
-    chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
-    matches = list(connection.execute(chosen).mappings())
-    # A completed job before newer ones that failed or still run.
-    return next((row for row in matches if row["state"] == JobState.COMPLETED), matches[0] if matches else None)
-
-
-def _target(connection: Connection, model: str) -> ModelDocument | None:
-    for target in entities.every(connection, entities.TARGET):
-        if model in (target["name"], target["target"], target["base_model"]):
-            return target
-    return None

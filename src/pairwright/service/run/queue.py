@@ -3,10 +3,14 @@
 A pass (`tick`) checks the worker of each running job by its process lock, then starts waiting jobs. The database holds
 the desired state, the locks show the actual one. Workers that survive a restart of the service are monitored again;
 jobs whose worker did not survive resume from the last checkpoint. While the service runs, a worker that exits without a
-result fails its job, with the end of its log, and a worker without activity for too long is killed.
+result fails its job, with the end of its log, and a worker without activity for too long is killed. Activity is a
+change of its files, and the time without one is counted pass by pass: time in which the machine or the service slept
+does not count, and no clock of the wall is read.
 """
 
 import contextlib
+import math
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -28,6 +32,7 @@ from pairwright.service.rows import job_rows as jobs
 from pairwright.service.rows.entities import age_seconds, now
 from pairwright.service.rows.job_rows import WAITING, WITH_WORKER, summary
 from pairwright.service.rows.schema import jobs as rows
+from pairwright.service.run.model_card import write_card
 from pairwright.service.settings import WORK_FILE, Context
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}  # for child processes
@@ -36,6 +41,9 @@ LOG_LINES = 20
 MAX_IDLE_STARTS = 3
 HEARTBEAT_SECONDS = 5.0
 CANCEL_SECONDS = 10.0
+WORKER_ERROR = "pairwright: "  # begins the line in which a worker says why it ended
+# What a pass may add at most to the time that a worker has been quiet: passes of a service that slept are far apart.
+MAX_PASS_SECONDS = 10.0
 
 
 class JobQueue:
@@ -46,6 +54,9 @@ class JobQueue:
         self._settings = context.settings
         # Monotonic time of the first SIGTERM, by job id. Lost in a restart, which only sends it again.
         self._asked_to_stop: dict[str, float] = {}
+        self._quiet: dict[str, _Quiet] = {}
+        # Monotonic time of the last note of progress, by job id.
+        self._noted: dict[str, float] = {}
 
     def recover(self) -> None:
         """Put jobs whose worker is gone back into the queue, after a start of the service."""
@@ -63,14 +74,12 @@ class JobQueue:
                 self._watch(row)
             else:
                 self._close(row, is_recovery=False)
-        # Bounded: a long queue is not read whole in each pass.
-        waiting = self._rows(WAITING, limit=1000)
         free = max(0, self._settings.max_running - alive)
-        for row in waiting[:free]:
+        for row in self._rows(WAITING, limit=free) if free else []:
             self._start(row)
-        for row in waiting[free:]:
-            if row["state"] == JobState.CREATED:
-                self._move(row, JobState.PENDING, f"waiting: {self._settings.max_running} jobs run at a time")
+        # Bounded: a long queue is not read whole in each pass.
+        for row in self._rows((JobState.CREATED,), limit=100):
+            self._move(row, JobState.PENDING, f"waiting: {self._settings.max_running} jobs run at a time")
 
     def stop(self) -> None:
         """Let workers save a checkpoint and exit. Their jobs resume at the next start."""
@@ -113,15 +122,21 @@ class JobQueue:
         folder = self._folder(row)
         try:
             work = jobs.work_of(row)
+            # Cut as the base model's config says; the trainer counts what it cuts.
+            tokens = {"max_length": work.get("max_length")}
             # The worker gets paths: it knows nothing of the blob store.
             files = [{**file, "blob": str(self._context.blobs.path(file["sha256"]))} for file in work["files"]]
-            write_json(folder / "config.yaml", {"name": folder.name, "seed": work["seed"], "train": work["train"]})
+            write_json(
+                folder / "config.yaml",
+                {"name": folder.name, "seed": work["seed"], "train": work["train"], "tokens": tokens},
+            )
             write_json(folder / WORK_FILE, {**work, "files": files})
             command = [*self._settings.worker_command, str(folder)]
             job = new_job("local", model=work["model"], pairs=None)
             local.launch(self._run(row), job, command, say=silent, environment=OFFLINE)
         except (OSError, PairwrightError) as error:
-            self._move(row, JobState.FAILED, "the worker could not be started", detail=str(error))
+            detail = self._settings.hide_paths(str(error))
+            self._move(row, JobState.FAILED, f"{detail}; the worker could not be started", detail=detail)
 
     def _watch(self, row: RowMapping) -> None:
         """Record the progress of a job with a live worker. Ends the worker if it is cancelled or stalled."""
@@ -129,16 +144,18 @@ class JobQueue:
         if row["state"] == JobState.CANCELLING:
             self._end(row["id"], worker)
             return
-        # Files whose modification time is a sign of life.
+        # Files whose change is a sign of life.
         signs = [worker / process.LOG, run / TRAIN_FILE, run / "metrics.jsonl", self._folder(row) / WORK_FILE]
-        newest = max((_modification_time(path) for path in signs), default=0.0)
-        quiet = time.time() - newest if newest else age_seconds(row["started_at"])
+        quiet = self._quiet.setdefault(row["id"], _Quiet()).observe(tuple(map(_signature, signs)))
         if quiet > self._settings.stall_seconds:
             process.send(worker, signal.SIGKILL)
             message = f"stalled: no sign for {quiet:.0f} seconds, so its worker was ended"
             self._move(row, JobState.FAILED, message, detail=self._log(row))
             return
-        if age_seconds(row["heartbeat_at"]) >= min(HEARTBEAT_SECONDS, 10 * self._settings.tick_seconds):
+        if time.monotonic() - self._noted.get(row["id"], -math.inf) >= min(
+            HEARTBEAT_SECONDS, 10 * self._settings.tick_seconds
+        ):
+            self._noted[row["id"]] = time.monotonic()
             self._note(row)
 
     def _end(self, identity: str, worker: Path) -> None:
@@ -175,7 +192,19 @@ class JobQueue:
         if new in FINAL:
             with contextlib.suppress(BackendError):  # killed before it was written
                 follow_status(self._run(row), read_job(self._run(row)), Status(state=new, message=message))
-        self._asked_to_stop.pop(row["id"], None)
+            if new is JobState.COMPLETED:
+                run = read_status(self._run(row), strict=False)
+                with contextlib.suppress(OSError):  # a card is no reason to lose a model
+                    write_card(row, self._run(row) / ((run and run.model) or "model"))
+            if new is JobState.COMPLETED or (new is JobState.CANCELLED and not jobs.is_paused(row)):
+                self._drop_checkpoints(row)
+        for memory in (self._asked_to_stop, self._quiet, self._noted):
+            memory.pop(row["id"], None)
+
+    def _drop_checkpoints(self, row: RowMapping) -> None:
+        """Free what only a resume would need. A job that failed keeps it: it can be resumed."""
+        if not self._settings.keep_checkpoints:
+            shutil.rmtree(self._run(row) / "checkpoints", ignore_errors=True)
 
     def _outcome(self, row: RowMapping, *, is_recovery: bool) -> tuple[JobState, str, str | None]:
         """Return state, message and detail of a job whose worker is gone."""
@@ -195,11 +224,21 @@ class JobQueue:
                 )
                 return JobState.FAILED, message, self._log(row)
             return JobState.PENDING, "interrupted; goes on from the last checkpoint", None
-        message = local.status(folder, read_job(folder), Config()).message
-        return JobState.FAILED, (message or "the worker ended without a result")[:1000], self._log(row)
+        return JobState.FAILED, self._reason(row), self._log(row)
+
+    def _reason(self, row: RowMapping) -> str:
+        """Why the worker ended without a result; the reason comes first, how the process ended after it."""
+        try:
+            message = local.status(self._run(row), read_job(self._run(row)), Config()).message
+        except BackendError:  # killed before its reference was written
+            message = local.train_progress(self._run(row), new_job("local", model="", pairs=None)).message
+        how, colon, line = message.partition(f": {WORKER_ERROR}")
+        if colon:
+            message = f"{line} ({how})"
+        return self._settings.hide_paths(message or "the worker ended without a result")[:1000]
 
     def _log(self, row: RowMapping) -> str:
-        return "\n".join(process.log_end(self._process(row), LOG_LINES))
+        return self._settings.hide_paths("\n".join(process.log_end(self._process(row), LOG_LINES)))
 
     def _progress(self, row: RowMapping, *, is_completed: bool) -> dict[str, Any]:
         before = msgspec.json.decode(row["progress"])
@@ -210,7 +249,27 @@ class JobQueue:
             return jobs.move(connection, row["id"], new, message, detail=detail, **values)
 
 
-def _modification_time(path: Path) -> float:
+class _Quiet:
+    """How long a worker gave no sign, in time that the service itself was awake."""
+
+    def __init__(self) -> None:
+        self._signature: tuple[Any, ...] | None = None
+        self._seconds = 0.0
+        self._last = time.monotonic()
+
+    def observe(self, signature: tuple[Any, ...]) -> float:
+        """Note the state of the worker's files, and return the seconds without a change."""
+        now, last = time.monotonic(), self._last
+        self._last = now
+        if signature != self._signature:
+            self._signature, self._seconds = signature, 0.0
+        else:
+            self._seconds += min(now - last, MAX_PASS_SECONDS)
+        return self._seconds
+
+
+def _signature(path: Path) -> tuple[int, int] | None:
     with contextlib.suppress(OSError):
-        return path.stat().st_mtime
-    return 0.0
+        stat = path.stat()
+        return stat.st_mtime_ns, stat.st_size
+    return None

@@ -1,10 +1,12 @@
 """Creates jobs from requests. Base model, dataset revision and configuration are pinned on submission."""
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.engine import Connection, RowMapping
 
+from pairwright.errors import SourceError
 from pairwright.service.api_errors import Refusal
 from pairwright.service.request_models import DatasetReference, JobBody
 from pairwright.service.rows import entities, repositories
@@ -13,11 +15,14 @@ from pairwright.service.rows.api_tokens import Caller
 from pairwright.service.rows.entities import check_model_name, check_name, new_id, split_reference
 from pairwright.service.rows.repositories import Commit
 from pairwright.service.run.base_models import find_target, train_section, warnings_of
+from pairwright.service.run.row_checks import DataFile, check_rows
+from pairwright.service.run.usage import check_quota
+from pairwright.service.settings import Context
 
 # hf://datasets/NAMESPACE/NAME, with @COMMIT for one revision.
 _FILES_URL = re.compile(r"hf://datasets/([^/@]+)/([^/@]+)(?:@([A-Za-z0-9]+))?")
-# Folders of a dataset, and the split that their files belong to.
-SPLITS = {"training": "train", "validation": "validation"}
+# Folders and files of a dataset, and the split that their files belong to.
+SPLITS = {"training": "train", "train": "train", "validation": "validation"}
 Document = dict[str, Any]
 
 
@@ -31,35 +36,102 @@ def check_files_url(url: str, field: str) -> tuple[str, str, str]:
     return check_name(match[1], field), check_name(match[2], field), match[3] or repositories.MAIN
 
 
-def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:
+@dataclass(frozen=True)
+class Source:
+    """The dataset of a job: its fields in the API document, and its files."""
+
+    document: Document
+    files: list[Document]
+
+
+def submit(context: Context, body: JobBody, caller: Caller, request: jobs.Request) -> RowMapping:
     """Create the job of a request, or return the one that an earlier attempt created."""
     # Before any check: what the first request was answered with must not depend on what changed since.
-    repeated = jobs.find_repeat(connection, request)
+    repeated = find_repeat(context, caller, request)
+    if repeated is not None:
+        return repeated
+    train_section(body.hyperparameters)
+    with context.database.reading() as connection:
+        source = find_source(connection, body, caller)
+        _config(connection, body)
+    check_source(source, body.hyperparameters.training_type, context)
+    return insert_once(context, body, caller, request, source=source)
+
+
+def find_repeat(context: Context, caller: Caller, request: jobs.Request) -> RowMapping | None:
+    """Return the job that an earlier attempt of a request created."""
+    if request.key is None and not request.attempt:
+        return None
+    with context.database.writing_one_at_a_time("jobs") as connection:
+        repeated = jobs.find_repeat(connection, request)
     if repeated is not None:
         caller.check(repeated["namespace"], write=True)
-        return repeated
-    config = check_model_name(body.config, "config")
+    return repeated
+
+
+def insert_once(
+    context: Context, body: JobBody, caller: Caller, request: jobs.Request, *, source: Source, **more: Any
+) -> RowMapping:
+    """Create a job, unless another attempt of the request did so meanwhile."""
+    namespace = check_name(body.namespace or _reference(body.dataset).namespace, "namespace")
+    caller.check(namespace, write=True)
+    check_quota(context, namespace, 0)
+    # Serialized, so that a request sent twice at once still makes one job.
+    with context.database.writing_one_at_a_time("jobs") as connection:
+        repeated = jobs.find_repeat(connection, request)
+        row = repeated or insert_job(connection, body, caller, request, source=source, **more)
+    context.wake.set()
+    return row
+
+
+def find_source(connection: Connection, body: JobBody, caller: Caller) -> Source:
+    """Look up the dataset of a request. Raises a refusal if it is not there, or has no training file."""
+    dataset, (source, commit) = _dataset(connection, _reference(body.dataset), caller)
+    return Source(dataset, _files(commit, source))
+
+
+def check_source(source: Source, training_type: str, context: Context) -> None:
+    """Read the rows of a dataset, up to a limit. Raises a 422 refusal with file, line and reason."""
+    files = [DataFile(file["path"], context.blobs.path(file["sha256"]), file["split"]) for file in source.files]
+    try:
+        num_rows = check_rows(files, training_type, max_bytes=context.settings.check_bytes)
+    except SourceError as error:
+        message = context.settings.hide_paths(str(error))
+        raise Refusal(422, "bad_row", message, details=[{"field": "dataset", "message": message}]) from None
+    if not num_rows:
+        raise Refusal(422, "no_training_file", "dataset: its training files have no rows")
+
+
+def insert_job(
+    connection: Connection,
+    body: JobBody,
+    caller: Caller,
+    request: jobs.Request,
+    *,
+    source: Source,
+    identity: str | None = None,
+    more: Document | None = None,
+) -> RowMapping:
+    """Create a job on a dataset. `more` are further fields of its document."""
     section = train_section(body.hyperparameters)
     reference = _reference(body.dataset)
     namespace = check_name(body.namespace or reference.namespace, "namespace")
     caller.check(namespace, write=True)
-    target = find_target(connection, config)
-    dataset, (source, commit) = _dataset(connection, reference, caller)
-    identity = new_id("cust")
-    files = _files(commit, source)
+    target, max_seq_length, config_warnings = _config(connection, body)
+    identity = identity or new_id("cust")
     document: Document = {
         "id": identity,
         "name": check_name(body.name, "name") if body.name is not None else None,
         "namespace": namespace,
         "project": body.project,
         "description": body.description,
-        "config": body.config,
-        "dataset": dataset,
+        "config": body.config if isinstance(body.config, str) else body.config.model_dump(exclude_none=True),
+        "dataset": source.document,
         "hyperparameters": body.hyperparameters.model_dump(exclude_none=True),
         # Copied, so that the job still tells it when the target has changed.
         "config_snapshot": {
             "base_model": target["base_model"],
-            "max_seq_length": target["max_seq_length"],
+            "max_seq_length": max_seq_length,
             "precision": "fp32",
             "training_option": {
                 "training_type": body.hyperparameters.training_type,
@@ -71,29 +143,68 @@ def submit(connection: Connection, body: JobBody, caller: Caller, request: jobs.
             "prompt_template": None,
         },
         "output_model": _output_model(body, target, namespace, reference, identity),
-        "warnings": warnings_of(body.hyperparameters, body.integrations),
+        "warnings": [*warnings_of(body.hyperparameters, body.integrations), *config_warnings],
         "integrations": body.integrations,
         "ownership": body.ownership,
         "custom_fields": body.custom_fields,
         "dataset_parameters": body.dataset_parameters,
+        **(more or {}),
         # For the worker; clients do not see it.
         "work": {
             "model": target["model_path"],
             "training_type": body.hyperparameters.training_type,
             "seed": body.hyperparameters.seed,
             "train": section,
-            "files": files,
+            "max_length": max_seq_length,
+            "files": source.files,
         },
     }
     return jobs.insert(connection, document, request)
 
 
-def _reference(given: str | DatasetReference) -> DatasetReference:
-    if isinstance(given, DatasetReference):
-        return given
-    if given.startswith("hf://"):
-        return DatasetReference(files_url=given)
-    namespace, name = split_reference(given, "dataset") if "/" in given else ("default", check_name(given, "dataset"))
+def _config(connection: Connection, body: JobBody) -> tuple[Document, int, list[dict[str, str]]]:
+    """Return the base model of a job, its longest sequence, and warnings."""
+    config = body.config
+    if isinstance(config, str):
+        target = find_target(connection, check_model_name(config, "config"))
+        return target, int(target["max_seq_length"]), []
+    name = config.target
+    if isinstance(name, dict):
+        # A target as an object: its name, with the namespace that it may have.
+        plain, namespace = name.get("name") or name.get("base_model"), name.get("namespace")
+        name = f"{namespace}/{plain}" if namespace and plain and "/" not in str(plain) else plain
+    name = name or (f"{config.namespace}/{config.name}" if config.namespace and config.name else config.name)
+    if not isinstance(name, str):
+        raise Refusal(422, "unknown_config", "config.target: expected the name of a base model")
+    for field in ("prompt_template", "chat_prompt_template"):
+        if getattr(config, field) is not None:
+            message = "rows are rendered with the chat template of the base model: leave it out"
+            raise Refusal(422, "unsupported_config", f"config.{field}: {message}")
+    asked = body.hyperparameters.training_type, body.hyperparameters.finetuning_type
+    options = [(option.get("training_type"), option.get("finetuning_type")) for option in config.training_options]
+    if options and asked not in options:
+        message = f"config.training_options: none is {asked[0]} with {asked[1]}, as the hyperparameters say"
+        raise Refusal(422, "unsupported_config", message)
+    target = find_target(connection, check_model_name(name, "config.target"))
+    limit = int(target["max_seq_length"])
+    if config.max_seq_length is not None and config.max_seq_length > limit:
+        message = f"config.max_seq_length: got {config.max_seq_length}, {target['name']!r} has a context of {limit}"
+        raise Refusal(422, "unsupported_config", message)
+    warnings = []
+    if config.pod_spec or config.training_precision not in (None, "fp32"):
+        explanation = "jobs run on the service's own machine, in fp32"
+        warnings.append({"message": "pod_spec and training_precision have no effect", "explanation": explanation})
+    return target, config.max_seq_length or limit, warnings
+
+
+def _reference(dataset: str | DatasetReference) -> DatasetReference:
+    if isinstance(dataset, DatasetReference):
+        return dataset
+    if dataset.startswith("hf://"):
+        return DatasetReference(files_url=dataset)
+    namespace, name = (
+        split_reference(dataset, "dataset") if "/" in dataset else ("default", check_name(dataset, "dataset"))
+    )
     return DatasetReference(name=name, namespace=namespace)
 
 
@@ -126,14 +237,14 @@ def _dataset(
     return {**reference_fields, "files_url": source}, (source, commit)
 
 
-def _files(found: Commit, source: str) -> list[Document]:
-    """List the JSON Lines files of the training and validation folders, in order."""
+def _files(commit: Commit, source: str) -> list[Document]:
+    """List the training and validation files of a commit, in order."""
     files = [
-        {"path": path, "split": SPLITS[folder], "sha256": blob.sha256, "size": blob.size}
-        for path, blob in found.tree.items()
+        {"path": path, "split": split, "sha256": blob.sha256, "size": blob.size}
+        for path, blob in commit.tree.items()
         # A list of one binds the name inside the comprehension.
-        for folder in [path.partition("/")[0]]
-        if folder in SPLITS and path.endswith(".jsonl")
+        for split in [_split_of(path)]
+        if split is not None
     ]
     if not any(file["split"] == "train" and file["size"] for file in files):
         raise Refusal(
@@ -142,6 +253,23 @@ def _files(found: Commit, source: str) -> list[Document]:
             f"dataset: {source} has no training/*.jsonl with rows: upload training/training_file.jsonl",
         )
     return files
+
+
+def _split_of(path: str) -> str | None:
+    """Return the split of a file by its path; None for other files.
+
+    >>> [_split_of(path) for path in ("training/a.jsonl", "validation.jsonl", "data/train-00000-of-00001.parquet", "x")]
+    ['train', 'validation', 'train', None]
+    """
+    if not path.endswith((".jsonl", ".parquet")):
+        return None
+    first, _, rest = path.partition("/")
+    if first == "data" and rest:
+        # As `datasets.push_to_hub` names them.
+        first = rest.partition("-")[0]
+    elif not rest:
+        first = path.rpartition(".")[0]
+    return SPLITS.get(first)
 
 
 def _output_model(body: JobBody, target: Document, namespace: str, reference: DatasetReference, identity: str) -> str:

@@ -1,6 +1,6 @@
 """Converts the files of a dataset to tables for the trainer, with the import and pairing of the command line.
 
-    dpo   rows of the format customizer       ->  OUT/pairs, a pairs table with both splits
+    dpo   rows of any preference format       ->  OUT/pairs, a pairs table with both splits
     sft   rows of the format customizer-sft   ->  OUT/experience and OUT/validation, experience tables
 
 Splits follow the training and validation files; rows are neither dropped nor reordered. An invalid row fails the job,
@@ -11,8 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,10 +28,8 @@ from pairwright.pairs.pair_table import PAIR_SCHEMA, pair_batches, write_pairs
 from pairwright.paths import open_binary
 from pairwright.records.canonical import content_hash
 from pairwright.records.experience import Experience
-from pairwright.sources.datasets import customizer_rows as customizer
-from pairwright.sources.files import read_lines
+from pairwright.service.run.row_checks import DataFile, check_rows, layout_of, refuse_row
 from pairwright.sources.format import Rejected
-from pairwright.sources.reading import detect
 from pairwright.store.importing import QUARANTINE, import_files
 from pairwright.store.table import Table
 
@@ -41,18 +38,10 @@ SFT_TABLES = {"train": "experience", "validation": "validation"}
 _PAIRS = PairOptions(strategy="imported", verbatim=True, tie_tolerance=0.0, keep_masked=True)
 
 
-@dataclass(frozen=True)
-class DataFile:
-    """A file of a dataset: its path in the dataset, the blob with its content, and its split."""
-
-    path: str
-    blob: Path
-    split: str
-
-
 def write_training_data(files: Sequence[DataFile], output: Path, *, training_type: str) -> dict[str, int]:
     """Write the tables of a dataset to `output`. Returns the number of rows per split."""
     is_dpo = training_type == "dpo"
+    check_rows(files, training_type)
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=output) as temporary:
         scratch = Path(temporary)
@@ -61,7 +50,7 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
         paths: dict[str, str] = {}  # of the files in the dataset, by the path that they are imported from
         for split, table in tables.items():
             own = [file for file in files if file.split == split]
-            paths |= _import_rows(own, table, scratch, customizer.NAME if is_dpo else customizer.SFT_NAME)
+            paths |= _import_rows(own, table, scratch, training_type)
         counts = {split: table.count() for split, table in tables.items()}
         if not counts["train"]:
             raise PairwrightError("the training files of the dataset have no rows")
@@ -75,36 +64,43 @@ def write_training_data(files: Sequence[DataFile], output: Path, *, training_typ
     return counts
 
 
-def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, format_name: str) -> dict[str, str]:
+def _import_rows(files: Sequence[DataFile], table: Table, scratch: Path, training_type: str) -> dict[str, str]:
     """Import files in order. Raises SourceError for the first invalid row.
 
     Returns the dataset path of each imported file.
     """
     paths: dict[str, str] = {}
-    for number, file in enumerate(files):
-        if next(read_lines(file.blob), None) is None:
-            continue
-        # A name of its own: blobs are named by content, and equal files are imported both.
-        copy = scratch / f"{file.split}-{number}.jsonl"
-        try:
-            os.link(file.blob, copy)
-        except OSError:  # another file system
-            shutil.copyfile(file.blob, copy)
-        layout = detect(copy, format_name)
-        if not isinstance(layout, Rejected) and layout.format != format_name:
-            raise SourceError(f"{file.path}: expected JSON Lines, got a file of the format {layout.format}")
-        paths[str(copy)] = file.path
-    if paths:
-        import_files(list(paths), table, format_name=format_name, num_workers=1)
+    # Files of one format are imported in one go; a format change begins a new import, so that the order stays.
+    for format_name, numbered in groupby(enumerate(files), key=lambda item: _format_of(item[1], training_type)):
+        copies: list[str] = []
+        for number, file in numbered:
+            if format_name is None:
+                continue
+            # A name of its own: blobs are named by content, and equal files are imported both.
+            copy = scratch / f"{file.split}-{number}{_suffix(file.blob)}"
+            try:
+                os.link(file.blob, copy)
+            except OSError:  # another file system
+                shutil.copyfile(file.blob, copy)
+            copies.append(str(copy))
+            paths[str(copy)] = file.path
+        if copies and format_name is not None:
+            import_files(copies, table, format_name=format_name, num_workers=1)
     if (table.path / QUARANTINE).exists():
         with open_binary(table.path / QUARANTINE) as quarantine:
             rejected = msgspec.json.decode(quarantine.readline(), type=Rejected)
-        raise _refuse_row(paths[rejected.file], rejected.line, rejected.reason)
+        raise refuse_row(paths[rejected.file], rejected.line, rejected.reason)
     return paths
 
 
-def _refuse_row(path: str, line: int | None, reason: str) -> SourceError:
-    return SourceError(f"{path}: {reason}" if line is None else f"{path}:{line}: {reason}")
+def _format_of(file: DataFile, training_type: str) -> str | None:
+    layout = layout_of(file, training_type)
+    return None if layout is None else layout.format
+
+
+def _suffix(blob: Path) -> str:
+    with open(blob, "rb") as file:
+        return ".parquet" if file.read(4) == b"PAR1" else ".jsonl"
 
 
 def _refuse_pair(tables: Sequence[Table], built: Path, paths: Mapping[str, str]) -> SourceError:
@@ -121,7 +117,7 @@ def _refuse_pair(tables: Sequence[Table], built: Path, paths: Mapping[str, str])
         reason = "chosen_response and rejected_response are the same"
     elif reason in (Reason.TIED, Reason.OPPOSITE):
         reason = f"the chosen response has reward {first.chosen.reward!r}, the rejected one {first.rejected.reward!r}"
-    return _refuse_row(paths[first.source.file], first.source.line, reason)
+    return refuse_row(paths[first.source.file], first.source.line, reason)
 
 
 def _assign_splits(batches: Iterator[pa.RecordBatch], num_train: int) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,279 @@
+"""Routes of models: their list and entries, and the proxy to the servers that answer for them.
+
+A model that a job made needs no deployment of its own to be asked: `/v1/chat/completions` starts one on first use, as
+clients of OpenAI's API expect, and ends the one that was not asked for longest when there is no room.
+"""
+
+import asyncio
+import time
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import sqlalchemy as sa
+from fastapi import APIRouter, Depends, Request
+from sqlalchemy.engine import RowMapping
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response, StreamingResponse
+
+from pairwright.service.access import CallerIs
+from pairwright.service.api.paging import FILTERED, PagingIs, envelope
+from pairwright.service.api_errors import Refusal, already_there
+from pairwright.service.request_models import ModelBody, ModelUpdate
+from pairwright.service.rows import entities
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.entities import check_model_name, check_name, now
+from pairwright.service.rows.schema import deployments as rows
+from pairwright.service.run import deployments
+from pairwright.service.run.deployments import EXTERNAL, DeploymentState
+from pairwright.service.run.model_names import (
+    AUTOMATIC,
+    MODEL_FILTERS,
+    find_model,
+    list_models,
+    model_folder,
+    remove_model,
+)
+from pairwright.service.settings import Context, Settings, context_of
+
+router = APIRouter(tags=["models"])
+ContextIs = Annotated[Context, Depends(context_of)]
+Document = dict[str, Any]
+# Headers passed on to the model server and back; tokens of the service never reach it.
+_PASSED_ON = ("content-type", "accept", "x-request-id")
+_PASSED_BACK = ("content-type", "x-request-id", "retry-after", "cache-control")
+_POLL_SECONDS = 0.2
+
+
+@router.get("/v1/models", openapi_extra=FILTERED)
+def read_models(asked: PagingIs, caller: CallerIs, context: ContextIs) -> Response:
+    """Models that jobs made, base models, and entries."""
+    unknown = [name for name in asked.filters if name not in MODEL_FILTERS]
+    if unknown:
+        known = ", ".join(MODEL_FILTERS)
+        raise Refusal(422, "unknown_filter", f"filter[{unknown[0][:64]}]: expected one of {known}")
+    filters = {name: value.replace("\0", "").split(",") for name, value in asked.filters.items()}
+    with context.database.reading() as connection:
+        documents, total = list_models(
+            connection,
+            caller,
+            filters=filters,
+            by_name=asked.key == "name",
+            is_descending=asked.is_descending,
+            start=(asked.page - 1) * asked.page_size,
+            limit=asked.page_size,
+        )
+    return envelope(documents, total, asked)
+
+
+@router.post("/v1/models")
+def create_model(body: ModelBody, caller: CallerIs, context: ContextIs) -> Document:
+    """Enter what is known about a model."""
+    check_name(body.namespace, "namespace")
+    check_model_name(body.name, "name")
+    caller.check(body.namespace, write=True)
+    with context.database.writing() as connection:
+        try:
+            find_model(connection, f"{body.namespace}/{body.name}", caller)
+        except Refusal as refusal:
+            if refusal.status != 404:
+                raise
+        else:
+            raise already_there("model", f"{body.namespace}/{body.name}")
+        entities.insert(connection, entities.MODEL, body.namespace, body.name, body.model_dump())
+        return find_model(connection, f"{body.namespace}/{body.name}", caller)
+
+
+@router.get("/v1/models/{model:path}")
+def read_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
+    """One model, by its full name."""
+    with context.database.reading() as connection:
+        return find_model(connection, check_model_name(model, "model"), caller)
+
+
+@router.patch("/v1/models/{model:path}")
+def update_model(model: str, body: ModelUpdate, caller: CallerIs, context: ContextIs) -> Document:
+    """Change what was entered about a model."""
+    namespace, _, name = check_model_name(model, "model").partition("/")
+    caller.check(check_name(namespace, "namespace"), write=True)
+    with context.database.writing() as connection:
+        find_model(connection, model, caller)
+        changes = body.model_dump(exclude_unset=True)
+        if entities.find(connection, entities.MODEL, namespace, name) is None:
+            entities.insert(
+                connection, entities.MODEL, namespace, name, {"namespace": namespace, "name": name, **changes}
+            )
+        else:
+            entities.update(connection, entities.MODEL, namespace, name, changes)
+        return find_model(connection, model, caller)
+
+
+@router.delete("/v1/models/{model:path}")
+def delete_model(model: str, caller: CallerIs, context: ContextIs) -> Document:
+    """Delete a model that a job made, or an entry; the job stays."""
+    remove_model(context, check_model_name(model, "model"), caller)
+    return {"id": model, "object": "model", "deleted": True, "deleted_at": now(), "message": "deleted"}
+
+
+@router.post("/v1/chat/completions")
+@router.post("/v1/completions")
+async def complete(request: Request, caller: CallerIs, context: ContextIs) -> Response:
+    """Ask a model by its name in the body's `model`. One that is not served yet is deployed."""
+    body = await request.body()
+    try:
+        model = msgspec.json.decode(body, type=_Asked).model
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise Refusal(422, "bad_body", "expected JSON with a 'model'") from None
+    row = await run_in_threadpool(_row_of_model, context, caller, model)
+    row = await _wait_until_ready(request, context, row)
+    return await _forward(request, context, row, request.url.path.lstrip("/"), body)
+
+
+@router.get("/deployments/{namespace}/{name}/{path:path}")
+@router.post("/deployments/{namespace}/{name}/{path:path}")
+async def ask_deployment(
+    namespace: str, name: str, path: str, request: Request, caller: CallerIs, context: ContextIs
+) -> Response:
+    """The model server of a deployment: `/v1/chat/completions`, `/v1/models` and so on."""
+    row = await run_in_threadpool(_row, context, caller, namespace, name)
+    # No other route of the model server can be reached from outside.
+    if path != "health" and not path.startswith("v1/"):
+        raise Refusal(404, "unknown_route", f"{path[:100]!r}: expected health or a path below v1/")
+    _refuse_unready(row)
+    return await _forward(request, context, row, path, await request.body())
+
+
+def check_endpoint(url: str, settings: Settings) -> None:
+    """Raise a 422 refusal unless the operator allows deployments that lead to this address."""
+    try:
+        parts = urlsplit(url)
+        address = f"{parts.scheme}://{parts.netloc}"
+    except ValueError:
+        address = ""
+    if address not in settings.external_endpoints:
+        allowed = ", ".join(settings.external_endpoints) or "none; the operator names them with --external-endpoint"
+        raise Refusal(
+            422, "endpoint_not_allowed", f"external_endpoint.host_url: {url[:200]!r} is not allowed: {allowed}"
+        )
+
+
+class _Asked(msgspec.Struct):
+    model: str
+
+
+def _row(context: Context, caller: Caller, namespace: str, name: str) -> RowMapping:
+    caller.check(check_name(namespace, "namespace"), write=False)
+    with context.database.reading() as connection:
+        return deployments.get(connection, namespace, check_name(name, "name"))
+
+
+def _row_of_model(context: Context, caller: Caller, model: str) -> RowMapping:
+    """Return the deployment of a model; a new one where a job made the model and nothing serves it."""
+    # PostgreSQL refuses text with a null character.
+    name = model.replace("\0", "")
+    with context.database.reading() as connection:
+        chosen = sa.select(rows).where(rows.c.model == name, rows.c.state != DeploymentState.FAILED)
+        matches = [
+            row
+            for row in connection.execute(chosen.order_by(rows.c.created_at.desc())).mappings()
+            if caller.may(row["namespace"], write=False)
+        ]
+    if matches:
+        # One that is ready, else the newest.
+        row = next((row for row in matches if row["state"] == DeploymentState.READY), matches[0])
+        context.asked[row["id"]] = time.monotonic()
+        return row
+    return _deploy(context, caller, name)
+
+
+def _deploy(context: Context, caller: Caller, model: str) -> RowMapping:
+    """Start a deployment of a model. Raises a refusal if there is none (404), or the caller may only read (403)."""
+    with context.database.writing_one_at_a_time("deployments") as connection:
+        try:
+            document = find_model(connection, check_model_name(model, "model"), caller)
+            caller.check(document["namespace"], write=True)
+            folder = model_folder(connection, model, caller, context.settings)
+        except Refusal as refusal:
+            if refusal.status == 422 or refusal.status == 404:
+                raise Refusal(404, "model_not_found", f"model: no model {model[:300]!r}") from None
+            raise
+        # A failed server is tried again under the same name.
+        name = AUTOMATIC + entities.short_hash(model)
+        failed = (rows.c.namespace == document["namespace"], rows.c.name == name)
+        connection.execute(sa.delete(rows).where(*failed, rows.c.state == DeploymentState.FAILED))
+        _make_room(connection, context)
+        work = {"folder": str(folder), "arguments": ["--name", model]}
+        row = deployments.insert(
+            connection,
+            context.settings,
+            namespace=document["namespace"],
+            name=name,
+            model=model,
+            document={"config": None, "models": [model], "description": "started on first use", "work": work},
+        )
+    context.asked[row["id"]] = time.monotonic()
+    context.wake.set()
+    return row
+
+
+def _make_room(connection: sa.Connection, context: Context) -> None:
+    """End the automatic deployment that was not asked for longest, if all places are taken."""
+    live = sa.select(rows).where(rows.c.state != DeploymentState.FAILED, rows.c.port.is_distinct_from(EXTERNAL))
+    served = list(connection.execute(live).mappings())
+    automatic = [row for row in served if row["name"].startswith(AUTOMATIC)]
+    if len(served) >= context.settings.max_deployments and automatic:
+        oldest = min(automatic, key=lambda row: (context.asked.get(row["id"], 0.0), row["created_at"]))
+        connection.execute(sa.delete(rows).where(rows.c.id == oldest["id"]))
+
+
+async def _wait_until_ready(request: Request, context: Context, row: RowMapping) -> RowMapping:
+    """Wait for the server of an automatic deployment; other deployments are asked only when they are ready."""
+    if row["name"].startswith(AUTOMATIC):
+        deadline = time.monotonic() + context.settings.start_seconds
+        while row["state"] in (DeploymentState.CREATED, DeploymentState.PENDING) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+            if await request.is_disconnected():
+                raise Refusal(400, "client_left", "the client left before the model was ready")
+            row = await run_in_threadpool(_newest, context, row)
+    _refuse_unready(row)
+    return row
+
+
+def _newest(context: Context, row: RowMapping) -> RowMapping:
+    with context.database.reading() as connection:
+        return deployments.get(connection, row["namespace"], row["name"])
+
+
+def _refuse_unready(row: RowMapping) -> None:
+    if row["state"] != DeploymentState.READY or row["port"] is None:
+        message = f"the deployment is {row['state']}: {row['description']}"
+        raise Refusal(503, "deployment_not_ready", message, headers={"retry-after": "2"})
+
+
+async def _forward(request: Request, context: Context, row: RowMapping, path: str, body: bytes) -> Response:
+    """Proxy a request to the server of a deployment and stream the response."""
+    client: httpx.AsyncClient = request.app.state.client
+    headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    if row["port"] == EXTERNAL:
+        work = msgspec.json.decode(row["document"])["work"]
+        check_endpoint(work["host_url"], context.settings)
+        base, key = httpx.URL(work["host_url"]), work["api_key"]
+        path = base.path.rstrip("/").removesuffix("/v1").lstrip("/") + "/" + path
+    else:
+        base, key = httpx.URL(f"http://127.0.0.1:{row['port']}/"), context.settings.secret_of(row["id"])
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    # Built from parts, so that the path cannot change host or port.
+    url = base.copy_with(path="/" + path.lstrip("/"), query=request.url.query.encode())
+    asked = client.build_request(request.method, url, headers=headers, content=body)
+    try:
+        # Streamed, so that tokens reach the client as they are generated.
+        answer = await client.send(asked, stream=True)
+    except httpx.HTTPError as error:
+        message = context.settings.hide_paths(f"the model server did not answer: {type(error).__name__}")
+        raise Refusal(502, "model_server_failed", message) from None
+    back = {name: answer.headers[name] for name in _PASSED_BACK if name in answer.headers}
+    # The connection is released after the last byte was sent.
+    return StreamingResponse(answer.aiter_raw(), answer.status_code, back, background=BackgroundTask(answer.aclose))

@@ -1,0 +1,69 @@
+"""What becomes of a job by request: cancelled, paused, resumed, deleted."""
+
+import shutil
+
+from sqlalchemy.engine import RowMapping
+
+from pairwright.jobs.job import FINAL, JobState
+from pairwright.service.api_errors import Refusal
+from pairwright.service.rows import job_rows as jobs
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.run.model_names import refuse_deployed
+from pairwright.service.run.usage import free_blobs
+from pairwright.service.settings import Context
+
+
+def end_job(context: Context, job_id: str, caller: Caller, *, is_paused: bool) -> RowMapping:
+    """Cancel or pause a job, and return its row."""
+    verb = "paused" if is_paused else "cancelled"
+    with context.database.writing() as connection:
+        # Read again inside the transaction: the job may have moved on since the check.
+        row = jobs.get(connection, job_id)
+        is_active = row["state"] in (*jobs.WAITING, JobState.RUNNING)
+        if is_active:
+            jobs.set_document(connection, job_id, is_paused=is_paused)
+        if row["state"] in jobs.WAITING:
+            jobs.move(connection, job_id, JobState.CANCELLED, f"{verb} by {caller.name}")
+        elif row["state"] == JobState.RUNNING:
+            jobs.move(connection, job_id, JobState.CANCELLING, f"to be {verb}, asked for by {caller.name}")
+        elif row["state"] not in (JobState.CANCELLING, JobState.CANCELLED):
+            raise Refusal(409, "job_ended", f"job {job_id} is {row['state']}: there is nothing to cancel")
+        elif not is_paused:
+            jobs.set_document(connection, job_id, is_paused=False)
+        row = jobs.get(connection, job_id)
+    context.wake.set()
+    return row
+
+
+def reopen_job(context: Context, job_id: str, caller: Caller) -> RowMapping:
+    """Put a job back into the queue, and return its row. Raises a 409 refusal unless it failed or was cancelled."""
+    with context.database.writing_one_at_a_time("jobs") as connection:
+        row = jobs.get(connection, job_id)
+        if row["state"] not in jobs.REOPENED:
+            raise Refusal(409, "job_not_resumable", f"job {job_id} is {row['state']}: only a job that failed, or was "
+                          "paused or cancelled, can be resumed")  # fmt: skip
+        missing = [
+            file["path"] for file in jobs.work_of(row)["files"] if not context.blobs.path(file["sha256"]).is_file()
+        ]
+        has_data = (context.settings.job_folder(job_id) / "data").is_dir()
+        if missing and not has_data:
+            raise Refusal(409, "dataset_gone", f"job {job_id}: {missing[0]} was deleted: submit it again")
+        jobs.refuse_taken_model(connection, row["output_model"])
+        jobs.set_document(connection, job_id, is_paused=False)
+        jobs.reopen(connection, job_id, f"resumed by {caller.name}")
+        row = jobs.get(connection, job_id)
+    context.wake.set()
+    return row
+
+
+def remove_job(context: Context, job_id: str) -> None:
+    """Delete a job that has ended, with its files and its model. Raises a 409 refusal if it is active or deployed."""
+    with context.database.writing_one_at_a_time("deployments") as connection:
+        row = jobs.get(connection, job_id)
+        if row["state"] not in FINAL:
+            raise Refusal(409, "job_active", f"job {job_id} is {row['state']}: cancel it first")
+        refuse_deployed(connection, row["output_model"])
+        jobs.delete(connection, job_id)
+    # After the row: what a crash leaves here is removed at the next start.
+    shutil.rmtree(context.settings.job_folder(job_id), ignore_errors=True)
+    free_blobs(context, {file["sha256"] for file in jobs.work_of(row)["files"]})

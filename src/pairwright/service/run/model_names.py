@@ -1,0 +1,207 @@
+"""Models by name: the outputs of jobs, base models, and what clients entered about models."""
+
+import shutil
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from pairwright.jobs.job import JobState
+from pairwright.ledger.run_status import read_status
+from pairwright.service.api_errors import Refusal, not_found
+from pairwright.service.rows import entities
+from pairwright.service.rows.api_tokens import Caller
+from pairwright.service.rows.entities import check_name
+from pairwright.service.rows.schema import deployments, job_facets, jobs
+from pairwright.service.settings import Context, Settings
+
+ModelDocument = dict[str, Any]
+AUTOMATIC = "auto-"  # begins the names of deployments that were started on first use
+
+
+def check_known(connection: Connection, model: str, caller: Caller) -> None:
+    """Raise a 422 refusal if the model is neither a base model nor the output of a job."""
+    row = _job(connection, model)
+    if row is not None:
+        caller.check(row["namespace"], write=False)
+    elif _target(connection, model) is None:
+        known = [document["id"] for document in list_models(connection, caller, filters={}, limit=50)[0]]
+        raise Refusal(
+            422, "unknown_model", f"model: {model!r} is not known; known models: {', '.join(known) or 'none'}"
+        )
+
+
+def model_folder(connection: Connection, model: str, caller: Caller, settings: Settings) -> Path:
+    """Return the folder of a model. Raises a refusal if it is unknown or not ready."""
+    check_known(connection, model, caller)
+    row = _job(connection, model)
+    if row is None:
+        target = _target(connection, model)
+        assert target is not None
+        return Path(target["model_path"])
+    if row["state"] != JobState.COMPLETED:
+        raise Refusal(409, "model_not_ready", f"model: {model!r} is made by job {row['id']}, which is {row['state']}")
+    run_folder = settings.run_folder(row["id"])
+    run = read_status(run_folder, strict=False)
+    folder = run_folder / ((run and run.model) or "model")
+    if not folder.is_dir():
+        raise Refusal(409, "model_gone", f"model: the files of {model!r} are not there any more")
+    return folder
+
+
+# Filters of the list of models, and the columns that they are on for the models of jobs.
+MODEL_FILTERS: dict[str, sa.ColumnElement[Any]] = {
+    "namespace": jobs.c.namespace,
+    "name": sa.func.substr(jobs.c.output_model, sa.func.length(jobs.c.namespace) + 2),
+    "base_model": job_facets.c.base_model,
+    "project": job_facets.c.project,
+}
+
+
+def list_models(
+    connection: Connection,
+    caller: Caller,
+    *,
+    filters: Mapping[str, list[str]],
+    by_name: bool = False,
+    is_descending: bool = True,
+    start: int = 0,
+    limit: int = 1000,
+) -> tuple[list[ModelDocument], int]:
+    """Return a page of the models that the caller may use, and how many there are.
+
+    Models of jobs come newest first, then base models and entries; only the rows of the page are read.
+    """
+    others = [
+        document
+        for document in _other_models(connection, caller)
+        if all(str(document.get(name)) in values for name, values in filters.items())
+    ]
+    where = [*_finished(caller), *(MODEL_FILTERS[name].in_(values) for name, values in filters.items())]
+    joined = jobs.join(job_facets, job_facets.c.number == jobs.c.number)
+    num_jobs = connection.scalar(sa.select(sa.func.count()).select_from(joined).where(*where)) or 0
+    key = jobs.c.output_model if by_name else jobs.c.number
+    columns = (jobs.c.output_model, jobs.c.namespace, jobs.c.updated_at, job_facets.c.base_model, job_facets.c.project)
+    chosen = sa.select(*columns).select_from(joined).where(*where).order_by(key.desc() if is_descending else key)
+    # The others come last in a descending list, first in an ascending one.
+    others.sort(key=lambda document: str(document["name" if by_name else "created_at"]), reverse=is_descending)
+    before = [] if is_descending else others[start : start + limit]
+    offset = start if is_descending else max(0, start - len(others))
+    documents = []
+    for row in connection.execute(chosen.offset(offset).limit(limit - len(before))):
+        document = _document(row[0], row[1], row[2], base_model=row[3], project=row[4])
+        entry = entities.find(connection, entities.MODEL, document["namespace"], document["name"])
+        documents.append(_with_entry(document, entry))
+    after = others[max(0, start - num_jobs) :][: limit - len(documents)] if is_descending else []
+    return [*before, *documents, *after], num_jobs + len(others)
+
+
+def _other_models(connection: Connection, caller: Caller) -> list[ModelDocument]:
+    """Base models, and models that clients entered and no job made."""
+    entries = {
+        f"{entry['namespace']}/{entry['name']}": entry
+        for entry in entities.every(connection, entities.MODEL)
+        if caller.may(entry["namespace"], write=False)
+    }
+    documents = []
+    for target in entities.every(connection, entities.TARGET):
+        document = _document(target["base_model"], target["namespace"], target["created_at"])
+        documents.append(_with_entry(document, entries.pop(document["id"], None)))
+    for name, entry in entries.items():
+        if _job(connection, name) is None:
+            documents.append(_with_entry(_document(name, entry["namespace"], entry["created_at"]), entry))
+    return documents
+
+
+def find_model(connection: Connection, name: str, caller: Caller) -> ModelDocument:
+    """Return one model by its full name. Raises a 404 refusal if there is none."""
+    namespace, _, rest = name.partition("/")
+    entry = entities.find(connection, entities.MODEL, namespace, rest)
+    row = _job(connection, name)
+    if row is not None and row["state"] == JobState.COMPLETED:
+        caller.check(row["namespace"], write=False)
+        return _with_entry(_document(name, row["namespace"], row["updated_at"]), entry)
+    target = _target(connection, name)
+    if target is not None:
+        return _with_entry(_document(name, target["namespace"], target["created_at"]), entry)
+    if entry is None:
+        raise not_found("model", name[:300])
+    caller.check(namespace, write=False)
+    return _with_entry(_document(name, namespace, entry["created_at"]), entry)
+
+
+def remove_model(context: Context, name: str, caller: Caller) -> None:
+    """Delete a model: its files, and what was entered about it. Raises a 409 refusal if it is deployed."""
+    namespace, _, rest = name.partition("/")
+    caller.check(check_name(namespace, "namespace"), write=True)
+    folder = None
+    with context.database.writing_one_at_a_time("deployments") as connection:
+        row = _job(connection, name)
+        if row is None and _target(connection, name) is not None:
+            raise Refusal(403, "base_model", f"model: {name!r} is a base model, which only the operator removes")
+        if row is not None and row["state"] == JobState.COMPLETED:
+            caller.check(row["namespace"], write=True)
+            refuse_deployed(connection, name)
+            folder = model_folder(connection, name, caller, context.settings)
+            connection.execute(sa.update(jobs).where(jobs.c.id == row["id"]).values(output_model=""))
+        entry = entities.find(connection, entities.MODEL, namespace, rest)
+        if entry is not None:
+            entities.delete(connection, entities.MODEL, namespace, rest)
+        if entry is None and folder is None:
+            raise not_found("model", name[:300])
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_deployed(connection: Connection, model: str) -> None:
+    """Raise a 409 refusal if a model is served; a server that was started on first use is ended instead."""
+    is_automatic = deployments.c.name.startswith(AUTOMATIC, autoescape=True)
+    connection.execute(sa.delete(deployments).where(deployments.c.model == model, is_automatic))
+    chosen = sa.select(deployments.c.namespace, deployments.c.name).where(deployments.c.model == model)
+    if model and (row := connection.execute(chosen.limit(1)).first()) is not None:
+        message = f"model {model!r} is served by the deployment {row[0]}/{row[1]}: delete that first"
+        raise Refusal(409, "model_deployed", message)
+
+
+def _finished(caller: Caller) -> list[sa.ColumnElement[bool]]:
+    where = [jobs.c.state == JobState.COMPLETED, jobs.c.output_model != ""]
+    if not caller.is_everywhere:
+        where.append(jobs.c.namespace.in_(sorted({scope.partition(":")[0] for scope in caller.scopes})))
+    return where
+
+
+def _with_entry(document: ModelDocument, entry: ModelDocument | None) -> ModelDocument:
+    if entry is None:
+        return document
+    return {**{key: value for key, value in entry.items() if value is not None and key != "id"}, **document}
+
+
+def _document(model: str, namespace: str, created_at: str, **more: str | None) -> ModelDocument:
+    return {
+        **more,
+        "id": model,
+        "object": "model",
+        # Seconds, as OpenAI's clients read it.
+        "created": int(datetime.fromisoformat(created_at).timestamp()),
+        "name": model.partition("/")[2] or model,
+        "namespace": namespace,
+        "owned_by": namespace,
+        "created_at": created_at,
+    }
+
+
+def _job(connection: Connection, model: str) -> Any:
+    chosen = sa.select(jobs).where(jobs.c.output_model == model).order_by(jobs.c.number.desc())
+    matches = list(connection.execute(chosen).mappings())
+    # A completed job before newer ones that failed or still run.
+    return next((row for row in matches if row["state"] == JobState.COMPLETED), matches[0] if matches else None)
+
+
+def _target(connection: Connection, model: str) -> ModelDocument | None:
+    for target in entities.every(connection, entities.TARGET):
+        if model in (target["name"], target["target"], target["base_model"]):
+            return target
+    return None

@@ -1,0 +1,130 @@
+"""Connections are bounded, whichever HTTP parser uvicorn takes."""
+
+import importlib.util
+import logging
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pairwright.engines.listening import _AcceptErrors, is_foreign
+
+SERVER = """
+import sys
+from pairwright.engines import listening
+
+listening.HEAD_SECONDS, listening.MAX_CONNECTIONS = 1.0, 40
+
+async def app(scope, receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+listener = listening.listen("127.0.0.1", 0)
+print(listening.url_of(listener), flush=True)
+listening.serve_app(app, listener, http=sys.argv[1], timeout_keep_alive=1, lifespan="off")
+"""
+PARSERS = [
+    "h11",
+    pytest.param(
+        "httptools",
+        marks=pytest.mark.skipif(importlib.util.find_spec("httptools") is None, reason="httptools is not installed"),
+    ),
+]
+
+
+@pytest.fixture(params=PARSERS)
+def address(request):
+    server = subprocess.Popen([sys.executable, "-c", SERVER, request.param], stdout=subprocess.PIPE, text=True)
+    host, port = re.fullmatch(r"http://(.*):(\d+)\n", server.stdout.readline()).groups()
+    yield host, int(port)
+    server.terminate()
+    server.communicate()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    connection.settimeout(20)
+    answer = b""
+    try:
+        while piece := connection.recv(65536):
+            answer += piece
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def ask(address) -> bytes:
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        return read_to_end(connection)
+
+
+def test_half_sent_headers_and_idle_connections_time_out(address):
+    silent, half, idle = (socket.create_connection(address) for _ in range(3))
+    half.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n")
+    idle.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    started = time.monotonic()
+    answers = []
+    for connection in (silent, half, idle):
+        with connection:
+            answers.append(read_to_end(connection))
+    assert [answer[:15] for answer in answers] == [b"", b"", b"HTTP/1.1 200 OK"]
+    assert time.monotonic() - started < 15
+
+
+def test_a_head_that_drips_does_not_begin_anew_with_each_byte(address):
+    with socket.create_connection(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        deadline = time.monotonic() + 15
+        with pytest.raises(OSError):
+            while time.monotonic() < deadline:
+                connection.sendall(b"x")
+                time.sleep(0.1)
+
+
+@pytest.mark.parametrize("piece", [1_000, 1_000_000])
+def test_a_head_is_bounded_in_one_piece_or_in_many(address, piece):
+    head = b"GET / HTTP/1.1\r\nhost: x\r\n" + b"".join(b"x-%d: %s\r\n" % (n, b"v" * 1000) for n in range(100)) + b"\r\n"
+    with socket.create_connection(address) as connection:
+        try:
+            for start in range(0, len(head), piece):
+                connection.sendall(head[start : start + piece])
+        except OSError:
+            pass
+        answer = read_to_end(connection)
+    # h11 says 400 where it sees that a head will not end.
+    assert answer[:12] in (b"HTTP/1.1 431", b"HTTP/1.1 400", b"")
+    assert ask(address).startswith(b"HTTP/1.1 200")
+
+
+def test_more_connections_than_fit_drop_the_oldest_that_is_idle(address):
+    idle = []
+    for _ in range(120):
+        idle.append(socket.create_connection(address))
+        idle[-1].sendall(b"GET / HTTP/1.1\r\n")
+    assert ask(address).startswith(b"HTTP/1.1 200")
+    assert read_to_end(idle[0]) == b""
+    for connection in idle:
+        connection.close()
+
+
+def test_accept_errors_are_logged_once_a_minute(caplog):
+    clock = [0.0]
+    handler = _AcceptErrors(lambda: clock[0])
+    with caplog.at_level(logging.ERROR):
+        for second in range(100):
+            clock[0] = float(second)
+            context = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many")}
+            handler.handle(None, context)
+    assert len(caplog.records) == 2
+    assert "(59 times before)" in caplog.text
+
+
+def test_another_host_or_origin_is_foreign():
+    assert not is_foreign("localhost:80", "http://127.0.0.1:3000")
+    for host, origin in (("evil.example", None), ("", None), ("127.0.0.1", "null"), ("127.0.0.1", "http://[bad")):
+        assert is_foreign(host, origin), (host, origin)
