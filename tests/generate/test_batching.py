@@ -7,7 +7,7 @@ import pytest
 
 from generate.tiny_models import byte_tokenizer, llama
 from pairwright.generate import Batcher, Engine, GenerateError, Request, Sampling
-from pairwright.generate.decoding import TextStream
+from pairwright.generate.text_stream import TextStream
 
 
 @pytest.fixture
@@ -20,12 +20,19 @@ def asked(number: int, **options) -> Request:
     return Request([20 + number % 200] * (1 + number % 7), Sampling(**{"seed": number, "max_tokens": 5} | options))
 
 
-def test_tasks_that_ask_together_are_answered_in_few_batches(engine, monkeypatch):
-    sizes = []
-    generate = engine.generate
+def count_steps(engine, monkeypatch) -> list[int]:
+    """Tokens of each forward pass from now on."""
+    sizes: list[int] = []
+    forward = engine.model.forward
     monkeypatch.setattr(
-        engine, "generate", lambda requests, **kw: sizes.append(len(requests)) or generate(requests, **kw)
+        engine.model, "forward", lambda *args, **kw: sizes.append(kw["input_ids"].shape[-1]) or forward(*args, **kw)
     )
+    return sizes
+
+
+def test_tasks_that_ask_together_share_steps_and_get_the_answers_they_get_alone(engine, monkeypatch):
+    alone = [engine.generate([asked(number)])[0] for number in (*range(60), *range(1000, 1060))]
+    sizes = count_steps(engine, monkeypatch)
 
     async def agent(batcher, number):
         first = await batcher.submit(asked(number))
@@ -36,12 +43,34 @@ def test_tasks_that_ask_together_are_answered_in_few_batches(engine, monkeypatch
         async with Batcher(engine) as batcher:
             return await asyncio.gather(*(agent(batcher, number) for number in range(60)))
 
-    found = asyncio.run(main())
-    assert sum(sizes) == 120
-    assert len(sizes) <= 6
-    for number, (first, second) in enumerate(found):
-        for result, request in ((first, asked(number)), (second, asked(number + 1000))):
-            assert result.choices[0].tokens.tolist() == generate([request])[0].choices[0].tokens.tolist()
+    pairs = asyncio.run(main())
+    assert len(sizes) < 120, "120 requests of 5 tokens, one by one, are 600 steps"
+    together = [pair[turn] for turn in (0, 1) for pair in pairs]
+    assert [r.choices[0].tokens.tolist() for r in together] == [r.choices[0].tokens.tolist() for r in alone]
+
+
+def test_a_short_request_behind_a_long_one_is_answered_in_the_next_steps(engine):
+    async def main():
+        async with Batcher(engine) as batcher:
+            pieces = []
+            long = asyncio.create_task(
+                batcher.submit(Request([9] * 5, Sampling(temperature=0, max_tokens=240, n=30)), pieces.append)
+            )
+            while len(pieces) < 30:
+                await asyncio.sleep(0.001)
+            before = len(pieces)
+            await batcher.submit(asked(2, max_tokens=1), group="another client")
+            # the pieces of the steps in between arrive in the event loop before the answer
+            assert len(pieces) - before <= 30 * 20
+            assert not long.done()
+            long.cancel()
+
+    asyncio.run(main())
+
+
+def test_results_come_as_they_are_complete(engine):
+    requests = [asked(number, max_tokens=1 + 9 * (number == 0)) for number in range(4)]
+    assert [number for number, _ in engine.generate_each(requests)][-1] == 0
 
 
 def test_pieces_come_in_the_event_loop_before_the_result(engine):
@@ -71,29 +100,45 @@ def test_a_cancelled_task_leaves_the_batch(engine):
     asyncio.run(main())
 
 
-def test_a_bad_request_fails_alone_and_a_broken_engine_fails_its_batch_only(engine, monkeypatch):
-    generate = engine.generate
-
-    def sometimes(requests, **kw):
-        if any(request.sampling.seed == 13 for request in requests):
-            raise RuntimeError("out of memory")
-        return generate(requests, **kw)
-
-    monkeypatch.setattr(engine, "generate", sometimes)
-
+def test_a_bad_request_fails_alone_and_a_broken_step_fails_those_in_work_only(engine, monkeypatch):
     async def main():
         batcher = Batcher(engine)
-        found = await asyncio.gather(batcher.submit(asked(1)), batcher.submit(Request([])), return_exceptions=True)
-        assert isinstance(found[1], GenerateError)
-        assert len(found[0].choices) == 1
-        with pytest.raises(RuntimeError, match="out of memory"):
-            await batcher.submit(asked(13))
+        first, second = await asyncio.gather(
+            batcher.submit(asked(1)), batcher.submit(Request([])), return_exceptions=True
+        )
+        assert isinstance(second, GenerateError)
+        assert len(first.choices) == 1
+        with monkeypatch.context() as patch:
+
+            def fail(*_, **__):
+                raise RuntimeError("out of memory")
+
+            patch.setattr(engine.model, "forward", fail)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                await batcher.submit(asked(13))
         assert len((await batcher.submit(asked(14))).choices) == 1
         await batcher.close()
         with pytest.raises(GenerateError, match="closed"):
             await batcher.submit(asked(1))
 
     asyncio.run(main())
+
+
+def test_a_group_with_many_requests_does_not_keep_another_from_its_turn(engine):
+    scheduler = engine.open_scheduler()
+    scheduler._max_choices = 8
+    many = [scheduler.add(asked(number, temperature=0, max_tokens=40), group="many") for number in range(200)]
+    for _ in range(3):
+        scheduler.step()
+    one = scheduler.add(asked(7, max_tokens=1), group="one")
+    complete = scheduler.step() + scheduler.step()
+    assert one in complete
+    while not scheduler.is_idle:
+        complete += scheduler.step()
+    assert len(complete) == 201
+    expected = engine.generate([ticket.request for ticket in many])
+    for ticket, result in zip(many, expected, strict=True):
+        assert ticket.result.choices[0].tokens.tolist() == result.choices[0].tokens.tolist(), "rows that were put back"
 
 
 def test_characters_of_several_tokens_come_whole():

@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import Gemma2Config, GPT2Config, Qwen2Config
+from transformers import BloomConfig, Gemma2Config, GPT2Config, MistralConfig, Qwen2Config, Qwen3Config
 
+from generate.test_batching import count_steps
 from generate.tiny_models import byte_tokenizer, llama, model_of, save_model
 from pairwright.generate import Engine, GenerateError, Request, Sampling
+from pairwright.generate.draw_tokens import weigh_tokens
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,7 @@ def test_greedy_answers_are_those_of_transformers_whatever_else_is_in_the_batch(
     assert tokens(results) == [[greedy_of_transformers(engine, prompt, 9)] for prompt in asked]
 
 
-@pytest.mark.parametrize("kind", ["sliding", "gpt2", "gemma2"])
+@pytest.mark.parametrize("kind", ["sliding", "mistral", "qwen3", "gpt2", "gemma2", "bloom"])
 def test_other_architectures_agree_with_transformers_too(kind):
     tokenizer = byte_tokenizer()
     size = {
@@ -66,11 +68,17 @@ def test_other_architectures_agree_with_transformers_too(kind):
     config = {
         "sliding": lambda: Qwen2Config(**size, **small, use_sliding_window=True, sliding_window=8, max_window_layers=1, initializer_range=0.2),
         "gpt2": lambda: GPT2Config(**size, n_embd=32, n_layer=2, n_head=2, n_positions=128, bos_token_id=None, initializer_range=0.2),
+        "mistral": lambda: MistralConfig(**size, **small, sliding_window=12, bos_token_id=None, initializer_range=0.2),
+        "qwen3": lambda: Qwen3Config(**size, **small, head_dim=16, initializer_range=0.2),
+        "bloom": lambda: BloomConfig(**size, hidden_size=32, n_layer=2, n_head=2, bos_token_id=None, initializer_range=0.2),
         "gemma2": lambda: Gemma2Config(**size, **small, head_dim=16, sliding_window=8, bos_token_id=None, initializer_range=0.2),
     }[kind]()  # fmt: skip
     engine = Engine(model_of(config), tokenizer)
-    asked = prompts(engine, 6)
+    start = prompts(engine, 1, seed=3)[0] * 40
+    asked = [*prompts(engine, 4), *(start[:50] + prompt for prompt in prompts(engine, 4, seed=2))]
     results = engine.generate([Request(prompt, Sampling(temperature=0, max_tokens=12)) for prompt in asked])
+    reason = {"gemma2": "its attention has softcap", "bloom": "transformers gives it no choice of attention"}.get(kind)
+    assert engine.fallback_reason == reason
     assert tokens(results) == [[greedy_of_transformers(engine, prompt, 12)] for prompt in asked]
     drawn = engine.generate([Request(prompt, Sampling(n=4, seed=5, max_tokens=12)) for prompt in asked])
     for prompt, result in zip(asked, drawn, strict=True):
@@ -106,16 +114,54 @@ def test_logprobs_are_the_models_own(engine):
 
 
 def test_equal_prompts_and_equal_beginnings_are_computed_once(engine, monkeypatch):
-    rows = []
-    forward = engine.model.forward
-    monkeypatch.setattr(
-        engine.model, "forward", lambda *args, **kw: rows.append(len(kw["input_ids"])) or forward(*args, **kw)
-    )
+    sizes = count_steps(engine, monkeypatch)
     prompt = prompts(engine, 1)[0]
     results = engine.generate([Request(prompt, Sampling(n=50, seed=seed, top_k=2, max_tokens=2)) for seed in range(4)])
     firsts = {choice.tokens[0] for result in results for choice in result.choices}
     assert len(firsts) == 2
-    assert rows == [1, 2]
+    assert sizes == [len(prompt), 2]
+
+
+def test_a_common_beginning_is_computed_once_also_for_later_requests(engine, monkeypatch):
+    start, *ends = prompts(engine, 20, seed=9, longest=20)
+    start = (start * 100)[:90]
+    asked = [Request(start + end, Sampling(temperature=0, max_tokens=3)) for end in ends]
+    fresh = Engine(engine.model, engine.tokenizer)
+    alone = [tokens(Engine(engine.model, engine.tokenizer).generate([request])) for request in asked]
+    fresh.generate([Request([11, 12], Sampling(max_tokens=1))])  # the trial of packed attention is over
+    sizes = count_steps(engine, monkeypatch)
+    assert [[result] for result in tokens(fresh.generate(asked))] == alone
+    unshared = sum(len(end) for end in ends)
+    assert sum(sizes) <= 90 + unshared + 3 * len(asked)
+    sizes.clear()
+    fresh.generate([Request([*start, 7, 8], Sampling(temperature=0, max_tokens=1))])
+    assert sizes == [2]
+
+
+def test_choices_of_a_prompt_share_its_keys_and_values(engine):
+    fresh = Engine(engine.model, engine.tokenizer)
+    prompt = (prompts(engine, 1, seed=5)[0] * 200)[:200]
+    scheduler = fresh.open_scheduler()
+    scheduler.add(Request(prompt, Sampling(n=40, seed=1, max_tokens=20)))
+    while not scheduler.is_idle:
+        scheduler.step()
+        assert fresh._runner.budget.used < 200 + 40 * 64, "40 copies of the prompt would be 8,000 tokens"
+
+
+def test_top_k_and_top_p_without_a_sort_are_those_of_a_sort():
+    draw = np.random.default_rng(0)
+    logits = torch.from_numpy(draw.normal(size=(12, 3000)).round(1) * 3)  # rounded: many ties
+    logits[:4] *= 0.01  # flat: the nucleus is most of the vocabulary
+    temperature, top_p = torch.full((12,), 0.7), torch.tensor([0.3, 0.9, 0.999, 1.0] * 3, dtype=torch.float64)
+    top_k = torch.tensor([0, 1, 50, 2999, 0, 7] * 2)
+    got = weigh_tokens(logits, temperature, top_p, top_k)
+    values, ids = (logits / 0.7).double().sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(3000)[None, :]
+    values = values.masked_fill(rank >= torch.where(top_k > 0, top_k, 3000)[:, None], -torch.inf)
+    probs = values.softmax(-1)
+    probs = probs.masked_fill((probs.cumsum(-1) - probs >= top_p[:, None]) & (rank > 0), 0)
+    expected = torch.zeros_like(probs).scatter(-1, ids, probs / probs.sum(-1, keepdim=True))
+    assert (got / got.sum(-1, keepdim=True) - expected).abs().max() < 1e-6
 
 
 def test_draws_follow_the_probabilities(engine):

@@ -1,13 +1,12 @@
 """A client that goes away stops its own work and nobody else's; requests that wait together are one batch."""
 
 import asyncio
-import dataclasses
-import threading
 
 import httpx
 import openai
 import pytest
 
+from generate.test_batching import count_steps
 from serve.served_models import served, tiny_engine
 
 LONG = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "max_tokens": 100_000, "seed": 0}
@@ -15,27 +14,16 @@ LONG = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}], "
 
 @pytest.fixture
 def place():
-    """A server whose model goes on until it is told to end; at the end of a test it is told."""
+    """A server whose model never ends by itself."""
     engine = tiny_engine(context=200_000)
-    ended = threading.Event()
-    generate = engine.generate
-
-    def stoppable(requests, *, on_piece=None, is_cancelled=None):
-        def gone(number):
-            return ended.is_set() or (is_cancelled is not None and is_cancelled(number))
-
-        return generate(requests, on_piece=on_piece, is_cancelled=gone)
-
-    engine.generate = stoppable
+    engine.stop_ids = frozenset()
     with served(engine) as running:
         yield running
-        ended.set()
 
 
-def endless(place):
-    """A model that never ends by itself."""
-    engine = place.server.engine
-    engine._settings = dataclasses.replace(engine._settings, stop_ids=frozenset())
+def is_at_rest(place) -> bool:
+    """Whether nothing is open, for clients and for the model."""
+    return place.server.num_open == 0 and place.server.batcher.num_open == 0 and place.server.batcher.is_idle
 
 
 async def until(condition):
@@ -47,8 +35,6 @@ async def until(condition):
 
 
 def test_a_stream_that_is_closed_leaves_the_batch(place):
-    endless(place)
-
     async def go():
         async with (
             httpx.AsyncClient(timeout=30) as client,
@@ -60,15 +46,12 @@ def test_a_stream_that_is_closed_leaves_the_batch(place):
             assert place.server.num_open == 1
             health = await client.get(f"{place.url}/health")
             assert health.json()["status"] == "ok", "health answers while the model works"
-        await until(lambda: place.server.num_open == 0)
-        await until(lambda: place.server.batcher._runner.done())
+        await until(lambda: is_at_rest(place))
 
     asyncio.run(go())
 
 
 def test_a_client_that_hangs_up_before_its_answer_leaves_the_batch(place):
-    endless(place)
-
     async def go():
         async with httpx.AsyncClient(timeout=30) as client:
             asking = asyncio.create_task(client.post(f"{place.url}/v1/chat/completions", json=LONG))
@@ -77,17 +60,13 @@ def test_a_client_that_hangs_up_before_its_answer_leaves_the_batch(place):
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
-        await until(lambda: place.server.num_open == 0)
-        await until(lambda: place.server.batcher._runner.done())
+        await until(lambda: is_at_rest(place))
 
     asyncio.run(go())
 
 
-def test_requests_that_come_together_are_answered_in_few_batches_and_as_if_alone(place):
-    engine = place.server.engine
-    sizes = []
-    generate = engine.generate
-    engine.generate = lambda requests, **options: sizes.append(len(requests)) or generate(requests, **options)
+def test_requests_that_come_together_are_answered_in_few_steps_and_as_if_alone(place, monkeypatch):
+    sizes = count_steps(place.server.engine, monkeypatch)
 
     async def go():
         async with openai.AsyncOpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0) as client:
@@ -104,5 +83,4 @@ def test_requests_that_come_together_are_answered_in_few_batches_and_as_if_alone
 
     alone, together = asyncio.run(go())
     assert together[:5] == alone
-    assert sum(sizes) == 40
-    assert len(sizes) < 20, "requests that wait are put together"
+    assert len(sizes) < 200, "40 requests of 10 tokens, one by one, are 400 steps"

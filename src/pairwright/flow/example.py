@@ -46,19 +46,19 @@ EXAMPLES = {
 }
 
 
-def example_folder(example: Example) -> Path:
-    """The folder of an example: in the installed package, or beside it in a checkout."""
+def example_folder(name: str) -> Path:
+    """The folder of an example, by its name below examples/: in the installed package, or beside it in a checkout."""
     package = Path(str(resources.files("pairwright")))
     # a wheel has the examples inside the package, a checkout beside src/
-    for place in (package / "examples" / example.folder, package.parents[1] / "examples" / example.folder):
+    for place in (package / "examples" / name, package.parents[1] / "examples" / name):
         if (place / "config.yaml").is_file():
             return place
-    raise PairwrightError(f"the example {example.folder} is not installed; run this from a checkout of the project")
+    raise PairwrightError(f"the example {name} is not installed; run this from a checkout of the project")
 
 
 def example_config(example: Example, start: Path, overrides: list[tuple[str, str]]) -> tuple[Config, Json]:
     """The example's configuration with the files of `start`: loaded, and in the form to write to a file."""
-    path = example_folder(example) / "config.yaml"
+    path = example_folder(example.folder) / "config.yaml"
     words = [*((key, str(start / name)) for key, name in example.places.items()), *overrides]
     return load_config(path, overrides=words), printable_config(path, overrides=words)
 
@@ -71,7 +71,7 @@ def prepare(example: Example, folder: Path, *, seed: int, view: View) -> Path:
     view.say(f"start: {example.preparation}")
     # atomic: an interrupted preparation leaves no folder that a later run would take for complete
     with lock_folder(folder, work="run"), write_atomic(start) as temporary:
-        command = [sys.executable, str(example_folder(example) / "prepare.py"), str(temporary), "--seed", str(seed)]
+        command = [sys.executable, str(example_folder(example.folder) / "prepare.py"), str(temporary), "--seed", str(seed)]
         # offline: the examples need nothing from the Hugging Face Hub
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         if done.returncode:
@@ -87,5 +87,5 @@ def run_example(
     folder.mkdir(parents=True, exist_ok=True)
     start = prepare(example, folder, seed=seed, view=view)
     config, resolved = example_config(example, start, [("seed", str(seed)), *overrides])
-    result = Flow(config, folder, base=example_folder(example), view=view).run(resolved=resolved)
+    result = Flow(config, folder, base=example_folder(example.folder), view=view).run(resolved=resolved)
     return result, msgspec.json.decode((folder / "evaluation.json").read_bytes())

@@ -1,6 +1,7 @@
-"""Generation: an engine that answers many requests of a local model in one batch, and its asyncio interface."""
+"""Generation: an engine that answers many requests of a local model at a time, and its asyncio interface."""
 
-from pairwright.generate.generator import Batcher, Engine
+from pairwright.generate.batcher import Batcher
+from pairwright.generate.generator import Engine
 from pairwright.generate.requests import Choice, GenerateError, Piece, Request, Result, Sampling
 
 __all__ = ["Batcher", "Choice", "Engine", "GenerateError", "Piece", "Request", "Result", "Sampling"]

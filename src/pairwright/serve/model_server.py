@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pairwright.engines.listening import listen, serve_app, url_of
 from pairwright.errors import ConfigError, PairwrightError
-from pairwright.generate.generator import base_of_adapter
+from pairwright.generate.model_folder import base_of_adapter
 
 
 def check_address(host: str, token: str | None) -> None:

@@ -1,0 +1,149 @@
+"""The engine for asyncio: requests of any number of tasks, each answered as soon as its own tokens are complete."""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from pairwright.generate.generator import Engine
+from pairwright.generate.requests import GenerateError, Piece, Request, Result
+from pairwright.generate.scheduler import Scheduler, Ticket
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """A request on its way to the engine's thread and back."""
+
+    request: Request
+    group: Hashable
+    future: asyncio.Future[Result]
+    loop: asyncio.AbstractEventLoop
+    on_piece: Callable[[Piece], None] | None
+    ticket: Ticket | None = None
+    is_cancelled: bool = False
+
+    def notify(self, piece: Piece) -> None:
+        if self.on_piece is not None:
+            self.loop.call_soon_threadsafe(self.on_piece, replace(piece, request=0))
+
+    def resolve(self, result: Result | BaseException) -> None:
+        """Hand the result over, from the engine's thread to the event loop."""
+        self.loop.call_soon_threadsafe(self._set, result)
+
+    def _set(self, result: Result | BaseException) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+class Batcher:
+    """`await submit(request)` from any number of tasks of one event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inbox: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._open: set[_Waiting] = set()
+        self._is_idle = True
+
+    @property
+    def num_open(self) -> int:
+        """Requests in work or waiting."""
+        return len(self._open)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine's thread has nothing to do."""
+        return self._is_idle and self._inbox.empty()
+
+    async def submit(
+        self, request: Request, on_piece: Callable[[Piece], None] | None = None, *, group: Hashable = None
+    ) -> Result:
+        """Wait for the result of a request; `on_piece` is called in the event loop, in order, before this returns.
+
+        Groups of requests take turns. When the task is cancelled, its request ends before the next token.
+        """
+        if self._closed:
+            raise GenerateError("the model was closed")
+        self.engine.check(request)
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(request, group, loop.create_future(), loop, on_piece)
+        self._open.add(waiting)
+        self._inbox.put(waiting)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="generate", daemon=True)
+            self._thread.start()
+        try:
+            return await waiting.future
+        finally:
+            self._open.discard(waiting)
+            if not waiting.future.done() or waiting.future.cancelled():
+                waiting.is_cancelled = True
+                if waiting.ticket is not None:
+                    waiting.ticket.is_cancelled = True
+
+    async def close(self) -> None:
+        """End the thread; requests in work or waiting get an error."""
+        self._closed = True
+        for waiting in list(self._open):
+            waiting.is_cancelled = True
+            if waiting.ticket is not None:
+                waiting.ticket.is_cancelled = True
+            if not waiting.future.done():
+                waiting.future.set_exception(GenerateError("the model was closed"))
+        if self._thread is not None:
+            self._inbox.put(None)
+            await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+            self._thread = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # In the engine's thread
+
+    def _work(self) -> None:
+        scheduler: Scheduler | None = None
+        waiting_of: dict[Ticket, _Waiting] = {}
+        while True:
+            # all that have arrived join before the next step
+            while scheduler is None or scheduler.is_idle or not self._inbox.empty():
+                self._is_idle = scheduler is None or scheduler.is_idle
+                waiting = self._inbox.get()
+                if waiting is None:
+                    return
+                try:
+                    scheduler = scheduler or self.engine.open_scheduler()
+                    ticket = scheduler.add(
+                        waiting.request,
+                        group=waiting.group,
+                        on_piece=waiting.notify if waiting.on_piece is not None else None,
+                    )
+                except Exception as error:  # the model cannot be run at all: passed on to the task
+                    waiting.resolve(error)
+                    continue
+                waiting.ticket = ticket
+                ticket.is_cancelled = waiting.is_cancelled
+                waiting_of[ticket] = waiting
+            self._is_idle = False
+            try:
+                for ticket in scheduler.step():
+                    assert ticket.result is not None
+                    waiting_of.pop(ticket).resolve(ticket.result)
+            except Exception as error:  # passed on to all tasks in work; the next ones begin anew
+                for waiting in waiting_of.values():
+                    waiting.resolve(error)
+                waiting_of.clear()
+                self.engine.reset()
+                scheduler = None

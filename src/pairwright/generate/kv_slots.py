@@ -1,0 +1,186 @@
+"""Keys and values that belong to one row alone: what follows the shared nodes of its prompt, and what it has written.
+
+Rows of similar length lie in one tensor, so that attention reads them where they are, without copies: a size class has
+slots of 32, 64, 128 ... tokens, and its rows always fill the slots from 0 on. A row that outgrows its slot moves to the
+next class.
+
+Shapes: L layers, S slots, K key-value heads, T tokens of a slot, D head size.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.generate.prefix_tree import Budget, Node
+
+_SMALLEST = 32
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the keys and values of a model look like."""
+
+    layers: int
+    heads: int  # key-value heads
+    key_size: int
+    value_size: int
+    dtype: Any
+    device: str
+
+    @property
+    def bytes_per_token(self) -> int:
+        return int(self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize)
+
+    def allocate(self, *, slots: int | None, tokens: int) -> tuple[Any, Any]:
+        """Zeroed keys and values: (L, S, K, T, D), or (L, K, T, D) without slots."""
+        import torch
+
+        middle = (self.heads, tokens) if slots is None else (slots, self.heads, tokens)
+        keys, values = (
+            torch.zeros((self.layers, *middle, size), dtype=self.dtype, device=self.device)
+            for size in (self.key_size, self.value_size)
+        )
+        return keys, values
+
+
+class SlotClass:
+    """Slots of one size; `count` of them are in use, from 0 on."""
+
+    def __init__(self, shape: Shape, capacity: int, budget: Budget) -> None:
+        self.shape, self.capacity, self.budget = shape, capacity, budget
+        self.count = self.num_slots = 0
+        self.keys: Any = None
+        self.values: Any = None
+
+    def take(self, number: int) -> Numbers:
+        """Slots for new rows, after those in use."""
+        slots = np.arange(self.count, self.count + number)
+        self.count += number
+        if self.count > self.num_slots:
+            self._resize(max(self.count, self.num_slots + self.num_slots // 2))
+        return slots
+
+    def copy(self, source: Numbers, target: Numbers, length: int) -> None:
+        if len(source):
+            for tensor in (self.keys, self.values):
+                tensor[:, target, :, :length] = tensor[:, source, :, :length]
+
+    def shrink(self, count: int) -> None:
+        self.count = count
+        if count == 0 or count * 4 < self.num_slots:
+            self._resize(count)
+
+    def _resize(self, num_slots: int) -> None:
+        old = (self.keys, self.values)
+        self.budget.add((num_slots - self.num_slots) * self.capacity)
+        if num_slots == 0:
+            self.keys = self.values = None
+        else:
+            self.keys, self.values = self.shape.allocate(slots=num_slots, tokens=self.capacity)
+            both = min(num_slots, self.num_slots)
+            if both:
+                for new, tensor in zip((self.keys, self.values), old, strict=True):
+                    new[:, :both] = tensor[:, :both]
+        self.num_slots = num_slots
+
+
+class Rows:
+    """The rows that are decoded, as arrays with one entry per row."""
+
+    def __init__(self, shape: Shape, budget: Budget) -> None:
+        self._shape, self._budget = shape, budget
+        self.classes: list[SlotClass] = []
+        self.size_class = np.zeros(0, np.int64)
+        self.slot = np.zeros(0, np.int64)
+        self.length = np.zeros(0, np.int64)  # tokens in the slot
+        self.start = np.zeros(0, np.int64)  # position of the slot's first token
+        self.chain = np.zeros(0, np.int64)  # number of the row's chain of shared nodes
+        self._chains: dict[tuple[Node, ...], int] = {(): 0}
+        self._chain_of: dict[int, tuple[Node, ...]] = {0: ()}
+        self._next_chain = 1
+
+    def __len__(self) -> int:
+        return len(self.slot)
+
+    def chain_nodes(self, number: int) -> tuple[Node, ...]:
+        return self._chain_of[number]
+
+    def nodes_in_use(self) -> set[Node]:
+        return {node for chain in self._chain_of.values() for node in chain}
+
+    def class_for(self, num_tokens: int) -> int:
+        """The number of the smallest class whose slots have room for so many tokens."""
+        number = max(0, (max(num_tokens, 1) - 1).bit_length() - _SMALLEST.bit_length() + 1)
+        while len(self.classes) <= number:
+            self.classes.append(SlotClass(self._shape, _SMALLEST << len(self.classes), self._budget))
+        return number
+
+    def grown_tokens(self, parent: Numbers) -> int:
+        """How many more tokens of memory the next step takes: slots of forks and of rows that move up."""
+        capacity = _SMALLEST << self.size_class[parent]
+        moves = self.length[parent] >= capacity
+        is_fork = np.ones(len(parent), bool)
+        is_fork[np.unique(parent, return_index=True)[1]] = False
+        return int(2 * capacity[moves].sum() + capacity[is_fork & ~moves].sum())
+
+    def select(self, parent: Numbers) -> None:
+        """Continue the rows `parent`: those that are not named are released, those named again are copied."""
+        is_fork = np.ones(len(parent), bool)
+        is_fork[np.unique(parent, return_index=True)[1]] = False
+        self.size_class, self.slot, self.length, self.start, self.chain = (
+            values[parent] for values in (self.size_class, self.slot, self.length, self.start, self.chain)
+        )
+        if is_fork.any():
+            for number in np.unique(self.size_class[is_fork]).tolist():
+                (rows,) = np.nonzero(is_fork & (self.size_class == number))
+                target = self.classes[number].take(len(rows))
+                self.classes[number].copy(self.slot[rows], target, int(self.length[rows].max()))
+                self.slot[rows] = target
+        self._move_up()
+        self._compact()
+        live = set(np.unique(self.chain).tolist())
+        for number in [number for number in self._chain_of if number not in live]:
+            del self._chains[self._chain_of.pop(number)]
+
+    def _move_up(self) -> None:
+        is_full = self.length >= _SMALLEST << self.size_class
+        for number in np.unique(self.size_class[is_full]).tolist():
+            (rows,) = np.nonzero(is_full & (self.size_class == number))
+            source = self.classes[number]
+            target_class = self.class_for(source.capacity + 1)
+            target = self.classes[target_class]
+            slots = target.take(len(rows))
+            target.keys[:, slots, :, : source.capacity] = source.keys[:, self.slot[rows]]
+            target.values[:, slots, :, : source.capacity] = source.values[:, self.slot[rows]]
+            self.size_class[rows], self.slot[rows] = target_class, slots
+
+    def _compact(self) -> None:
+        """Move the last rows of each class into its holes."""
+        for number, slots in enumerate(self.classes):
+            (rows,) = np.nonzero(self.size_class == number)
+            if len(rows) == slots.count:
+                continue
+            late = rows[self.slot[rows] >= len(rows)]
+            holes = np.setdiff1d(np.arange(len(rows)), self.slot[rows], assume_unique=True)
+            slots.copy(self.slot[late], holes, int(self.length[late].max()) if len(late) else 0)
+            self.slot[late] = holes
+            slots.shrink(len(rows))
+
+    def add(self, *, size_class: Numbers, slot: Numbers, length: Numbers, start: Numbers, chain: Numbers) -> None:
+        """Append rows whose slots were taken and written."""
+        self.size_class = np.concatenate([self.size_class, size_class])
+        self.slot = np.concatenate([self.slot, slot])
+        self.length = np.concatenate([self.length, length])
+        self.start = np.concatenate([self.start, start])
+        self.chain = np.concatenate([self.chain, chain])
+
+    def number_chain(self, nodes: tuple[Node, ...]) -> int:
+        number = self._chains.get(nodes)
+        if number is None:
+            number = self._chains[nodes] = self._next_chain
+            self._chain_of[number] = nodes
+            self._next_chain += 1
+        return number

@@ -1,0 +1,306 @@
+"""Attention over packed tokens: no padding, no repeated heads, shared beginnings read once.
+
+A step's tokens lie one after another in a single sequence of N tokens; `Plan` says where their keys and values are. A
+token attends to three kinds of parts, whose results are merged by their log-sum-exp:
+
+- the nodes of its prompt that other rows share: one product for all tokens below a node,
+- its row's own slot: one product for all rows of a size class (with one query token, the heads of a group are queries),
+- for tokens of a prompt, the earlier tokens of the same prompt.
+
+Shapes: N tokens, K key-value heads, G query heads of each, D head size, T keys.
+"""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.generate.kv_slots import SlotClass
+from pairwright.generate.prefix_tree import Block, Node
+
+NAME = "pairwright_packed"  # in transformers' table of attention functions
+_state = threading.local()
+
+
+class Unsupported(Exception):
+    """An attention layer with a feature that packed attention does not have; says which."""
+
+
+@dataclass(frozen=True)
+class SlotPart:
+    """Rows start:stop of the packed tokens, in the order of their slots."""
+
+    slots: SlotClass
+    start: int
+    stop: int
+    length: NDArray[np.int64]  # with the new token
+
+
+@dataclass(frozen=True)
+class SlotWrite:
+    """Keys and values of these tokens go to these places of a size class."""
+
+    slots: SlotClass
+    tokens: Any  # a slice, or a tensor of indices
+    slot: Any
+    place: Any
+
+
+@dataclass(frozen=True)
+class ShortPrompts:
+    """`count` prompts of `size` tokens each, from token `start` on, that attend to themselves."""
+
+    start: int
+    count: int
+    size: int
+
+
+@dataclass(frozen=True)
+class BlockPart:
+    """Tokens start:stop continue a block in which `done` tokens are."""
+
+    block: Block
+    start: int
+    stop: int
+    done: int
+
+
+@dataclass
+class NodeLevel:
+    """Nodes at one depth of the chains: disjoint sets of tokens, each with its node."""
+
+    nodes: list[Node] = field(default_factory=list)
+    tokens: list[NDArray[np.int64]] = field(default_factory=list)
+
+
+class Plan:
+    """Where the tokens of one step find and leave their keys and values."""
+
+    def __init__(self, positions: NDArray[np.int64]) -> None:
+        self.positions = positions
+        self.max_position = int(positions.max())
+        self.rows: list[SlotPart] = []
+        self.writes: list[SlotWrite] = []
+        self.short: list[ShortPrompts] = []
+        self.blocks: list[BlockPart] = []
+        self.levels: list[NodeLevel] = []
+        self.num_calls = 0  # of attention layers
+        self._masks: dict[Any, Any] = {}
+
+    def slot_mask(self, number: int, window: int | None, dtype: Any) -> tuple[int, Any]:
+        """The longest row of a part, and -inf where a row has no key (S, 1, 1, T); None where all rows are as long."""
+        key = ("slot", number, window)
+        if key not in self._masks:
+            import torch
+
+            length = torch.from_numpy(self.rows[number].length)[:, None]
+            longest = int(length.max())
+            places = torch.arange(longest)[None, :]
+            bad = places >= length
+            if window is not None:
+                bad |= places < length - window
+            mask = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf)[:, None, None, :]
+            self._masks[key] = longest, mask if bool(bad.any()) else None
+        value: tuple[int, Any] = self._masks[key]
+        return value
+
+    def node_mask(self, level: int, number: int, window: int, dtype: Any) -> tuple[Any, Any]:
+        """With a sliding window: -inf where a key of a node is too far from a token (n, T), and tokens without any."""
+        key = ("node", level, number, window)
+        if key not in self._masks:
+            import torch
+
+            node = self.levels[level].nodes[number]
+            positions = torch.from_numpy(self.positions[self.levels[level].tokens[number]])[:, None]
+            bad = torch.arange(node.start, node.end)[None, :] <= positions - window
+            self._masks[key] = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf), bad.all(-1)
+        value: tuple[Any, Any] = self._masks[key]
+        return value
+
+    def causal_mask(self, done: int, size: int, window: int, dtype: Any) -> Any:
+        """With a sliding window: -inf except for a token's own and the window before it (size, done + size)."""
+        key = ("causal", done, size, window)
+        if key not in self._masks:
+            import torch
+
+            token = torch.arange(done, done + size)[:, None]
+            place = torch.arange(done + size)[None, :]
+            bad = (place > token) | (place <= token - window)
+            self._masks[key] = torch.zeros(bad.shape, dtype=dtype).masked_fill_(bad, -torch.inf)
+        return self._masks[key]
+
+
+class use_plan:  # noqa: N801 - a context manager, used as a function
+    """Attention of this thread follows a plan, inside `with`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __enter__(self) -> None:
+        _state.plan = self._plan
+
+    def __exit__(self, *_: object) -> None:
+        _state.plan = None
+
+
+def attend(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Any, None]:
+    """An attention function as transformers calls it: (1, heads, N, D) each; returns (1, N, heads, D)."""
+    plan: Plan = _state.plan
+    for name in ("softcap", "s_aux", "head_mask", "position_bias"):
+        if more.get(name) is not None:
+            raise Unsupported(f"its attention has {name}")
+    if getattr(module, "is_causal", True) is False:
+        raise Unsupported("its attention is not causal")
+    plan.num_calls += 1
+    num_heads, num_tokens, size = query.shape[1:]
+    num_kv = key.shape[1]
+    queries = query[0].unflatten(0, (num_kv, num_heads // num_kv))  # (K, G, N, D)
+    window = sliding_window if sliding_window is not None and plan.max_position >= sliding_window else None
+    layer = _Layer(plan, module.layer_idx, size**-0.5 if scaling is None else scaling, window)
+    layer.write(key[0], value[0])
+    output = layer.attend(queries, key[0], value[0])
+    return output.reshape(1, num_tokens, num_heads, output.shape[-1]).to(query.dtype), None
+
+
+class _Layer:
+    """One layer's attention under a plan."""
+
+    def __init__(self, plan: Plan, number: int, scale: float, window: int | None) -> None:
+        self._plan, self._number, self._scale, self._window = plan, number, scale, window
+
+    def write(self, keys: Any, values: Any) -> None:
+        """Store the new keys and values, (K, N, D) each."""
+        for item in self._plan.writes:
+            for target, source in ((item.slots.keys, keys), (item.slots.values, values)):
+                target[self._number][item.slot, :, item.place] = source[:, item.tokens].transpose(0, 1)
+        for part in self._plan.blocks:
+            end = part.done + part.stop - part.start
+            part.block.keys[self._number][:, part.done : end] = keys[:, part.start : part.stop]
+            part.block.values[self._number][:, part.done : end] = values[:, part.start : part.stop]
+
+    def attend(self, queries: Any, keys: Any, values: Any) -> Any:
+        """Attention of all tokens: (K, G, N, D) to (N, K, G, D)."""
+        import torch
+
+        plan = self._plan
+        own = [self._attend_slots(queries, number) for number in range(len(plan.rows))]
+        own += [self._attend_short(queries, keys, values, part) for part in plan.short]
+        own += [self._attend_block(queries, part) for part in plan.blocks]
+        output, total = own[0] if len(own) == 1 else (torch.cat([part[place] for part in own]) for place in (0, 1))
+        if plan.levels:
+            output = output.float()
+        for level in range(len(plan.levels)):
+            parts = [self._attend_node(queries, level, number) for number in range(len(plan.levels[level].nodes))]
+            more, sums = parts[0] if len(parts) == 1 else (torch.cat([part[at] for part in parts]) for at in (0, 1))
+            tokens = np.concatenate(plan.levels[level].tokens)
+            if len(tokens) == len(plan.positions) and (tokens[:-1] < tokens[1:]).all():
+                output, total = _merge(output, total, more, sums)
+            else:
+                index = torch.from_numpy(tokens)
+                output[index], total[index] = _merge(output[index], total[index], more, sums)
+        return output
+
+    def _attend_slots(self, queries: Any, number: int) -> tuple[Any, Any]:
+        part = self._plan.rows[number]
+        longest, mask = self._plan.slot_mask(number, self._window, queries.dtype)
+        count = part.stop - part.start
+        mine = queries[:, :, part.start : part.stop].permute(2, 0, 1, 3)  # (S, K, G, D): the group as query positions
+        output, sums = self._call(
+            mine,
+            part.slots.keys[self._number, :count, :, :longest],
+            part.slots.values[self._number, :count, :, :longest],
+            mask,
+        )
+        return output, sums
+
+    def _attend_short(self, queries: Any, keys: Any, values: Any, part: ShortPrompts) -> tuple[Any, Any]:
+        num_kv, num_group = queries.shape[:2]
+        stop = part.start + part.count * part.size
+        prompts = (part.count, part.size)
+        mine = queries[:, :, part.start : stop].unflatten(2, prompts).permute(2, 0, 1, 3, 4)  # (count, K, G, size, D)
+        own_keys, own_values = (
+            tensor[:, part.start : stop]
+            .unflatten(1, prompts)
+            .transpose(0, 1)[:, :, None]
+            .expand(-1, -1, num_group, -1, -1)
+            .flatten(1, 2)
+            for tensor in (keys, values)
+        )
+        mask = None
+        if self._window is not None:
+            mask = self._plan.causal_mask(0, part.size, self._window, queries.dtype)[None, None]
+        output, sums = self._call(mine.flatten(1, 2), own_keys, own_values, mask, is_causal=mask is None)
+        output = output.unflatten(1, (num_kv, num_group)).permute(0, 3, 1, 2, 4).flatten(0, 1)
+        return output, sums.unflatten(1, (num_kv, num_group)).permute(0, 3, 1, 2).flatten(0, 1)
+
+    def _attend_block(self, queries: Any, part: BlockPart) -> tuple[Any, Any]:
+        num_group = queries.shape[1]
+        mine = queries[:, :, part.start : part.stop]  # (K, G, size, D): key-value heads as the batch
+        size = part.stop - part.start
+        # all query heads of a group read the same keys: a view with stride 0
+        keys, values = (
+            tensor[self._number][:, None, : part.done + size].expand(-1, num_group, -1, -1)
+            for tensor in (part.block.keys, part.block.values)
+        )
+        if self._window is not None:
+            mask = self._plan.causal_mask(part.done, size, self._window, queries.dtype)[None, None]
+            output, sums = self._call(mine, keys, values, mask)
+            return output.permute(2, 0, 1, 3), sums.permute(2, 0, 1)
+        output, sums = self._call(mine, keys[:, :, part.done :], values[:, :, part.done :], None, is_causal=True)
+        if part.done:
+            earlier = self._call(mine, keys[:, :, : part.done], values[:, :, : part.done], None)
+            output, sums = _merge(output.float(), sums, *earlier)
+            output = output.to(queries.dtype)
+        return output.permute(2, 0, 1, 3), sums.permute(2, 0, 1)
+
+    def _attend_node(self, queries: Any, level: int, number: int) -> tuple[Any, Any]:
+        import torch
+
+        node, tokens = self._plan.levels[level].nodes[number], self._plan.levels[level].tokens[number]
+        num_kv, num_group = queries.shape[:2]
+        is_all = len(tokens) == queries.shape[2] and (tokens[:-1] < tokens[1:]).all()
+        mine = queries if is_all else queries[:, :, torch.from_numpy(tokens)]
+        mask = dead = None
+        if self._window is not None:
+            mask, dead = self._plan.node_mask(level, number, self._window, queries.dtype)
+            mask = mask.repeat(num_group, 1)[None, None]
+        output, sums = self._call(
+            mine.reshape(1, num_kv, num_group * len(tokens), -1),
+            node.keys[self._number][None],
+            node.values[self._number][None],
+            mask,
+        )
+        output = output[0].unflatten(1, (num_group, len(tokens))).permute(2, 0, 1, 3)
+        sums = sums[0].unflatten(1, (num_group, len(tokens))).permute(2, 0, 1)
+        if dead is not None:
+            sums = sums.masked_fill(dead[:, None, None], -torch.inf)
+        return output, sums
+
+    def _call(self, queries: Any, keys: Any, values: Any, mask: Any, *, is_causal: bool = False) -> tuple[Any, Any]:
+        """Attention of (B, H, Q, D) to (B, H, T, D), and its log-sum-exp (B, H, Q)."""
+        import torch
+
+        result = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            queries, keys, values, 0.0, is_causal, attn_mask=mask, scale=self._scale
+        )
+        return result[0], result[1]
+
+
+def _merge(output: Any, total: Any, more: Any, sums: Any) -> tuple[Any, Any]:
+    """Join attention over two sets of keys by their log-sum-exp."""
+    import torch
+
+    weight = torch.sigmoid(sums - total)[..., None]
+    return torch.lerp(output, more.float(), weight), torch.logaddexp(total, sums)

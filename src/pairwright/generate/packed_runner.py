@@ -1,0 +1,414 @@
+"""Runs a model on packed tokens: each step takes one token of every row and pieces of the prompts that wait.
+
+Prompts that begin alike are computed once (prefix_tree.py): while one of them is in work, the others wait for it. A row
+reads the shared nodes of its prompt in place; what only it needs is copied to its slot (kv_slots.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pairwright.generate.kv_slots import Numbers, Rows, Shape
+from pairwright.generate.packed_attention import (
+    NAME,
+    BlockPart,
+    NodeLevel,
+    Plan,
+    ShortPrompts,
+    SlotPart,
+    SlotWrite,
+    Unsupported,
+    attend,
+    use_plan,
+)
+from pairwright.generate.prefix_tree import (
+    MIN_SHARED,
+    Block,
+    Budget,
+    Node,
+    PrefixTree,
+    Tokens,
+    Wait,
+    common_length,
+    key_of,
+)
+
+_MAX_COMPARED = 128  # prompts of one family that are compared with a new one
+_PIECE = 256  # most tokens of a prompt in one step, while other prompts wait
+
+
+@dataclass(eq=False)
+class Fill:
+    """A prompt in work: `done` of its tokens after the nodes are computed."""
+
+    tokens: Tokens
+    users: int  # rows that will continue it
+    room: int  # tokens that each of them may write
+    nodes: tuple[Node, ...]
+    block: Block | None  # None for a short one: it goes straight to its slot
+    shared: Sequence[int]  # lengths of the common beginnings with other prompts in work or waiting
+    done: int = 0
+
+    @property
+    def start(self) -> int:
+        return self.nodes[-1].end if self.nodes else 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self.tokens) - self.start - self.done
+
+    def count_rows(self, end: int) -> int:
+        """How many rows read the first `end` tokens."""
+        return self.users + sum(length >= end for length in self.shared)
+
+
+class PackedRunner:
+    """Rows of one model. `start` adds a prompt; `advance` runs a step."""
+
+    def __init__(self, model: Any, shape: Shape, *, max_cache_tokens: int, max_step_tokens: int) -> None:
+        import inspect
+
+        self._model, self._shape = model, shape
+        self._max_step_tokens = max_step_tokens
+        self._options = frozenset(inspect.signature(model.forward).parameters)
+        self.budget = Budget(max_cache_tokens)
+        self._tree = PrefixTree(self.budget)
+        self._rows = Rows(shape, self.budget)
+        self._fills: dict[Fill, None] = {}  # in the order of their turns
+        self._families: dict[bytes, list[Tokens]] = {}  # prompts in work or waiting, by their beginning
+
+    # Prompts
+
+    def expect(self, tokens: Tokens) -> None:
+        """Announce a prompt, so that others know what they share with it; `forget` it when its last row has ended."""
+        if len(tokens) > MIN_SHARED:
+            self._families.setdefault(key_of(tokens, 0), []).append(tokens)
+
+    def forget(self, tokens: Tokens) -> None:
+        if len(tokens) > MIN_SHARED:
+            family = self._families[key_of(tokens, 0)]
+            place = next(place for place, member in enumerate(family) if member is tokens)
+            family[place] = family[-1]
+            family.pop()
+            if not family:
+                del self._families[key_of(tokens, 0)]
+
+    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Fill | Wait:
+        """Begin a prompt; or say that it has to wait, for memory or for another prompt that begins alike."""
+        shared: list[int] = []
+        nodes: tuple[Node, ...] = ()
+        if len(tokens) > MIN_SHARED:
+            nodes = self._tree.match(tokens, len(tokens) - 1)
+            begin = nodes[-1].end if nodes else 0
+            for fill in self._fills:
+                gain = common_length(fill.tokens, tokens) - begin
+                if gain >= MIN_SHARED and fill.remaining <= 4 * gain + _PIECE and fill.block is not None:
+                    return "shared"
+            family = self._families.get(key_of(tokens, 0), [])[:_MAX_COMPARED]
+            shared = [common_length(member, tokens) for member in family if member is not tokens]
+        fill = Fill(tokens, users, room, nodes, None, shared)
+        is_short = fill.remaining < MIN_SHARED and all(fill.count_rows(node.end) > 1 for node in nodes)
+        # a longer prompt takes a block, and its copy in the row's slot
+        needed = 2 * MIN_SHARED if is_short else 2 * len(tokens) + MIN_SHARED
+        in_use = self._rows.nodes_in_use().union(*(other.nodes for other in self._fills), nodes)
+        if not self._make_room(needed, in_use) and not is_forced:
+            return "memory"
+        if not is_short:
+            fill.block = Block(*self._shape.allocate(slots=None, tokens=fill.remaining), self.budget)
+        self._fills[fill] = None
+        return fill
+
+    def drop(self, fill: Fill) -> None:
+        """Give up a prompt in work."""
+        del self._fills[fill]
+
+    def fits(self, parent: Numbers) -> bool:
+        """Whether there is memory for the next step of these rows."""
+        needed = self._rows.grown_tokens(parent)
+        return not needed or self._make_room(needed, self._rows.nodes_in_use())
+
+    def _make_room(self, num_tokens: int, in_use: set[Node]) -> bool:
+        if self.budget.used + num_tokens <= self.budget.max_tokens:
+            return True
+        return self._tree.make_room(num_tokens, in_use)
+
+    # Steps
+
+    def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Fill]]:
+        """Continue rows `parent`, each with its token of `last`; rows that are not named end.
+
+        Returns the logits of these rows and after them of the prompts that are complete now, and these prompts. They
+        are the rows of the next call.
+        """
+        import torch
+
+        self._rows.select(parent)
+        rows = self._rows
+        pieces = self._choose_pieces()
+        if not len(rows) and not pieces:
+            return None, []
+        order = np.lexsort((rows.slot, rows.size_class))
+        row_positions = (rows.start + rows.length)[order]
+        ids = np.concatenate([last[order], *(_piece_tokens(fill, size) for fill, size in pieces)])
+        piece_positions = [np.arange(fill.start + fill.done, fill.start + fill.done + size) for fill, size in pieces]
+        plan = Plan(np.concatenate([row_positions, *piece_positions]))
+        self._plan_rows(plan, order)
+        complete, chains = self._plan_pieces(plan, pieces, len(order))
+        self._plan_levels(plan, order, pieces)
+        # the logits that are needed: one of each row, and one of each prompt that ends with this step
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        ends = len(order) + np.cumsum([size for _, size in pieces], dtype=np.int64) - 1
+        is_last = np.array([fill.remaining == size for fill, size in pieces], bool)
+        wanted = np.concatenate([place, ends[is_last]])
+        with use_plan(plan):
+            logits = self._forward(torch.from_numpy(ids)[None], torch.from_numpy(plan.positions)[None], wanted)
+        rows.length += 1
+        for fill, size in pieces:
+            fill.done += size
+        for fill in complete:
+            del self._fills[fill]
+        self._add_rows(complete, chains)
+        return logits, complete
+
+    def _choose_pieces(self) -> list[tuple[Fill, int]]:
+        """Pieces of prompts for this step. Each prompt has its turn: a long one does not keep short ones waiting."""
+        budget = max(self._max_step_tokens - len(self._rows), self._max_step_tokens // 2, 1)
+        most = budget if len(self._fills) == 1 else min(budget, max(_PIECE, budget // max(len(self._fills), 1)))
+        pieces: list[tuple[Fill, int]] = []
+        for fill in list(self._fills):
+            # a short one is never cut: it goes to its slot in one step
+            size = fill.remaining if fill.block is None else min(fill.remaining, most, budget)
+            if size > budget and pieces:
+                break
+            pieces.append((fill, size))
+            self._fills[fill] = self._fills.pop(fill)  # to the end: the next one has its turn
+            budget -= size
+            if budget <= 0:
+                break
+        # short ones of equal size beside one another, so that they are one product; then the long ones
+        pieces.sort(key=lambda piece: (piece[0].block is not None, piece[1]))
+        return pieces
+
+    def _plan_rows(self, plan: Plan, order: Numbers) -> None:
+        import torch
+
+        rows = self._rows
+        for number in np.unique(rows.size_class).tolist():
+            start, stop = np.searchsorted(rows.size_class[order], [number, number + 1]).tolist()
+            mine = order[start:stop]
+            slots = rows.classes[number]
+            plan.rows.append(SlotPart(slots, start, stop, rows.length[mine] + 1))
+            slot, place = torch.from_numpy(rows.slot[mine]), torch.from_numpy(rows.length[mine])
+            plan.writes.append(SlotWrite(slots, slice(start, stop), slot, place))
+
+    def _plan_pieces(
+        self, plan: Plan, pieces: list[tuple[Fill, int]], start: int
+    ) -> tuple[list[Fill], list[tuple[int, int]]]:
+        """Where the tokens of prompts go. Returns the prompts that end, and class and slot of the short ones."""
+        import torch
+
+        complete, places = [], []
+        writes: dict[int, list[tuple[int, int, int]]] = {}  # by class: first token, slot and size of short prompts
+        for fill, size in pieces:
+            number = slot = 0
+            if fill.block is not None:
+                plan.blocks.append(BlockPart(fill.block, start, start + size, fill.done))
+            else:
+                number = self._rows.class_for(size + min(fill.room, MIN_SHARED))
+                slot = int(self._rows.classes[number].take(1)[0])
+                writes.setdefault(number, []).append((start, slot, size))
+                last = plan.short[-1] if plan.short else None
+                if last is not None and last.size == size:
+                    plan.short[-1] = ShortPrompts(last.start, last.count + 1, size)
+                else:
+                    plan.short.append(ShortPrompts(start, 1, size))
+            if fill.remaining == size:
+                complete.append(fill)
+                places.append((number, slot))
+            start += size
+        for number, prompts in writes.items():
+            tokens = np.concatenate([np.arange(begin, begin + size) for begin, _, size in prompts])
+            slots = np.repeat([slot for _, slot, _ in prompts], [size for *_, size in prompts])
+            within = np.concatenate([np.arange(size) for *_, size in prompts])
+            arrays = (torch.from_numpy(values) for values in (tokens, slots, within))
+            plan.writes.append(SlotWrite(self._rows.classes[number], *arrays))
+        return complete, places
+
+    def _plan_levels(self, plan: Plan, order: Numbers, pieces: list[tuple[Fill, int]]) -> None:
+        """Which tokens read which shared nodes: of the rows by their chains, of the prompts by theirs."""
+        tokens_of: dict[tuple[Node, ...], list[Numbers]] = {}
+        chains = self._rows.chain[order]
+        for number in np.unique(chains).tolist():
+            tokens_of.setdefault(self._rows.chain_nodes(number), []).append(np.nonzero(chains == number)[0])
+        start = len(order)
+        for fill, size in pieces:
+            tokens_of.setdefault(fill.nodes, []).append(np.arange(start, start + size))
+            start += size
+        for level in range(max(map(len, tokens_of), default=0)):
+            by_node: dict[Node, list[Numbers]] = {}
+            for nodes, tokens in tokens_of.items():
+                if len(nodes) > level:
+                    by_node.setdefault(nodes[level], []).extend(tokens)
+            plan.levels.append(
+                NodeLevel(list(by_node), [np.sort(np.concatenate(tokens)) for tokens in by_node.values()])
+            )
+
+    def _forward(self, ids: Any, positions: Any, wanted: Numbers) -> Any:
+        """Logits (len(wanted), vocabulary) of these tokens, in float32."""
+        import torch
+
+        model, config = self._model, self._model.config
+        keep = torch.from_numpy(wanted)
+        options: dict[str, Any] = {"logits_to_keep": keep} if "logits_to_keep" in self._options else {}
+        before = config._attn_implementation
+        config._attn_implementation = NAME
+        try:
+            with torch.inference_mode():
+                # a mask of four dimensions is taken as it is, so none is built; packed attention reads none
+                logits = model(
+                    input_ids=ids,
+                    position_ids=positions,
+                    attention_mask=torch.zeros(1, 1, 1, 1),
+                    use_cache=False,
+                    **options,
+                ).logits[0]
+        finally:
+            config._attn_implementation = before
+        return (logits if options else logits[keep]).float()
+
+    def _add_rows(self, complete: list[Fill], places: list[tuple[int, int]]) -> None:
+        """Make a row of each complete prompt: shared nodes stay where they are, the rest is copied to its slot."""
+        entries = []
+        for fill, (number, slot) in zip(complete, places, strict=True):
+            nodes, size = fill.nodes, len(fill.tokens) - fill.start
+            if fill.block is not None:
+                # a node may have been split meanwhile: its halves are in the tree now
+                path = self._tree.match(fill.tokens, fill.start)
+                nodes = path if path and path[-1].end == fill.start else nodes
+                nodes = (*nodes, self._tree.insert(nodes, fill.tokens[fill.start :], fill.block))
+                shared = 0
+                while shared < len(nodes) and fill.count_rows(nodes[shared].end) > 1:
+                    shared += 1
+                nodes, own = nodes[:shared], nodes[shared:]
+                size = sum(len(node.tokens) for node in own)
+                number = self._rows.class_for(size + min(fill.room, MIN_SHARED))
+                slots = self._rows.classes[number]
+                slot = int(slots.take(1)[0])
+                place = 0
+                for node in own:
+                    end = place + len(node.tokens)
+                    slots.keys[:, slot, :, place:end] = node.keys
+                    slots.values[:, slot, :, place:end] = node.values
+                    place = end
+            entries.append((number, slot, size, len(fill.tokens) - size, self._rows.number_chain(nodes)))
+        if entries:
+            number, slot, size, start, chain = np.array(entries, np.int64).T
+            self._rows.add(size_class=number, slot=slot, length=size, start=start, chain=chain)
+
+
+def _piece_tokens(fill: Fill, size: int) -> Tokens:
+    begin = fill.start + fill.done
+    return fill.tokens[begin : begin + size]
+
+
+# Which models packed attention can run
+
+
+def explain_unsupported(model: Any) -> str | None:
+    """Why a model cannot be run on packed tokens; None where nothing speaks against it."""
+    config = model.config.get_text_config()
+    if next(model.parameters()).device.type != "cpu":
+        return "it is not on the CPU"
+    if getattr(model, "_is_stateful", False):
+        return "it has a recurrent state"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "transformers gives it no choice of attention"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of {', '.join(sorted(map(str, kinds)))}"
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for values in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
+        if values.get("rope_type") in ("dynamic", "longrope"):
+            return f"its rotary positions depend on the length ({values['rope_type']})"
+    return None
+
+
+def open_runner(model: Any, *, max_cache_tokens: int | None, max_step_tokens: int) -> PackedRunner | str:
+    """A runner whose logits agree with the model's own forward pass on a trial, or the reason why there is none."""
+    reason = explain_unsupported(model)
+    if reason is not None:
+        return reason
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    try:
+        shape = _measure_shape(model)
+        limit = max_cache_tokens or _default_cache_tokens(shape)
+        difference = _compare_trial(model, shape)
+    except Unsupported as error:
+        return str(error)
+    except (RuntimeError, TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
+        return f"a trial failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    if difference is not None:
+        return difference
+    return PackedRunner(model, shape, max_cache_tokens=limit, max_step_tokens=max_step_tokens)
+
+
+def _measure_shape(model: Any) -> Shape:
+    """Layers, heads and head sizes of the keys and values, from a cache of the model itself."""
+    import torch
+
+    ids = torch.zeros((1, 2), dtype=torch.long)
+    with torch.inference_mode():
+        cache = model(input_ids=ids, use_cache=True).past_key_values
+    layers = list(cache.layers)
+    key, value = layers[0].keys, layers[0].values
+    if any(layer.keys.shape != key.shape or layer.values.shape != value.shape for layer in layers):
+        raise Unsupported("its layers have caches of different shapes")
+    if key.shape[-1] != value.shape[-1]:
+        raise Unsupported("its keys and values have different sizes")
+    return Shape(len(layers), key.shape[1], key.shape[3], value.shape[3], key.dtype, str(key.device))
+
+
+def _default_cache_tokens(shape: Shape) -> int:
+    """At most 131,072 tokens, and at most a quarter of the memory that is available."""
+    import os
+
+    try:
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not on this system
+        return 131_072
+    return int(min(131_072, max(4096, available // 4 // shape.bytes_per_token)))
+
+
+def _compare_trial(model: Any, shape: Shape) -> str | None:
+    """Run a prompt in pieces and some steps, beside the model's own forward pass; says where they differ."""
+    import torch
+
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None) or 0
+    size = 48 + (window if window <= 256 else 0)
+    size = min(size, int(getattr(config, "max_position_embeddings", None) or size) - 2)
+    ids = np.random.default_rng(0).integers(0, model.get_output_embeddings().weight.shape[0], max(size, 2))
+    runner = PackedRunner(model, shape, max_cache_tokens=2**31, max_step_tokens=max(size // 2, 2))
+    prompt = ids[: max(size - 4, 1)]
+    runner.start(prompt, users=1, room=4)
+    rows: list[Any] = []
+    none = np.zeros(0, np.int64)
+    while not rows:
+        logits, complete = runner.advance(none, none)
+        rows += [logits[-1]] if complete else []
+    for token in ids[len(prompt) :]:
+        rows.append(runner.advance(np.zeros(1, np.int64), np.array([token]))[0][0])
+    with torch.inference_mode():
+        expected = model(input_ids=torch.from_numpy(ids)[None]).logits[0, len(prompt) - 1 :].float()
+    got = torch.stack(rows)
+    # the last bits differ by the order of sums; in 16 bits that is a few hundredths
+    tolerance = 1e-3 if shape.dtype == torch.float32 else 0.1
+    worst = float((got - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    if not worst <= tolerance:
+        return f"a trial differs from the model's own attention by {worst:.1e} of the largest logit"
+    return None

@@ -1,0 +1,433 @@
+"""Continuous batching: requests join and leave between tokens, and each result is handed over when it is complete.
+
+A row is a distinct prefix, not a choice: equal prompts share a row, the n choices of a request are sampled from the
+same logits, and choices with the same tokens so far share a row until they differ. When memory is short, or another
+group has no row at all, the youngest rows go back to the queue with the tokens that they have.
+
+Requests belong to groups (one per client, for example). Groups take turns when requests are admitted.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pairwright.generate.draw_tokens import Drawers, draw, uniforms
+from pairwright.generate.prefix_tree import Tokens
+from pairwright.generate.requests import Choice, Finish, Piece, Request, Result
+from pairwright.generate.text_stream import TextStream
+
+OnPiece = Callable[[Piece], None]
+Numbers = NDArray[np.int64]
+
+
+class Runner(Protocol):
+    """What runs the model: PackedRunner or PaddedRunner."""
+
+    def expect(self, tokens: Tokens) -> None: ...
+    def forget(self, tokens: Tokens) -> None: ...
+    def start(self, tokens: Tokens, *, users: int, room: int, is_forced: bool = False) -> Any: ...
+    def drop(self, prompt: Any) -> None: ...
+    def fits(self, parent: Numbers) -> bool: ...
+    def advance(self, parent: Numbers, last: Numbers) -> tuple[Any, list[Any]]: ...
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in work. `is_cancelled` may be set by any thread; it is looked at between tokens."""
+
+    request: Request
+    group: Hashable
+    on_piece: OnPiece | None
+    number: int
+    is_cancelled: bool = False
+    choices: list["OpenChoice"] = field(default_factory=list)
+    num_open: int = 0
+    result: Result | None = None
+
+
+class OpenChoice:
+    """One choice of a request, while it is written."""
+
+    __slots__ = ("finish", "index", "limit", "logprobs", "stop", "stream", "text", "ticket", "tokens", "top")
+
+    def __init__(self, ticket: Ticket, index: int, limit: int) -> None:
+        self.ticket, self.index, self.limit = ticket, index, limit
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.top: list[tuple[tuple[int, float], ...]] = []
+        self.finish: Finish | None = None
+        self.stop: int | str | None = None
+        self.stream: TextStream | None = None
+        self.text: list[str] = []
+
+
+@dataclass(eq=False)
+class _Entry:
+    """Choices that wait for the same prompt: a new request, or a row that was put back."""
+
+    tokens: Tokens
+    choices: list[OpenChoice]
+    group: Hashable
+
+
+class Scheduler:
+    """Requests in work and waiting. Not thread-safe: one thread calls `add` and `step`."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        stop_ids: frozenset[int],
+        context: int,
+        decode: Callable[[Sequence[int], bool], str],
+        max_choices: int,
+    ) -> None:
+        self._runner, self._context, self._decode = runner, context, decode
+        self._stop_ids = stop_ids
+        self._max_choices = max_choices
+        self._queues: OrderedDict[Hashable, deque[_Entry]] = OrderedDict()
+        self._fills: dict[bytes, tuple[Any, list[_Entry]]] = {}  # prompts in work, by their tokens
+        self._fill_keys: dict[Any, bytes] = {}
+        self._complete: list[Ticket] = []
+        self._entries: list[_Entry] = []  # of the open choices below, one for each
+        self._open: list[OpenChoice] = []
+        self._row = np.zeros(0, np.int64)
+        self._arrays = _SamplingArrays.of([])
+        self._logits: Any = None
+        self._num_tickets = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open and not self._queues and not self._fills
+
+    @property
+    def num_open(self) -> int:
+        """Choices that have a row."""
+        return len(self._open)
+
+    def add(self, request: Request, *, group: Hashable = None, on_piece: OnPiece | None = None) -> Ticket:
+        ticket = Ticket(request, group, on_piece, self._num_tickets)
+        self._num_tickets += 1
+        room = self._context - len(request.prompt)
+        limit = room if request.sampling.max_tokens is None else min(room, request.sampling.max_tokens)
+        ticket.choices = [OpenChoice(ticket, index, limit) for index in range(request.sampling.n)]
+        ticket.num_open = len(ticket.choices)
+        self._enqueue(_Entry(np.asarray(request.prompt, dtype=np.int64), ticket.choices, group))
+        return ticket
+
+    def step(self) -> list[Ticket]:
+        """Write one token for every open choice; returns the requests that are complete with it."""
+        self._drop_cancelled()
+        self._admit()
+        parent, last = self._next_rows()
+        self._logits, prompts = self._runner.advance(parent, last)
+        for prompt in prompts:
+            self._open_rows(prompt)
+        if self._open:
+            self._draw()
+        complete, self._complete = self._complete, []
+        return complete
+
+    def close(self) -> None:
+        """End all requests that are left, and release their rows."""
+        for choice in [*self._open, *(choice for entry in self._pending() for choice in entry.choices)]:
+            choice.ticket.is_cancelled = True
+        self._drop_cancelled()
+        none = np.zeros(0, np.int64)
+        self._runner.advance(none, none)
+
+    def _pending(self) -> list[_Entry]:
+        in_work = [entry for _, entries in self._fills.values() for entry in entries]
+        return in_work + [entry for queue in self._queues.values() for entry in queue]
+
+    # The queue
+
+    def _enqueue(self, entry: _Entry, *, is_first: bool = False) -> None:
+        queue = self._queues.setdefault(entry.group, deque())
+        queue.appendleft(entry) if is_first else queue.append(entry)
+        self._runner.expect(entry.tokens)
+
+    def _admit(self) -> None:
+        """Start prompts of the groups in turn; a group without any takes the place of rows of the largest group."""
+        deferred: set[Hashable] = set()
+        in_work = len(self._open) + sum(len(entry.choices) for _, entries in self._fills.values() for entry in entries)
+        while len(deferred) < len(self._queues):
+            group = next(group for group in self._queues if group not in deferred)
+            queue = self._queues[group]
+            is_first = in_work == 0
+            if not is_first and in_work + len(queue[0].choices) > self._max_choices and not self._yield_rows(group):
+                deferred.add(group)
+                continue
+            started = self._start_one(queue, is_forced=is_first)
+            if started is None:
+                deferred.add(group)
+                continue
+            in_work += started
+            # to the end: the next group has its turn
+            self._queues.move_to_end(group)
+            if not queue:
+                del self._queues[group]
+
+    def _start_one(self, queue: deque[_Entry], *, is_forced: bool) -> int | None:
+        """Start the first entry of a queue that can start now; returns its number of choices, None if none can.
+
+        One that waits for a beginning in common with another prompt does not keep the next ones waiting.
+        """
+        for place in range(min(len(queue), 512)):
+            entry = queue[place]
+            key = entry.tokens.tobytes()
+            if key in self._fills:
+                self._fills[key][1].append(entry)
+            else:
+                room = max(choice.limit - len(choice.tokens) for choice in entry.choices)
+                users = 1 if entry.choices[0].ticket.request.sampling.temperature == 0 else len(entry.choices)
+                prompt = self._runner.start(entry.tokens, users=users, room=room, is_forced=is_forced)
+                if prompt == "memory":
+                    return None
+                if prompt == "shared":
+                    continue
+                self._fills[key] = (prompt, [entry])
+                self._fill_keys[prompt] = key
+            del queue[place]
+            return len(entry.choices)
+        return None
+
+    def _yield_rows(self, group: Hashable) -> bool:
+        """Put rows of the largest group back for a group that has none; whether there is room now."""
+        counts: dict[Hashable, int] = {}
+        for entry in self._entries:
+            counts[entry.group] = counts.get(entry.group, 0) + 1
+        for _, entries in self._fills.values():
+            for entry in entries:
+                counts[entry.group] = counts.get(entry.group, 0) + len(entry.choices)
+        largest = max(counts, key=lambda key: counts[key])
+        if group in counts or counts[largest] <= 1:
+            return False
+        mine = [place for place, entry in enumerate(self._entries) if entry.group == largest]
+        if not mine:
+            return False
+        self._put_back(self._row == self._row[mine[-1]])
+        return True
+
+    def _put_back(self, is_back: NDArray[np.bool_]) -> None:
+        """Return open choices to the queue; each continues from its tokens when it is admitted again."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for place in np.nonzero(is_back)[0].tolist():
+            # choices of one row may differ in the token that was drawn last
+            groups.setdefault((int(self._row[place]), self._open[place].tokens[-1]), []).append(place)
+        for places in groups.values():
+            first = self._open[places[0]]
+            prompt = np.asarray(first.ticket.request.prompt, dtype=np.int64)
+            tokens = np.concatenate([prompt, np.array(first.tokens, np.int64)])
+            entry = _Entry(tokens, [self._open[place] for place in places], self._entries[places[0]].group)
+            self._enqueue(entry, is_first=True)
+        self._keep(~is_back)
+
+    # Rows
+
+    def _next_rows(self) -> tuple[Numbers, Numbers]:
+        """Rows to continue, and the token of each: one for every distinct (row, last token) of the open choices."""
+        while True:
+            if not self._open:
+                return np.zeros(0, np.int64), np.zeros(0, np.int64)
+            last = np.fromiter((choice.tokens[-1] for choice in self._open), np.int64, len(self._open))
+            size = self._logits.shape[-1]
+            # (row, token) as one number
+            keys, row = np.unique(self._row * size + last, return_inverse=True)
+            parent, token = np.divmod(keys, size)
+            if len(keys) == 1 or self._runner.fits(parent):
+                self._row = row
+                return parent, token
+            # memory is short: the youngest half of the rows goes back to the queue
+            self._put_back(row >= len(keys) // 2)
+
+    def _open_rows(self, prompt: Any) -> None:
+        """The choices of a complete prompt begin to be written, from the row after all others."""
+        _, entries = self._fills.pop(self._fill_keys.pop(prompt))
+        row = int(self._row.max()) + 1 if len(self._row) else 0
+        for entry in entries:
+            self._open += entry.choices
+            self._entries += [entry] * len(entry.choices)
+            self._row = np.concatenate([self._row, np.full(len(entry.choices), row)])
+            self._arrays = self._arrays.join(_SamplingArrays.of(entry.choices))
+
+    def _keep(self, is_open: NDArray[np.bool_]) -> None:
+        """Drop choices; a prompt whose last choice has gone is forgotten."""
+        before = self._entries
+        places = np.nonzero(is_open)[0].tolist()
+        self._open = [self._open[place] for place in places]
+        self._entries = [before[place] for place in places]
+        self._row = self._row[is_open]
+        self._arrays = self._arrays.select(is_open)
+        rest = set(map(id, self._entries))
+        for entry in {id(entry): entry for entry in before}.values():
+            if id(entry) not in rest:
+                self._runner.forget(entry.tokens)
+
+    # Tokens
+
+    def _draw(self) -> None:
+        """Sample and store one token for every open choice, and end those that are complete."""
+        import torch
+
+        arrays, logits = self._arrays, self._logits
+        uniform = uniforms(arrays.seed, arrays.index, arrays.position)
+        tokens = draw(logits, Drawers(self._row, uniform, arrays.temperature, arrays.top_p, arrays.top_k))
+        arrays.position += 1
+        rows, ids = (torch.from_numpy(values).to(logits.device) for values in (self._row, tokens))
+        logprobs = (logits[rows, ids] - logits.logsumexp(-1)[rows]).tolist()
+        tops = self._top_logprobs() if arrays.num_top.any() else None
+        is_open = np.ones(len(self._open), bool)
+        stop_ids = self._stop_ids
+        for place, (choice, token, logprob) in enumerate(zip(self._open, tokens.tolist(), logprobs, strict=True)):
+            choice.tokens.append(token)
+            choice.logprobs.append(logprob)
+            if tops is not None:
+                choice.top.append(tops[place])
+            if token in stop_ids:
+                choice.finish, choice.stop = "stop", token
+            elif len(choice.tokens) >= choice.limit:
+                choice.finish = "length"
+            ticket = choice.ticket
+            if ticket.on_piece is not None or ticket.request.sampling.stop:
+                self._add_text(choice, token, logprob)
+            if choice.finish is not None:
+                is_open[place] = False
+                self._end(choice)
+        if not is_open.all():
+            self._keep(is_open)
+
+    def _add_text(self, choice: OpenChoice, token: int, logprob: float) -> None:
+        """Extend the text of a choice with stop texts or a listener; the others are decoded once, at the end."""
+        sampling = choice.ticket.request.sampling
+        if choice.stream is None:
+            choice.stream = TextStream(lambda ids: self._decode(ids, sampling.skip_special_tokens), sampling.stop)
+        stream = choice.stream
+        text = "" if choice.finish == "stop" else stream.add(token)
+        if stream.stop_text is None and choice.finish is not None:
+            text += stream.finish()
+        if stream.stop_text is not None:
+            choice.finish, choice.stop = "stop", stream.stop_text
+        choice.text.append(text)
+        if choice.ticket.on_piece is not None:
+            choice.ticket.on_piece(
+                Piece(
+                    request=choice.ticket.number,
+                    choice=choice.index,
+                    token=token,
+                    logprob=logprob,
+                    text=text,
+                    finish_reason=choice.finish,
+                    top_logprobs=choice.top[-1] if choice.top else (),
+                )
+            )
+
+    def _top_logprobs(self) -> list[tuple[tuple[int, float], ...]]:
+        """The most likely (id, log-probability) for each open choice, as many as it asked for."""
+        size = min(int(self._arrays.num_top.max()), self._logits.shape[-1])
+        rows = np.unique(self._row[self._arrays.num_top > 0])
+        values, ids = (tensor.tolist() for tensor in self._logits[rows].log_softmax(-1).topk(size))
+        place_of = {row: place for place, row in enumerate(rows.tolist())}
+        tops: list[tuple[tuple[int, float], ...]] = []
+        for row, count in zip(self._row.tolist(), self._arrays.num_top.tolist(), strict=True):
+            place = place_of.get(row, 0)
+            tops.append(tuple(zip(ids[place][:count], values[place][:count], strict=True)) if count else ())
+        return tops
+
+    # Ends
+
+    def _end(self, choice: OpenChoice) -> None:
+        ticket = choice.ticket
+        ticket.num_open -= 1
+        if ticket.num_open == 0:
+            choices = tuple(self._result(item) for item in ticket.choices)
+            ticket.result = Result(len(ticket.request.prompt), choices)
+            self._complete.append(ticket)
+
+    def _result(self, choice: OpenChoice) -> Choice:
+        assert choice.finish is not None
+        if choice.stream is not None:
+            text = "".join(choice.text)
+        else:
+            visible = choice.tokens[:-1] if choice.finish == "stop" else choice.tokens
+            text = self._decode(visible, choice.ticket.request.sampling.skip_special_tokens)
+        return Choice(
+            index=choice.index,
+            tokens=np.array(choice.tokens, np.int32),
+            logprobs=np.array(choice.logprobs, np.float32),
+            text=text,
+            finish_reason=choice.finish,
+            stop=choice.stop,
+            top_logprobs=tuple(choice.top),
+        )
+
+    def _drop_cancelled(self) -> None:
+        """End the choices of requests that were cancelled, wherever they are."""
+        places = [place for place, choice in enumerate(self._open) if choice.ticket.is_cancelled]
+        if places:
+            is_open = np.ones(len(self._open), bool)
+            is_open[places] = False
+            for place in places:
+                self._cancel(self._open[place])
+            self._keep(is_open)
+        for key, (prompt, entries) in list(self._fills.items()):
+            rest = [entry for entry in entries if not self._drop_entry(entry)]
+            self._fills[key] = (prompt, rest)
+            if not rest:
+                self._runner.drop(prompt)
+                del self._fills[key], self._fill_keys[prompt]
+        for group, queue in list(self._queues.items()):
+            if any(choice.ticket.is_cancelled for entry in queue for choice in entry.choices):
+                self._queues[group] = deque(entry for entry in queue if not self._drop_entry(entry))
+                if not self._queues[group]:
+                    del self._queues[group]
+
+    def _drop_entry(self, entry: _Entry) -> bool:
+        """Cancel the choices of an entry that are to be; whether none is left."""
+        for choice in [choice for choice in entry.choices if choice.ticket.is_cancelled]:
+            self._cancel(choice)
+        entry.choices = [choice for choice in entry.choices if choice.finish is None]
+        if not entry.choices:
+            self._runner.forget(entry.tokens)
+        return not entry.choices
+
+    def _cancel(self, choice: OpenChoice) -> None:
+        choice.finish = "cancelled"
+        self._end(choice)
+
+
+@dataclass
+class _SamplingArrays:
+    """Sampling settings of the open choices, one entry each, and the position of their next token."""
+
+    seed: NDArray[np.uint64]
+    index: Numbers
+    temperature: NDArray[np.float64]
+    top_p: NDArray[np.float64]
+    top_k: Numbers
+    num_top: Numbers
+    position: Numbers
+
+    @classmethod
+    def of(cls, choices: Sequence[OpenChoice]) -> "_SamplingArrays":
+        samplings = [choice.ticket.request.sampling for choice in choices]
+        return cls(
+            np.array([item.seed for item in samplings], np.uint64),
+            np.array([choice.index for choice in choices], np.int64),
+            np.array([item.temperature for item in samplings], np.float64),
+            np.array([item.top_p for item in samplings], np.float64),
+            np.array([item.top_k for item in samplings], np.int64),
+            np.array([item.top_logprobs for item in samplings], np.int64),
+            np.array([len(choice.tokens) for choice in choices], np.int64),
+        )
+
+    def select(self, is_open: NDArray[np.bool_]) -> "_SamplingArrays":
+        return _SamplingArrays(*(values[is_open] for values in vars(self).values()))
+
+    def join(self, other: "_SamplingArrays") -> "_SamplingArrays":
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return _SamplingArrays(*(np.concatenate(pair) for pair in pairs))
