@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jinja2.exceptions import UndefinedError
 from tokenizers import AddedToken, Tokenizer
 
 from pairwright.tokens import ChatTokenizer, Refusal, Sequence, encode_turns
@@ -87,6 +88,8 @@ def render_theirs(source: str, chat: Chat, tools: Tools, variables: dict[str, An
         text = render(chat)
     except TypeError:
         return render(_with_text_arguments(chat))
+    except UndefinedError:  # it reads the parts of a content
+        return render(_with_parts(chat))
     return text if "Hi there" in text or "Weather in Paris" in text else render(_with_parts(chat))
 
 

@@ -41,7 +41,7 @@ from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media
 from pairwright.tokens.spans.regions import Located, Region, Verify, locate, refuse_missing_reasoning
 from pairwright.tokens.spans.spelling import Encoded, PrefixEncoder, encode_text
 from pairwright.tokens.spans.thoughts import MissingReasoning, advise_mode
-from pairwright.tokens.template.render import Rendered
+from pairwright.tokens.template.render import Piece, Rendered
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CALL, CALL_ID, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer
@@ -139,6 +139,7 @@ def encode_located(
     boundaries: Boundaries = "whole",
     control_tokens: ControlTokens = "keep",
     encoder: PrefixEncoder | None = None,
+    painter: "PrefixPainter | None" = None,
 ) -> Sequence:
     """Encode a conversation whose regions are known. A turn that was joined to its prompt is encoded apart from it."""
     rendered, regions = located.rendered, located.regions
@@ -146,7 +147,7 @@ def encode_located(
     encoded, num_controls = encode_text(
         tokenizer, rendered, regions, boundaries=boundaries, controls=control_tokens, encoder=encoder
     )
-    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat)
+    mask, message_index, paint = paint_tokens(encoded, rendered, regions, chat, painter)
     report = build_report(tokenizer, tools, encoded, located, num_controls=num_controls)
     return Sequence(ids=encoded.ids, mask=mask, message_index=message_index, paint=paint, report=report)
 
@@ -175,30 +176,97 @@ def build_report(
     )
 
 
-def paint_tokens(
-    encoded: Encoded, rendered: Rendered, regions: list[Region], chat: Chat
-) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
-    """Mask, message and paint of every token, by where its text comes from."""
-    size = len(encoded.ids)
-    message_index = np.full(size, -1, dtype=np.int32)
-    paint = np.zeros(size, dtype=np.int8)
-    generated = np.full(size, Paint.GENERATED, dtype=np.int8)  # the paint that each token has if it is trained
-    mask = np.zeros(size, dtype=bool)
-    pieces = [piece for piece in rendered.pieces if piece.end > piece.start]
-    roles = [_PAINT_OF_ROLE.get(str(message.get("role")), Paint.TOOL) for message in chat]
+class _Coat(NamedTuple):
+    """What each token would be without regions (`message`, `paint`), and its paint if it is trained (`generated`)."""
+
+    message: NDArray[np.int32]
+    paint: NDArray[np.int8]
+    generated: NDArray[np.int8]
+
+
+class PrefixPainter:
+    """Paints sequences of which each begins like the one before it: what they have in common is painted once."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, dtype=np.int32)
+        self._starts = np.zeros(0, dtype=np.int32)
+        self._pieces: list[Piece] = []
+        self._coat = _new_coat(0)
+
+    def paint(self, encoded: Encoded, pieces: list[Piece], chat: Chat) -> _Coat:
+        """Every token, by the pieces that wrote its text."""
+        size = min(len(encoded.ids), len(self._ids))
+        differs = (encoded.ids[:size] != self._ids[:size]) | (encoded.starts[:size] != self._starts[:size])
+        same = int(np.argmax(differs)) if differs.any() else size
+        num_pieces = _count_same(pieces, self._pieces)
+        # Tokens before the first piece that is new, with one to spare: a token may hold text of two pieces.
+        if num_pieces < len(pieces):
+            same = min(same, int(np.searchsorted(encoded.reach, np.int32(pieces[num_pieces].start), side="right")))
+        if num_pieces < len(self._pieces):
+            end = np.int32(self._pieces[num_pieces].start)
+            same = min(same, int(np.searchsorted(self._starts[:same], end, side="left")))
+        same = max(same - 1, 0)
+        coat = _new_coat(len(encoded.ids))
+        for array, old in zip(coat, self._coat, strict=True):
+            array[:same] = old[:same]
+        # Pieces that reach past the tokens that stay.
+        edge = int(encoded.starts[same]) if same else 0
+        first = bisect_left(pieces, edge, key=_start_of)
+        while first and pieces[first - 1].end >= edge:
+            first -= 1
+        _paint_pieces(coat, encoded, [p for p in pieces[first:] if p.end > p.start], chat, low_limit=same)
+        self._ids, self._starts, self._pieces, self._coat = encoded.ids, encoded.starts, pieces, coat
+        return coat
+
+
+def _start_of(piece: Piece) -> int:
+    return piece.start
+
+
+def _count_same(left: list[Piece], right: list[Piece]) -> int:
+    """How many pieces two lists have in common at the start."""
+    low, high = 0, min(len(left), len(right))
+    while low < high:  # by halving: slices of equal pieces are compared fast
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if left[low:middle] == right[low:middle] else (low, middle - 1)
+    return low
+
+
+def _new_coat(size: int) -> _Coat:
+    return _Coat(np.full(size, -1, np.int32), np.zeros(size, np.int8), np.full(size, Paint.GENERATED, np.int8))
+
+
+def _paint_pieces(coat: _Coat, encoded: Encoded, pieces: list[Piece], chat: Chat, *, low_limit: int = 0) -> None:
     # Tokens low..high overlap the characters of a piece. `reach` and `starts` never decrease, so both ends are found
     # by bisection: the first token that reaches past the start, and the first one that starts at the end or later.
     lows = np.searchsorted(encoded.reach, np.array([piece.start for piece in pieces], np.int32), side="right")
     highs = np.searchsorted(encoded.starts, np.array([piece.end for piece in pieces], np.int32), side="left")
+    lows = np.maximum(lows, low_limit)
+    roles: dict[int, Paint] = {}
     for (_, _, message, field), low, high in zip(pieces, lows.tolist(), highs.tolist(), strict=True):
-        message_index[low:high] = message  # a token with text of two pieces is the later one's
-        paint[low:high] = roles[message]
-        generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
+        if message not in roles:
+            roles[message] = _PAINT_OF_ROLE.get(str(chat[message].get("role")), Paint.TOOL)
+        coat.message[low:high] = message  # a token with text of two pieces is the later one's
+        coat.paint[low:high] = roles[message]
+        coat.generated[low:high] = _PAINT_OF_FIELD.get(field, Paint.GENERATED)
+
+
+def paint_tokens(
+    encoded: Encoded,
+    rendered: Rendered,
+    regions: list[Region],
+    chat: Chat,
+    painter: PrefixPainter | None = None,
+) -> tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int8]]:
+    """Mask, message and paint of every token, by where its text comes from."""
+    coat = (painter or PrefixPainter()).paint(encoded, rendered.pieces, chat)
+    message_index, paint = (coat.message.copy(), coat.paint.copy()) if painter else (coat.message, coat.paint)
+    mask = np.zeros(len(encoded.ids), dtype=bool)
     # Regions come last: what they cover is the turn's, whichever piece wrote its text.
     for region, low, high in zip(regions, *find_spans(encoded, regions), strict=True):
         mask[low:high] = True
         message_index[low:high] = region.message
-        paint[low:high] = generated[low:high]
+        paint[low:high] = coat.generated[low:high]
         if region.stop is not None and high > low:
             paint[high - 1] = Paint.STOP
     return mask, message_index, paint

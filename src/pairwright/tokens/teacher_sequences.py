@@ -17,7 +17,6 @@ from pairwright.records.arrays import Array
 from pairwright.records.experience import Experience
 from pairwright.records.messages import Json, Message
 from pairwright.tokens.encode import encode_located, prepare_chat
-from pairwright.tokens.encode_turns import last_group, locate_groups
 from pairwright.tokens.hints import Hint, add_hint, addendum
 from pairwright.tokens.recorded import (
     RecordedTurn,
@@ -31,6 +30,7 @@ from pairwright.tokens.sequence import Sequence, Truncation, cut_position, name_
 from pairwright.tokens.spans.dropped import refuse_dropped, refuse_media_inputs
 from pairwright.tokens.spans.regions import Located, refuse_missing_reasoning
 from pairwright.tokens.spans.thoughts import MissingReasoning
+from pairwright.tokens.spans.turn_groups import last_group, locate_groups
 from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.tokenizer import ChatTokenizer, chat_tokenizer, record_variables
 

@@ -124,6 +124,12 @@ def _media_types(value: Any) -> Iterator[str]:
                     yield from _media_types(item)
 
 
+def find_dropped_context(rendered: Rendered, number: int, message: Json) -> Fields:
+    """What is not rendered of one message that is not trained."""
+    own = [place for place, piece in enumerate(rendered.pieces) if piece.message == number]
+    return tuple((number, name) for name in _find_dropped_context(rendered, own, message))
+
+
 def _find_dropped_fields(rendered: Rendered, own: list[int], message: Json) -> list[str]:
     """Fields of a turn with text that is not rendered."""
     dropped = []

@@ -103,13 +103,18 @@ class Finder:
         self,
         tokenizer: ChatTokenizer,
         renderer: Renderer,
-        rendered: Rendered,
+        rendered: Rendered | None,
         chat: Chat,
         tools: list[Json] | None,
+        *,
+        shapes: dict[int, Any] | None = None,
     ) -> None:
+        """`rendered`: the conversation; where it is None, it is rendered when it is needed. `shapes`: those of messages
+        that are known, for excerpts of one conversation; a shape that did not fit in one is not tried in another."""
         self._tokenizer = tokenizer
+        self._is_excerpt = shapes is not None
         self._renderer = renderer
-        self._rendered = rendered
+        self._known_render = rendered
         self._chat = chat
         self._tools = tools
         # What was learnt about turns, by the shape of their neighbourhood; it lives as long as the tokenizer.
@@ -120,17 +125,16 @@ class Finder:
         self._learnt: dict[Any, Turn | Unfit] = learnt.setdefault((renderer.hash, tools_key), {})
         if len(self._learnt) > _MAX_LEARNT:
             self._learnt.clear()
+        # Shapes that fit neither as a skeleton nor in a conversation.
+        self._unfit: set[Any] = learnt.setdefault(("unfit", renderer.hash, tools_key), set())
         # What the shapes of messages depend on is tried once for each template.
         constants_key, whole_key = ("constants", renderer.hash), ("whole_arguments", renderer.hash)
         if constants_key not in learnt:
             learnt[constants_key] = find_constants(renderer.source if isinstance(renderer, Template) else "")
         if whole_key not in learnt:
             learnt[whole_key] = _writes_arguments_whole(renderer)
-        self._shapes = Shapes(chat, learnt[constants_key], whole_arguments=bool(learnt[whole_key]))
-        # Message -> numbers of its pieces in the rendered text, ascending.
-        self._own: dict[int, list[int]] = {}
-        for number, piece in enumerate(rendered.pieces):
-            self._own.setdefault(piece.message, []).append(number)
+        self._shapes = Shapes(chat, learnt[constants_key], whole_arguments=bool(learnt[whole_key]), known=shapes)
+        self._known_pieces: dict[int, list[int]] | None = None
         self._grammar = learn_grammar(tokenizer, renderer)
         self._rewritten: list[int] = []
         self._added = ""  # the stop of the last turn, where the template does not write it
@@ -138,18 +142,20 @@ class Finder:
 
     def find(self, turn: int, *, require_stop: bool) -> Region | Unfit:
         """By what was learnt from a skeleton; where that does not match, by probing the conversation."""
-        own = self._own.get(turn, [])
-        window = self._shapes.window(turn)
-        target, keys = window.index(turn), [self._shapes.keys[number] for number in window]
-        key = (*keys, target)
+        key = self.shape_of(turn)
         if key not in self._learnt:
+            *keys, target = key
             self._learnt[key] = probe(self._tokenizer, self._renderer, build_skeleton(keys), self._tools, target)
         learnt = self._learnt[key]
+        if self._is_excerpt and isinstance(learnt, Unfit) and key in self._unfit:
+            return learnt
+        own = self._own.get(turn, [])
         region = _place_turn(self._rendered, own, turn, learnt) if isinstance(learnt, Turn) else None
         if region is None:  # not what the skeleton says: probe the conversation itself
             self._probed += 1
             learnt = probe(self._tokenizer, self._renderer, self._chat, self._tools, turn)
             if isinstance(learnt, Unfit):
+                self._unfit.add(key)
                 return learnt
             region = _place_turn(self._rendered, own, turn, learnt)
         if region is None or not isinstance(learnt, Turn):
@@ -169,16 +175,36 @@ class Finder:
             self._rewritten.append(turn)
         return region
 
+    @property
+    def _rendered(self) -> Rendered:
+        if self._known_render is None:
+            self._known_render = self._renderer.render(self._chat, self._tools)
+        return self._known_render
+
+    @property
+    def _own(self) -> dict[int, list[int]]:
+        """Message -> numbers of its pieces in the rendered text, ascending."""
+        if self._known_pieces is None:
+            self._known_pieces = {}
+            for number, piece in enumerate(self._rendered.pieces):
+                self._known_pieces.setdefault(piece.message, []).append(number)
+        return self._known_pieces
+
+    def shape_of(self, turn: int) -> tuple[Any, ...]:
+        """The shapes of the messages around a turn, and its place among them."""
+        window = self._shapes.window(turn)
+        return (*(self._shapes.keys[number] for number in window), window.index(turn))
+
     def verify_regions(self, regions: list[Region], *, verify: Verify = "quick") -> Located:
         """The found regions, verified: in order, and each after what inference is given."""
         for left, right in itertools.pairwise(regions):
             if right.start < left.end:
                 raise Refusal("not_located", "it overlaps the turn before it", message=right.message)
-        every = verify == "all" or (
-            len(regions) > _VERIFIED and (self._has_tested_word() or not is_regular(self._tokenizer, self._renderer))
-        )
-        checked = regions if every else _sample_regions(regions)
-        _verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
+        is_long = len(regions) > _VERIFIED
+        every = verify == "all" or (is_long and has_tested_word(self._renderer, self._rendered.text))
+        every = every or (is_long and not is_regular(self._tokenizer, self._renderer))
+        checked = regions if every else sample_regions(regions)
+        verify_prompts(self._renderer, self._chat, self._tools, self._rendered.text, checked)
         turns = {region.message: region.end for region in regions}
         left_out = find_left_out(self._rendered, self._chat, self._tools, turns)
         rendered = self._rendered
@@ -197,10 +223,11 @@ class Finder:
             added,
         )
 
-    def _has_tested_word(self) -> bool:
-        """Does the conversation hold a plain word that the template tests text for? Skeletons do not have it."""
-        words = find_tested_words(self._renderer.source) if isinstance(self._renderer, Template) else None
-        return words is not None and words.search(self._rendered.text) is not None
+
+def has_tested_word(renderer: Renderer, text: str) -> bool:
+    """Does a conversation hold a plain word that the template tests text for? Skeletons do not have it."""
+    words = find_tested_words(renderer.source) if isinstance(renderer, Template) else None
+    return words is not None and words.search(text) is not None
 
 
 def add_stop(rendered: Rendered, regions: list[Region], added: str) -> tuple[Rendered, list[Region]]:
@@ -252,7 +279,7 @@ def _place_turn(rendered: Rendered, own: list[int], turn: int, learnt: Turn) -> 
     return Region(turn, before + learnt.start, tail_start + learnt.end, learnt.stop)
 
 
-def _verify_prompts(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
+def verify_prompts(renderer: Renderer, chat: Chat, tools: list[Json] | None, text: str, regions: list[Region]) -> None:
     """Render what inference is given at these turns, the last one first: it must stand before them."""
     for region in reversed(regions):
         try:
@@ -265,7 +292,7 @@ def _verify_prompts(renderer: Renderer, chat: Chat, tools: list[Json] | None, te
             raise Refusal(reason, "inference would have been given another prompt", message=region.message)
 
 
-def _sample_regions(regions: list[Region]) -> list[Region]:
+def sample_regions(regions: list[Region]) -> list[Region]:
     """The first, the last, and some between; the others are vouched for by their skeletons."""
     size = len(regions)
     if size <= _VERIFIED:
@@ -298,7 +325,7 @@ def _is_regular_on(tokenizer: ChatTokenizer, renderer: Renderer, chat: Chat) -> 
     if len(regions) < len(located):
         return True  # it rewrites history, which is noticed at the turns themselves
     try:
-        _verify_prompts(renderer, chat, None, rendered.text, regions)
+        verify_prompts(renderer, chat, None, rendered.text, regions)
     except Refusal:
         return False
     return True

@@ -20,13 +20,21 @@ _decode = msgspec.json.decode
 _HOLE = "\ue000"  # where a placeholder goes
 SMALL = 10  # conversations up to this length are their own window
 _ROLE_ONLY = frozenset({"role", "content"})
-_SYSTEM = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 
 
 class Shapes:
     """The shape of every message of a conversation: what a skeleton needs to stand in for it."""
 
-    def __init__(self, chat: Chat, constants: re.Pattern[str] | None, *, whole_arguments: bool) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        constants: re.Pattern[str] | None,
+        *,
+        whole_arguments: bool,
+        known: dict[int, Any] | None = None,
+    ) -> None:
+        """`known`: shapes of messages by their `id()`, for excerpts of one conversation."""
         self._constants = constants
         self._whole_arguments = whole_arguments
         self.roles = [message.get("role") for message in chat]
@@ -35,7 +43,12 @@ class Shapes:
         for message in chat:
             if message.get("tool_calls"):
                 calls = [call.get("id") for call in message["tool_calls"] if isinstance(call, dict)]
-            self.keys.append(self._shape(message, calls))
+            if known is None:
+                self.keys.append(self._shape(message, calls))
+                continue
+            if id(message) not in known:
+                known[id(message)] = self._shape(message, calls)
+            self.keys.append(known[id(message)])
         self.exchanges = [number for number, role in enumerate(self.roles) if role == "user"]
         self._known_ends: dict[tuple[int, int], set[int]] = {}
         self.steps = [number for number, role in enumerate(self.roles) if role in ("assistant", "user")]
@@ -47,7 +60,7 @@ class Shapes:
             return list(range(size))
         chosen: set[int] = {turn}
         for number in range(min(2, size)):
-            if self.roles[number] in _SYSTEM:
+            if self.roles[number] in SYSTEM_ROLES:
                 chosen.add(number)
         # Exchanges start at user messages: the first, the last, the turn's own and its neighbours are represented.
         here = bisect_right(self.exchanges, turn) - 1

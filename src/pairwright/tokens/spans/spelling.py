@@ -16,6 +16,7 @@ from pairwright.tokens.template.render import Rendered
 from pairwright.tokens.tokenizer import ChatTokenizer
 
 Controls = Literal["keep", "escape", "refuse"]
+_BLOCK = 4096  # characters that are compared at once: larger slices are slow to allocate
 Offset = tuple[NDArray[np.int32], NDArray[np.int32]]  # ids (N) and their character offsets (N, 2)
 
 
@@ -72,6 +73,9 @@ class PrefixEncoder:
         if not len(self._hard) or not len(self._ids):
             return 0
         low, high = 0, min(len(text), len(self._text))
+        while low < high and text[low : low + _BLOCK] == self._text[low : low + _BLOCK]:
+            low = min(low + _BLOCK, high)
+        high = min(low + _BLOCK, high)
         while low < high:  # the longest common beginning, by halving
             middle = (low + high + 1) // 2
             low, high = (middle, high) if text[low:middle] == self._text[low:middle] else (low, middle - 1)

@@ -32,6 +32,8 @@ from pairwright.tokens.template.tracked_messages import Chat
 from pairwright.tokens.template.tracked_str import CONTENT, REASONING
 from pairwright.tokens.tokenizer import ChatTokenizer, Renderer
 
+_MAX_SHAPES = 20_000  # of turns whose stops are kept
+
 
 class Spoken(NamedTuple):
     """A prompt with the turn that continues it: its text, where the turn starts and ends, its stop token, and whether
@@ -59,13 +61,17 @@ def speak_turn(
     renderer: Renderer,
     chat: Chat,
     tools: list[Json] | None,
-    prompt: Rendered | None = None,
+    *,
+    shape: tuple[object, ...] | None = None,
 ) -> Spoken | Unfit:
-    """The last message after exactly what inference is given. `prompt` is that, where it is rendered already."""
+    """The last message after exactly what inference is given. Turns of one `shape` are compared with the plain render,
+    and followed by other messages, once."""
     turn = len(chat) - 1
+    known = tokenizer.learnt.setdefault(("spoken", renderer.hash), {})
+    is_new = shape is None or shape not in known
     try:
-        prompt = prompt or renderer.render(chat[:turn], tools, prompt=True)
-        if prompt.text != renderer.text(chat[:turn], tools, prompt=True):
+        prompt = renderer.render(chat[:turn], tools, prompt=True)
+        if is_new and prompt.text != renderer.text(chat[:turn], tools, prompt=True):
             return Unfit("text_differs", "the template depends on the type of its strings")
         grammar = learn_grammar(tokenizer, renderer)
         thought = find_thought(grammar, prompt.text)
@@ -74,35 +80,38 @@ def speak_turn(
             message = move_thought(message, thought.tags)
             chat = [*chat[:turn], without_reasoning(message) if reasoning_of(message) else message]
         last = renderer.render(chat, tools)
-        if last.text != renderer.text(chat, tools):
+        if is_new and last.text != renderer.text(chat, tools):
             return Unfit("text_differs", "the template depends on the type of its strings")
-        bare = renderer.text(chat[:turn], tools)
+        begin = _find_begin(tokenizer, renderer, prompt, chat[:turn], tools, last, thought)
     except TemplateError as error:
         return Unfit("template_error", str(error))
-    own = [number for number, piece in enumerate(last.pieces) if piece.message == turn]
-    if not own:
+    own_last = [piece for piece in last.pieces if piece.message == turn]
+    if not own_last:
         return Unfit("not_located", "the template renders nothing of the turn")
-    begin = _find_begin(tokenizer, renderer, prompt, bare, last, own[0], thought)
     if begin is None:
-        lead = last.text[: last.pieces[own[0]].start]
+        lead = last.text[: own_last[0].start]
         return Unfit("prompt_not_continued", describe_difference(prompt.text, lead, "the prompt", "the turn"))
-    parts = _write_lead(grammar, thought, chat[turn], last, [last.pieces[number] for number in own], begin)
+    parts = _write_lead(grammar, thought, chat[turn], last, own_last, begin)
     if parts is None:
         return Unfit("prompt_not_continued", "the thinking block that the prompt opens cannot be told from the turn")
-    own_last = [last.pieces[number] for number in own]
     turn_end = own_last[-1].end
     inner = find_inner_stop(tokenizer, renderer, last, parts.rest, turn_end)
     if inner is not None:  # what the template shows after it, the model did not write in this turn
         own_last = [piece for piece in own_last if piece.end <= inner[0]]
         end = inner[0] - own_last[-1].end if own_last else inner[0] - parts.rest
         return _join(prompt, parts, last, own_last, turn, Stop(end, inner[1]), message)
-    others = [
-        find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
-    ]
     tail = last.text[turn_end:]
-    tails = [text for text in others if text is not None]
-    has_calls = bool(chat[turn].get("tool_calls"))
-    stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
+    if is_new or known[shape][0] != tail:
+        others = [
+            find_tail(item, last, own_last, turn, begin) for item in render_continuations(renderer, chat, tools, turn)
+        ]
+        tails = [text for text in others if text is not None]
+        has_calls = bool(chat[turn].get("tool_calls"))
+        stop = find_stop(tokenizer, renderer, tail, tail, tails, has_calls=has_calls)
+        if shape is not None and len(known) < _MAX_SHAPES:
+            known[shape] = (tail, stop)
+    else:
+        stop = known[shape][1]
     return _join(prompt, parts, last, own_last, turn, stop, message)
 
 
@@ -133,12 +142,15 @@ def _find_begin(
     tokenizer: ChatTokenizer,
     renderer: Renderer,
     prompt: Rendered,
-    bare: str,
+    history: Chat,
+    tools: list[Json] | None,
     last: Rendered,
-    first: int,
     thought: Thought | None,
 ) -> int | None:
     """Where the turn begins in the render that shows it: after the header that the generation prompt has as well."""
+    first = next((number for number, piece in enumerate(last.pieces) if piece.message == len(history)), None)
+    if first is None:
+        return None
     before = last.pieces[first - 1] if first else None
     low, high = before.end if before is not None else 0, last.pieces[first].start
     lead = last.text[low:high]
@@ -158,6 +170,7 @@ def _find_begin(
     if is_same and header and ending.startswith(lead) and ending[len(lead) :].strip() == header:
         return high
     # The history is rendered otherwise: look for the header alone, what the generation prompt adds.
+    bare = renderer.text(history, tools)
     headers = [prompt.text[len(bare) : prompt_end]] if prompt.text.startswith(bare) else []
     if not "".join(headers).strip():
         headers = [_usual_header(tokenizer, renderer)]

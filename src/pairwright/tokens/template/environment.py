@@ -129,6 +129,8 @@ _SIZED_FILTERS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", 
 # Mappings whose keys are read without the sandbox's detour, but for the names of their own attributes.
 _MAPPINGS = (dict, OwnedDict, PlainDict)
 _MAPPING_ATTRIBUTES = frozenset(dir(dict)) | frozenset(("_owner", "_json"))
+# Methods of text that change nothing and build no text from a format.
+_TEXT_METHODS = frozenset(name for name in dir(str) if not name.startswith(("_", "format")))
 _LOOP_ATTRIBUTES = frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem"))
 # Methods of str whose result may be larger than the text, and those that build it anew.
 _PADDING = ("center", "ljust", "rjust", "zfill", "expandtabs")
@@ -280,6 +282,13 @@ class ChatEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 return self.undefined(obj=obj, name=attribute)
         if type(obj) is jinja2.runtime.LoopContext and attribute in _LOOP_ATTRIBUTES:
             return getattr(obj, attribute)
+        if type(obj) in (str, Owned) and attribute in _TEXT_METHODS:
+            return getattr(obj, attribute)
+        if type(obj) is _Namespace and not attribute.startswith("_"):  # which it cannot hold
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
