@@ -9,10 +9,10 @@ Tool call arguments are JSON text, or objects with `arguments="object"`. Content
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Raw
 
 from pairwright.records.canonical import canonical_messages
 from pairwright.records.json_text import decode, encode
@@ -40,43 +40,76 @@ class Context(NamedTuple):
     is_text: bool = False  # the first pair is raw text, outside any chat template
 
 
+class _Plain(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A stored message with nothing but a role and a content, as JSON text."""
+
+    role: str
+    content: Raw
+
+
+_decode_plain = msgspec.json.Decoder(list[_Plain]).decode
+
+
 class Content:
     """The messages of a prompt or a side; pairs of a batch with equal stored text share one instance.
 
-    `text` is the content as a JSON string if there is one message with plain text only, else None.
+    `roles` are those of the messages, `role` that of the first one. `text` is the content as a JSON string if there is
+    one message with plain text only, else None. The stored text of plain messages is that of chat messages, too.
     """
 
     def __init__(self, stored: str | None, arguments: str) -> None:
-        self.messages = messages = _decode_messages(stored) if stored else ()
-        self.role = messages[0].role if messages else ""  # of the first message
-        self.text = _only_text(messages[0]) if len(messages) == 1 else None
-        self.has_raw_text = self.role == TEXT or (len(messages) > 1 and any(item.role == TEXT for item in messages))
-        self._arguments = arguments
+        self._stored, self._arguments = stored or "[]", arguments
+        self.text: bytes | None = None
+        self._messages: tuple[Message, ...] | None = None
+        self._json: bytes | None = None
+        self._side_notes: tuple[str, ...] | None = None
+        try:
+            outline = _decode_plain(self._stored)
+            texts = [bytes(message.content) for message in outline]
+        except msgspec.ValidationError:
+            outline, texts = [], [b""]
+        # A content that is no string is null, or a list of parts.
+        if all(text.startswith(b'"') for text in texts):
+            self.roles = [message.role for message in outline]
+            self.left_out: tuple[str, ...] = ()  # notes for a target without a field for `extra`
+            self._json = self._stored.encode() if texts else None
+            self.text = texts[0] if len(texts) == 1 else None
+        else:
+            messages = self.messages
+            self.roles = [message.role for message in messages]
+            self.left_out = ("extra_left_out",) if any(message.extra for message in messages) else ()
+            self.text = _only_text(messages[0]) if len(messages) == 1 else None
+        self.role = self.roles[0] if self.roles else ""
+        self.has_raw_text = TEXT in self.roles
 
-    @cached_property
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        if self._messages is None:
+            self._messages = _decode_messages(self._stored)
+        return self._messages
+
+    @property
     def json(self) -> bytes:
         """The messages as a JSON array of chat messages; raises Unfit if there are none or one is not only text."""
-        if not self.messages:
-            raise Unfit("no_messages")
-        return encode([chat_message(message, arguments=self._arguments) for message in self.messages])
+        if self._json is None:
+            if not self.roles:
+                raise Unfit("no_messages")
+            self._json = encode([chat_message(message, arguments=self._arguments) for message in self.messages])
+        return self._json
 
-    @cached_property
-    def left_out(self) -> tuple[str, ...]:
-        """Notes for a target without a field for `extra`."""
-        return ("extra_left_out",) if any(message.extra for message in self.messages) else ()
-
-    @cached_property
+    @property
     def side_notes(self) -> tuple[str, ...]:
         """Notes for a side: `left_out`, several messages, or a first message that is not the assistant's.
 
         Raises Unfit if the side has no assistant message.
         """
-        roles = [message.role for message in self.messages]
-        if "assistant" not in roles:
-            raise Unfit("a_side_has_no_assistant_message")
-        notes: tuple[str, ...] = ("several_messages_a_side",) if len(roles) > 1 else ()
-        notes += ("a_side_begins_in_the_environment",) if roles[0] != "assistant" else ()
-        return notes + self.left_out
+        if self._side_notes is None:
+            if "assistant" not in self.roles:
+                raise Unfit("a_side_has_no_assistant_message")
+            notes: tuple[str, ...] = ("several_messages_a_side",) if len(self.roles) > 1 else ()
+            notes += ("a_side_begins_in_the_environment",) if self.roles[0] != "assistant" else ()
+            self._side_notes = notes + self.left_out
+        return self._side_notes
 
 
 class PairRow(msgspec.Struct, frozen=True, gc=False):
@@ -103,7 +136,7 @@ class PairRow(msgspec.Struct, frozen=True, gc=False):
 
 def check_is_chat(row: PairRow) -> None:
     """Raise Unfit if a pair has no prompt, or is raw text, to which the target would apply a chat template."""
-    if not row.prompt.messages:
+    if not row.prompt.roles:
         raise Unfit("no_prompt")
     if row.has_raw_text:
         raise Unfit(TEXT_IS_NO_CHAT)
@@ -149,9 +182,11 @@ def chats_of(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
     target says what they train on.
     """
     check_is_chat(row)
-    chats = row.prompt.json, row.chosen.json, row.rejected.json
-    for reason in row.prompt.left_out + row.chosen.side_notes + row.rejected.side_notes:
-        context.note(reason)
+    prompt, chosen, rejected = row.prompt, row.chosen, row.rejected
+    chats = prompt.json, chosen.json, rejected.json
+    for notes in (prompt.left_out, chosen.side_notes, rejected.side_notes):
+        for reason in notes:
+            context.note(reason)
     return chats
 
 

@@ -86,7 +86,7 @@ def _texts(row: PairRow, context: Context) -> list[str]:
 
 def _check_chats(row: PairRow, context: Context) -> tuple[bytes, bytes, bytes]:
     chats = chats_of(row, context)
-    if row.prompt.messages[-1].role in ("system", "developer"):
+    if row.prompt.roles[-1] in ("system", "developer"):
         raise Unfit("prompt_ends_with_system_message")
     return chats
 

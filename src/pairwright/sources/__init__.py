@@ -5,6 +5,10 @@ matches a file reads it. A format with more than one layout has several variants
 bytes, and so are pairwright's own binary files and Parquet files, which store/import_task.py reads.
 """
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 from pairwright.sources.agents import (
     agent_data,
     atif,
@@ -17,7 +21,7 @@ from pairwright.sources.agents import (
     terminal_bench,
 )
 from pairwright.sources.agents import openhands_events as openhands_rows
-from pairwright.sources.binary import BINARY_READERS
+from pairwright.sources.agents.inspect_log import read_eval
 from pairwright.sources.datasets import (
     alpaca_eval,
     annotation_exports,
@@ -50,6 +54,7 @@ from pairwright.sources.rollouts import (
     verifiers_results,
     verifiers_traces,
 )
+from pairwright.sources.rollouts.trinity_buffer import read_trinity
 from pairwright.sources.sessions import (
     chatgpt,
     claude_code,
@@ -143,4 +148,12 @@ READERS: dict[str, tuple[Format, ...]] = {
     "rows": (rows.FORMAT,),
 }
 
-__all__ = ["BINARY_READERS", "READERS", "Format"]
+# Files that store/import_task.py reads: pairwright bytes, and Parquet with the columns of the table.
+OWN_PREFIXES = (b"PWXP", b"PAR1")
+# By format: the first bytes, and the function that yields experiences or decoded units for the format's reader.
+BINARY_READERS: dict[str, tuple[bytes, Callable[[Path], Iterator[Any]]]] = {
+    "inspect": (b"PK\x03\x04", read_eval),
+    "trinity": (b"TRXP", read_trinity),
+}
+
+__all__ = ["BINARY_READERS", "OWN_PREFIXES", "READERS", "Format"]

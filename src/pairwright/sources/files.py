@@ -8,6 +8,7 @@ A byte order mark names the encoding; `repairs` counts what sources/text_repairs
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 import sys
@@ -29,7 +30,6 @@ from pairwright.paths.paths import list_files
 from pairwright.paths.scratch import scratch
 from pairwright.records.arrays import Array
 from pairwright.sources.format import Origin, Rejected
-from pairwright.sources.hub_datasets import PREFIX, hub_files, without_bookkeeping
 from pairwright.sources.text_repairs import encoding_of, repair_and_decode, to_utf8
 
 MAX_LINE_BYTES = 128 * 2**20
@@ -66,9 +66,9 @@ def relative_names(paths: list[str], refused: list[Rejected] | None = None) -> d
 
     for path in paths:
         num_refused = len(refused)
-        is_hub = path.startswith(PREFIX)
-        files = hub_files(path) if is_hub else list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
-        files = without_bookkeeping(files)
+        is_hub = path.startswith(_HUB_PREFIX)
+        files = _hub_files(path) if is_hub else list_files(path, skipped=_SKIPPED_NAMES, on_error=refuse_folder)
+        files = _without_bookkeeping(files)
         if not files and len(refused) == num_refused:
             raise SourceError(f"{place(path)}: no file there")
         for file, name in files:
@@ -326,3 +326,51 @@ def _second_look(path: Place, number: int | None, data: bytes, error: Exception,
 
 # Exceptions raised when reading a damaged compressed file.
 BROKEN_STREAM = (OSError, EOFError, zlib.error, zstandard.ZstdError)
+
+
+# Hugging Face datasets: folders that `save_to_disk` wrote, and datasets of the Hub by their id. `datasets:ORG/NAME`,
+# `datasets:ORG/NAME:SPLIT` or `datasets:ORG/NAME/CONFIG:SPLIT` is loaded by the library `datasets` (the extra `hf`),
+# which keeps it as Arrow files; these are then read as any other file is.
+
+_HUB_PREFIX = "datasets:"
+# What `save_to_disk` writes beside the rows.
+_NO_ROWS = frozenset({"dataset_info.json", "state.json", "dataset_dict.json"})
+
+
+def _hub_files(text: str) -> list[tuple[Place, str]]:
+    """Return the Arrow files of a dataset of the Hub, each with a name; raise SourceError if it cannot be loaded."""
+    name, _, split = text.removeprefix(_HUB_PREFIX).partition(":")
+    parts = [part for part in name.split("/") if part]
+    if not 1 <= len(parts) <= 3:
+        raise SourceError(f"{text}: expected datasets:ORG/NAME, datasets:ORG/NAME:SPLIT or datasets:ORG/NAME/CONFIG")
+    try:
+        import datasets
+    except ImportError:
+        raise SourceError(f"{text}: needs the library datasets: pip install 'pairwright[hf]'") from None
+    config = parts[2] if len(parts) == 3 else None
+    try:
+        loaded = datasets.load_dataset("/".join(parts[:2]), config, split=split or None)
+    except Exception as error:  # of the network, the Hub or the files in it: all are the same to the user
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise SourceError(f"{text}: cannot be loaded: {reason[0]}") from None
+    splits = loaded if isinstance(loaded, dict) else {split: loaded}
+    files = [
+        (place(Path(file["filename"])), f"{'/'.join(parts)}/{name}/{os.path.basename(file['filename'])}")
+        for name, rows in splits.items()
+        for file in rows.cache_files
+    ]
+    if not files:
+        raise SourceError(f"{text}: the dataset has no files")
+    return files
+
+
+def _without_bookkeeping(files: list[tuple[Place, str]]) -> list[tuple[Place, str]]:
+    """Leave out what a dataset on disk has beside its rows: descriptions, and caches of functions applied to it."""
+    folders = {file.parent for file, _ in files if file.name.endswith(".arrow")}
+    # A folder of splits has its own description, and the rows in the folders below it.
+    folders |= {folder.parent for folder in folders}
+    return [
+        (file, name)
+        for file, name in files
+        if not (file.parent in folders and (file.name in _NO_ROWS or file.name.startswith("cache-")))
+    ]

@@ -15,8 +15,7 @@ from pairwright.errors import CodecError, ConfigError, RecordError, SourceError
 from pairwright.paths import Place, local_copy
 from pairwright.records.experience import Experience
 from pairwright.records.json_text import encode
-from pairwright.sources import BINARY_READERS, READERS
-from pairwright.sources.binary import OWN_PREFIXES
+from pairwright.sources import BINARY_READERS, OWN_PREFIXES, READERS
 from pairwright.sources.datasets.pairwright_rows import NAME as PAIRWRIGHT
 from pairwright.sources.datasets.rows import NAME as ROWS
 from pairwright.sources.field_map import missing_fields

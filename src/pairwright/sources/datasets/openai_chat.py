@@ -221,7 +221,7 @@ _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_turns = msgspec.json.Decoder(list[PlainTurn]).decode
 
 
-class _Given(Struct, gc=False):
+class _SharedPrompt(Struct, gc=False):
     """What the runs of a task share: prompt and tools, with their cells and hashes."""
 
     key: tuple[bytes, bytes]  # prompt and tools as JSON
@@ -257,19 +257,19 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
     reward, components = reward_of(row, _NO_OPTIONS)
     if start is None or reward is None or components or not math.isfinite(reward):
         return None
-    given, completion = _given_of(turns[:start], bytes(tools)), turns[start:]
-    canonical = _canonical_turns(completion, given.tool_names)
-    if given.has_errors or canonical is None:
+    shared, completion = _prompt_of(turns[:start], bytes(tools)), turns[start:]
+    canonical = _canonical_turns(completion, shared.tool_names)
+    if shared.has_errors or canonical is None:
         return None
     info = _info(row, row)
     if info:
         check_json(info, "info")
-    task_id, tid = _task_ids(given, task_of(row))
+    task_id, tid = _task_ids(shared, task_of(row))
     run = run_of(row)
     run = origin.ordinal if run is None else run
     text = encode(completion)
     # The same values in the same order as in `build`, or ids would differ between the two ways.
-    suffix = content_hash(given.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
+    suffix = content_hash(shared.hash, text, [None, None, reward, None, info, label_of(origin)])[:24]
     return ReadyRow(
         # `tid` is the JSON text [batch, task]; `uid` goes on behind it with run, step 0 and suffix.
         uid=f'{tid[:-1]},{run},0,"{suffix}"]',
@@ -280,7 +280,7 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         kind="single_turn" if len(completion) == 1 else "multi_turn",
         reward=reward,
         model_version=None,
-        prompt_hash=given.prompt_hash,
+        prompt_hash=shared.prompt_hash,
         completion_hash=content_hash(canonical),
         num_prompt_messages=start,
         num_completion_messages=len(completion),
@@ -289,8 +289,8 @@ def _ready_row(line: bytes, origin: Origin) -> ReadyRow | None:
         num_errors=0,
         source=origin.file,
         source_line=origin.ordinal + 1,
-        prompt=given.prompt,
-        tools=given.tools_text,
+        prompt=shared.prompt,
+        tools=shared.tools_text,
         completion=text,
         errors=None,
         info=to_json(info) if info else None,
@@ -330,25 +330,25 @@ def _num_characters(turn: PlainTurn) -> int:
     return len(turn.content or "") + sum([len(call.arguments) for call in calls])
 
 
-def _given_of(turns: list[PlainTurn], tools_text: bytes) -> _Given:
+def _prompt_of(turns: list[PlainTurn], tools_text: bytes) -> _SharedPrompt:
     """Return what a prompt and tools give; mostly those of the row before."""
-    global _last_given
+    global _last_prompt
     key = (encode(turns), tools_text)
-    if _last_given is None or _last_given.key != key:
-        _last_given = _read_given(key, turns)
-    return _last_given
+    if _last_prompt is None or _last_prompt.key != key:
+        _last_prompt = _read_prompt(key, turns)
+    return _last_prompt
 
 
-_last_given: _Given | None = None
+_last_prompt: _SharedPrompt | None = None
 
 
-def _read_given(key: tuple[bytes, bytes], turns: list[PlainTurn]) -> _Given:
+def _read_prompt(key: tuple[bytes, bytes], turns: list[PlainTurn]) -> _SharedPrompt:
     messages = tuple([message_from_turn(turn) for turn in turns])
     tools = tuple(tools_of({"tools": _decode(key[1])}))
     Experience(kind=Kind.SINGLE_TURN, prompt=messages, tools=tools)  # checks them
     if messages and messages[0].role == TEXT:
         raise BadRecord("raw text before a chat")
-    return _Given(
+    return _SharedPrompt(
         key=key,
         messages=messages,
         tools=tools,
@@ -361,12 +361,12 @@ def _read_given(key: tuple[bytes, bytes], turns: list[PlainTurn]) -> _Given:
     )
 
 
-def _task_ids(given: _Given, task: int | str | None) -> tuple[str, str]:
+def _task_ids(shared: _SharedPrompt, task: int | str | None) -> tuple[str, str]:
     """Return the cells `task` and `tid`, which the runs of a task share."""
-    if given.ids is None or given.task_key != task:
-        own = task_hash(given.messages, given.tools, None) if task is None else task
-        given.task_key, given.ids = task, (str(own), EID("", own, suffix="a").tid)
-    return given.ids
+    if shared.ids is None or shared.task_key != task:
+        own = task_hash(shared.messages, shared.tools, None) if task is None else task
+        shared.task_key, shared.ids = task, (str(own), EID("", own, suffix="a").tid)
+    return shared.ids
 
 
 read = guarded(read_unit)

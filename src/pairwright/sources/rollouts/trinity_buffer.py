@@ -26,6 +26,7 @@ MAGIC = b"SQLite f"
 _BYTES = "experience_bytes"
 _BLOB = "_blob"
 _MAX_BYTES = 2**30
+MAX_PAYLOAD_BYTES = 2 * 2**30
 # The columns of an experience that stand above its payload.
 _COLUMNS = ("task_id", "run_id", "msg_id", "model_version", "reward")
 
@@ -121,3 +122,15 @@ def _experience(payload: Any, fields: Json, file: str) -> Experience:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+def read_trinity(path: Path) -> Iterator[Experience | Rejected]:
+    """Yield the experiences of a Trinity payload or of an SQLite buffer; each unreadable record is Rejected."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) == MAGIC:
+            yield from read_buffer(path)
+            return
+    if path.stat().st_size > MAX_PAYLOAD_BYTES:
+        raise BadRecord(f"a Trinity payload of more than {MAX_PAYLOAD_BYTES:,} bytes")
+    for item in read_payload(path.read_bytes()):
+        yield item if isinstance(item, Experience) else Rejected(str(path), None, item.reason, NAME)

@@ -72,11 +72,9 @@ _START_WORDS = ("error", "fail", "exception", "traceback", "fatal", "panic", "er
 # The first three letters of whatever _START or _NO_TOOL match, in lower case: for other texts neither is tried. Texts
 # that begin with one of _BEFORE_START, or with a letter that is not ASCII, may be anything.
 _BEFORE_START = frozenset("<#[")
-_START_LETTERS = frozenset({
-    "a e", "a i", "a u", "an ", "api", "bui", "cal", "cli", "cod", "com", "con", "dat", "err", "exc", "exe", "fai",
-    "fat", "fun", "htt", "imp", "int", "inv", "key", "mcp", "net", "no ", "obs", "pan", "par", "pre", "pyt", "req",
-    "run", "ser", "she", "sql", "syn", "tim", "too", "tra", "typ", "unk", "val",
-})  # fmt: skip
+_LETTERS = """api bui cal cli cod com con dat err exc exe fai fat fun htt imp int inv key mcp net obs pan par pre pyt
+    req run ser she sql syn tim too tra typ unk val"""
+_START_LETTERS = frozenset(_LETTERS.split()) | {"an ", "a e", "a i", "a u", "no "}
 _NO_TOOL = re.compile(
     r"(?:unknown|no such|invalid) (?:tool|function)\b|no tool named|(?:tool|function) \S{1,80} (?:is )?not found", re.I
 )
