@@ -27,6 +27,7 @@ ORDER = [
     "pairs",
     "export",
     "tokens",
+    "composer",
     "ledger",
     "losses",
     "train",

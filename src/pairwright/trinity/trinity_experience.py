@@ -40,9 +40,9 @@ TENSORS = {
 _OVER_RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "action_mask", "teacher_logprobs")
 # Fields that are not: they are written as a pickle of plain values.
 PLAIN = (
-    "reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text", "messages",
-    "tools", "chosen_messages", "rejected_messages",
-)  # fmt: skip
+    *("reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text"),
+    *("messages", "tools", "chosen_messages", "rejected_messages"),
+)
 _MULTI_MODAL = "multi_modal_inputs:"
 _TRUNCATED = "prompt_truncated"
 
