@@ -189,7 +189,8 @@ def load_channels(
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo:
         source = _require(experience, "grpo", "--experience")
-        runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
+        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
+        runs = load_scored(source, teacher_weight=settings.grpo.teacher_weight, **folders.of("runs"))
         order_of = partial(_order, config)
         grpo = PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=settings.run_weight)
         channels.append(grpo)
