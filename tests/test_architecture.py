@@ -28,6 +28,7 @@ ORDER = [
     "export",
     "tokens",
     "models",
+    "composer",
     "ledger",
     "losses",
     "train",

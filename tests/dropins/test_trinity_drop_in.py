@@ -1,6 +1,7 @@
 """`pairwright.trinity` beside the real trinity-rft: the same values, bytes and datasets that either reads, and the faults of
 theirs that are not ours."""
 
+import inspect
 import pickle
 import sqlite3
 
@@ -63,6 +64,15 @@ def test_the_same_arguments_give_the_same_experience(name):
     assert (str(one.eid), repr(one.eid)) == (str(two.eid), repr(two.eid))
     one.reward = two.reward = 9.0
     assert one.to_dict()["reward"] == two.to_dict()["reward"] == 9.0
+
+
+def test_the_arguments_and_the_names_are_theirs():
+    one, two = (inspect.signature(module.Experience).parameters for module in (ours, theirs))
+    assert {name: item.default for name, item in one.items()} == {name: item.default for name, item in two.items()}
+    public = {name for name, value in vars(theirs).items() if getattr(value, "__module__", "") == theirs.__name__}
+    assert public <= set(ours.__all__)
+    with pytest.raises(TypeError, match="speed"):
+        ours.Experience(tokens=[1, 2], speed=1)
 
 
 @pytest.mark.parametrize("name", FIELDS)

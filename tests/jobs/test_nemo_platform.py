@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from jobs.made_pairs import pair, pair_with_tool_results, pairs_table
 from pairwright import Message
 from pairwright.cli import app
-from pairwright.config import Config
+from pairwright.config import Config, load_config
 from pairwright.config.backend_config import PlatformTraining
 from pairwright.errors import ConfigError
 from pairwright.jobs import BACKENDS, BackendError, JobFailed, JobRequest, JobState, ServiceError, Unreachable, read_job
@@ -344,3 +344,12 @@ def test_the_commands_submit_attach_and_diagnose(tmp_path, platform):
     assert read_job(tmp_path / "run").state is JobState.COMPLETED
     done = run(app, ["doctor", str(file), "--pairs", str(pairs), "--model", "default/base", "--json"])
     assert "trains with automodel, rl" in done.output
+
+
+def test_the_configuration_of_the_page_loads(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text()
+    (text,) = re.findall(r"```\n(backend:\n  name: nemo-platform\n.*?)```", page, re.S)
+    (tmp_path / "config.yaml").write_text(text)
+    loaded = load_config(tmp_path / "config.yaml", environment={"NMP_API_TOKEN": "secret"}).backend.nemo_platform
+    assert loaded.api_token.get_secret_value() == "secret"
+    assert (loaded.training.batch_size, loaded.training.ref_policy_kl_penalty, loaded.tool_calls) == (16, 0.1, "refuse")

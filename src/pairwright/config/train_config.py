@@ -206,6 +206,10 @@ class AdvantageName(Named):
 class PolicyConfig(PolicyTerms, AdvantageName):
     """The policy channel."""
 
+    teacher_weight: Amount = 0.0
+    """On-policy distillation: the advantage of a token is this times (teacher_logprobs - logprobs), both as they were
+    recorded, in the place of rewards; 0: teacher_logprobs are not used."""
+
 
 class KtoConfig(Named):
     """The channel of runs that are good or bad on their own."""

@@ -20,7 +20,6 @@ from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.jobs.customizer_api import CustomizerApi
 from pairwright.jobs.customizer_files import deploy
 from pairwright.jobs.job import (
-    FILE_NAME,
     BackendError,
     Job,
     JobState,
@@ -28,8 +27,8 @@ from pairwright.jobs.job import (
     Status,
     Unreachable,
     change_job,
+    find_interrupted,
     new_job,
-    read_job,
     write_job,
 )
 from pairwright.jobs.translation import has_curriculum_order
@@ -65,7 +64,9 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     settings = config.backend.nemo_customizer
     has_curriculum_order(request.pairs, trainer="NeMo Customizer")
     with CustomizerApi(settings) as api:  # a missing address is said before anything is written
-        job = _find_interrupted(folder) or new_job("nemo-customizer", model=request.model, pairs=request.pairs)
+        job = find_interrupted(folder, "nemo-customizer") or new_job(
+            "nemo-customizer", model=request.model, pairs=request.pairs
+        )
         # The name is unique to this run, so a job that has it was created by an earlier attempt.
         if job.details and (existing := api.find_job(job.details["namespace"], job.id)) is not None:
             say(f"job {existing['id']} was created before, when submitting it was interrupted")
@@ -155,14 +156,6 @@ def wait_limits(config: Config) -> WaitLimits:
 
 
 _ENDING = (JobState.CANCELLING, JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED)
-
-
-def _find_interrupted(folder: Path) -> Job | None:
-    """Return the job of an interrupted submission. Its name is reused, so that it cannot be created twice."""
-    if not (folder / FILE_NAME).exists():
-        return None
-    job = read_job(folder)
-    return job if job.backend == "nemo-customizer" and job.state is JobState.CREATED else None
 
 
 def _reference(api: CustomizerApi, settings: NemoCustomizerConfig, name: str, request: JobRequest) -> Json:

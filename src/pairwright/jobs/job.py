@@ -132,6 +132,14 @@ def new_job(backend: str, *, model: str, pairs: Path | None, details: Json | Non
     )
 
 
+def find_interrupted(folder: Path, backend: str) -> Job | None:
+    """Return the job of an interrupted submission. Its names are used again, so that it cannot be created twice."""
+    if not (folder / FILE_NAME).exists():
+        return None
+    job = read_job(folder)
+    return job if job.backend == backend and job.state is JobState.CREATED else None
+
+
 def change_job(job: Job, *, state: JobState | None = None, **changes: Any) -> Job:
     """Return the job with changes. An invalid state transition is a programming error, not a user error."""
     if state is not None and state is not job.state:

@@ -18,7 +18,6 @@ from pairwright.jobs.backend import Backend, JobRequest, Say, WaitLimits
 from pairwright.jobs.customizer_api import ServiceClient, require_field
 from pairwright.jobs.dataset import Dataset, write_dataset
 from pairwright.jobs.job import (
-    FILE_NAME,
     FINAL,
     BackendError,
     Job,
@@ -27,8 +26,8 @@ from pairwright.jobs.job import (
     Status,
     Unreachable,
     change_job,
+    find_interrupted,
     new_job,
-    read_job,
     write_job,
 )
 from pairwright.jobs.translation import has_curriculum_order
@@ -133,7 +132,9 @@ def submit(folder: Path, request: JobRequest, config: Config, say: Say) -> Job:
     settings = config.backend.nemo_platform
     has_curriculum_order(request.pairs, trainer="NeMo Platform")
     with PlatformApi(settings) as api:  # a missing address is said before anything is written
-        job = _find_interrupted(folder) or new_job("nemo-platform", model=request.model, pairs=request.pairs)
+        job = find_interrupted(folder, "nemo-platform") or new_job(
+            "nemo-platform", model=request.model, pairs=request.pairs
+        )
         if job.details and (existing := api.find_job(job.details["output_model"])) is not None:
             say(f"job {existing['name']} was created before, when submitting it was interrupted")
             return _write_name(folder, job, existing)
@@ -279,14 +280,6 @@ def _create_job(api: PlatformApi, folder: Path, job: Job, body: Json) -> Job:
             raise Unreachable(f"{error}; no job was created. Try again with: pairwright jobs submit") from error
     assert answer is not None
     return _write_name(folder, job, answer)
-
-
-def _find_interrupted(folder: Path) -> Job | None:
-    """Return the job of an interrupted submission. Its names are used again, so that it cannot be created twice."""
-    if not (folder / FILE_NAME).exists():
-        return None
-    job = read_job(folder)
-    return job if job.backend == "nemo-platform" and job.state is JobState.CREATED else None
 
 
 def _with_name(api: PlatformApi, folder: Path, job: Job) -> Job:

@@ -23,6 +23,7 @@ from pairwright.pairs.pair_table import FILE_NAME, PAIR_SCHEMA
 from pairwright.pairs.selection import Curriculum, read_curriculum
 from pairwright.records.arrays import Array
 from pairwright.records.canonical import content_hash
+from pairwright.records.experience import Experience
 from pairwright.store.columns import parse_where
 from pairwright.store.table import Table
 from pairwright.tokens.batch.collate import Tree, as_tree
@@ -70,14 +71,25 @@ class TokenSignals:
         return by_place
 
 
-def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSignals:
-    """The signals of the runs of a table, for the sequences that are trained of them."""
+def read_token_signals(table: Table, sequences: dict[str, Sequence], *, teacher_weight: float = 0.0) -> TokenSignals:
+    """The signals of the runs of a table, for the sequences that are trained of them.
+
+    With `teacher_weight`, what a recorded teacher says of each token comes first. What was recorded and is not used is
+    counted.
+    """
     signals = TokenSignals()
     counts: Counter[str] = Counter()
     for run in table.records(where=pl.col("num_tokens").is_not_null()) if sequences else ():
-        recorded = run.advantages if run.advantages is not None else run.token_level_reward
         sequence = sequences.get(run.eid.uid)
-        if recorded is None or sequence is None or run.tokens is None:
+        if sequence is None or run.tokens is None:
+            continue
+        taught = _teacher_advantages(run, teacher_weight)
+        unused = {"teacher_logprobs": run.teacher_logprobs if taught is None else None, "returns": run.returns}
+        counts.update(f"{name}_unused" for name, array in unused.items() if array is not None)
+        counts["custom_fields_unused"] += bool(run.custom_fields)
+        advantages = run.advantages if taught is None else taught
+        recorded = run.token_level_reward if advantages is None else advantages
+        if recorded is None:
             continue
         # Cut, or encoded anew from the messages: the recorded values do not fit these tokens.
         if not np.array_equal(sequence.ids, run.tokens):
@@ -90,10 +102,24 @@ def read_token_signals(table: Table, sequences: dict[str, Sequence]) -> TokenSig
         if not is_finite[sequence.mask].all():
             counts["token_rewards_not_finite"] += 1
             continue
-        target = signals.rewards if run.advantages is None else signals.advantages
+        target = signals.rewards if advantages is None else signals.advantages
         target[run.eid.uid] = np.where(is_finite, values, np.float32(0))  # others fill up where nothing was generated
-    signals.counts.update(counts)
+    if teacher_weight and sequences and not signals.advantages:
+        raise DataError(
+            f"{table.path}: train.grpo.teacher_weight is {teacher_weight:g}, and no run has teacher_logprobs and "
+            f"logprobs, one value a token of its recorded ids: record them, or set it to 0"
+        )
+    signals.counts.update(+counts)
     return signals
+
+
+def _teacher_advantages(run: Experience, weight: float) -> Array | None:
+    """How much likelier the teacher found each token than the policy that sampled it; None where that is not known."""
+    teacher, sampled = run.teacher_logprobs, run.logprobs
+    if not weight or teacher is None or sampled is None or teacher.ndim != 1:
+        return None
+    difference: Array = weight * (teacher.astype(np.float32) - sampled.astype(np.float32))
+    return difference
 
 
 # The data of the channels.
@@ -107,6 +133,12 @@ LOSSES = {
     "prompt_dropped": "with_dropped_prompt_content",
     "images": "with_images_left_out",
     "left_out": "with_turns_left_out",
+}
+# Values recorded with a run that training does not use, and how to use them where one can.
+UNUSED = {
+    "teacher_logprobs": ": train.grpo.teacher_weight distils from them, where logprobs are recorded, too",
+    "returns": "",
+    "custom_fields": "",
 }
 
 
@@ -258,6 +290,7 @@ def load_policy_data(
     scored: bool = True,
     where: str | None = None,
     is_encoded: bool = False,
+    teacher_weight: float = 0.0,
 ) -> PolicyData:
     """The experiences of a table as sequences, with their groups: same task, step and prompt."""
     manifest = _encode(source, tokens, options, show, is_encoded=is_encoded)
@@ -271,7 +304,9 @@ def load_policy_data(
     counts |= {FILTERED: len(filtered)} if where is not None else {}
     # Rows with a side belong to preferences: only runs are wanted here.
     encoded = [(uid, sequence) for uid, side, sequence in read_sequences(tokens) if not side and uid not in filtered]
-    signals = read_token_signals(table, dict(encoded)) if scored else TokenSignals()
+    signals = TokenSignals()
+    if scored:
+        signals = read_token_signals(table, dict(encoded), teacher_weight=teacher_weight)
     ids, sequences, values, groups = [], [], [], []
     number_of: dict[str, int] = {}  # groups are numbered as they come
     for uid, sequence in encoded:

@@ -36,7 +36,7 @@ from pairwright.train.checkpoint import (
     remove_old,
     save_checkpoint,
 )
-from pairwright.train.data import LOSSES, DataError
+from pairwright.train.data import LOSSES, UNUSED, DataError
 from pairwright.train.metrics import Log, Progress, Sums, add, check_reporters, means, open_reporters
 from pairwright.train.model.distributed import Ranks
 from pairwright.train.model.load_model import model_hash, save_model, trainable
@@ -406,6 +406,9 @@ def describe_losses(channel: Channel) -> list[str]:
     for name in LOSSES.values():
         if count := channel.counts.get(name):
             notes.append(f"{channel.name}: {count:,} sequences {name.replace('_', ' ')}: see pairwright tokens show")
+    for name, way_out in UNUSED.items():
+        if count := channel.counts.get(f"{name}_unused"):
+            notes.append(f"{channel.name}: {count:,} runs have {name}, which are not used{way_out}")
     return notes
 
 

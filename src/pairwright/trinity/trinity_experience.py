@@ -40,9 +40,9 @@ TENSORS = {
 _OVER_RESPONSE = ("logprobs", "token_level_reward", "advantages", "returns", "action_mask", "teacher_logprobs")
 # Fields that are not: they are written as a pickle of plain values.
 PLAIN = (
-    "reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text", "messages",
-    "tools", "chosen_messages", "rejected_messages",
-)  # fmt: skip
+    *("reward", "truncate_status", "info", "metrics", "prompt_length", "response_text", "prompt_text"),
+    *("messages", "tools", "chosen_messages", "rejected_messages"),
+)
 _MULTI_MODAL = "multi_modal_inputs:"
 _TRUNCATED = "prompt_truncated"
 
@@ -150,22 +150,49 @@ class Experience:
     routed_experts: Tensor | None = None
     custom_fields: list[CustomField] = field(default_factory=list)
 
-    def __init__(self, *, tokens: Any, eid: Any = None, prompt_length: int = 1, **values: Any) -> None:
-        names = {item.name for item in fields(type(self))}
-        if unknown := sorted(set(values) - names):
-            raise TypeError(f"Experience got an unexpected keyword argument {unknown[0]!r}")
-        self.eid = EID() if eid is None else EID(**eid) if isinstance(eid, dict) else eid
+    def __init__(
+        self,
+        *,
+        tokens: Any,
+        eid: EID | Json | None = None,
+        logprobs: Any = None,
+        reward: float | None = None,
+        token_level_reward: Any = None,
+        advantages: Any = None,
+        returns: Any = None,
+        truncate_status: str | None = None,
+        info: Json | None = None,
+        metrics: dict[str, float] | None = None,
+        prompt_length: int = 1,
+        response_text: str | None = None,
+        prompt_text: str | None = None,
+        action_mask: Any = None,
+        messages: list[Json] | None = None,
+        tools: list[Json] | None = None,
+        chosen: Any = None,
+        rejected: Any = None,
+        chosen_messages: list[Json] | None = None,
+        rejected_messages: list[Json] | None = None,
+        multi_modal_inputs: dict[str, Any] | None = None,
+        teacher_logprobs: Any = None,
+        routed_experts: Any = None,
+        custom_fields: list[CustomField] | None = None,
+    ) -> None:
+        values = locals()
         for name, dtype in TENSORS.items():
-            setattr(self, name, _as_tensor(tokens if name == "tokens" else values.get(name), name, dtype))
-        for name in ("reward", "truncate_status", "response_text", "prompt_text", "messages", "tools"):
-            setattr(self, name, values.get(name))
-        self.chosen_messages, self.rejected_messages = values.get("chosen_messages"), values.get("rejected_messages")
-        self.info, self.metrics = values.get("info") or {}, values.get("metrics") or {}
-        self.custom_fields = values.get("custom_fields") or []
-        modal = values.get("multi_modal_inputs")
-        if modal is not None:
-            modal = {key: value if isinstance(value, Tensor) else torch.tensor(value) for key, value in modal.items()}
-        self.multi_modal_inputs = modal
+            setattr(self, name, _as_tensor(values[name], name, dtype))
+        self.eid = EID() if eid is None else EID(**eid) if isinstance(eid, dict) else eid
+        self.reward, self.truncate_status = reward, truncate_status
+        self.response_text, self.prompt_text = response_text, prompt_text
+        self.messages, self.tools = messages, tools
+        self.chosen_messages, self.rejected_messages = chosen_messages, rejected_messages
+        self.info, self.metrics, self.custom_fields = info or {}, metrics or {}, custom_fields or []
+        self.multi_modal_inputs = None
+        if multi_modal_inputs is not None:
+            self.multi_modal_inputs = {
+                key: value if isinstance(value, Tensor) else torch.tensor(value)
+                for key, value in multi_modal_inputs.items()
+            }
         self.experience_type: ExperienceType = "single_turn"
         if self.action_mask is not None:
             self.experience_type = "multi_turn"

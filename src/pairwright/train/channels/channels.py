@@ -191,7 +191,8 @@ def load_channels(
         channels[0].notes.append(_curriculum_note(pair_data.curriculum, channels[0].order, settings))
     if weights.grpo or weights.kto:
         source = _require(experience, "grpo" if weights.grpo else "kto", "--experience")
-        runs = load_policy_data(source, options=options, show=show, where=settings.where, **folders.of("runs"))
+        load_scored = partial(load_policy_data, options=options, show=show, where=settings.where)
+        runs = load_scored(source, teacher_weight=settings.grpo.teacher_weight, **folders.of("runs"))
         order_of, run_weight = partial(_order, config), settings.run_weight
         if weights.grpo:
             channels.append(PolicyChannel(runs, settings.grpo, weights.grpo, order_of, limits, run_weight=run_weight))
