@@ -12,7 +12,14 @@ import pytest
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
-PACKAGES = ("nvidia-nat-core>=1.9,<1.10", "nvidia-nat-eval>=1.9,<1.10", "nemo-microservices", "pytest-asyncio")
+# those of the extra `nat`, and what the tests of NAT need
+PACKAGES = (
+    "nvidia-nat-core>=1.9,<1.10",
+    "nvidia-nat-eval>=1.9,<1.10",
+    "langchain-core",
+    "nemo-microservices",
+    "pytest-asyncio",
+)
 
 
 @pytest.fixture(scope="session")

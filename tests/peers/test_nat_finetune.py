@@ -1,8 +1,6 @@
 """`nat finetune` with the real packages: a workflow that pushes TTC steps, our components, and a model at the end."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "service"))
-from service_process import CONFIG, Service  # noqa: E402
+from pairwright.jobs import process
+from service.service_process import CONFIG, Service
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +76,7 @@ def test_a_model_is_trained_here_and_served(nat_python, nat_environment, nat_dat
     try:
         assert httpx.get(f"{job['deployment']['url']}/health").is_success
     finally:
-        os.kill(job["deployment"]["pid"], signal.SIGTERM)
+        process.stop(Path(job["folder"]) / "server", grace_seconds=10)
     progress = [json.loads(line) for line in (out / "data_collection_progress.jsonl").read_text().splitlines()]
     assert [line["num_dpo_pairs"] for line in progress] == [26, 26]
     (built,) = out.glob("dpo_trajectory_builder_*_run0.jsonl")

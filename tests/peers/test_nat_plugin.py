@@ -216,6 +216,30 @@ def test_prompts_are_cut_only_for_a_service_and_only_as_asked():
     assert read_preferences(collection, whole_prompt=False).num_cut == 1
 
 
+def test_examples_that_share_a_prompt_are_split_by_prompt(tmp_path):
+    adapter = PairwrightTrainerAdapter(PairwrightTrainerAdapterConfig(backend="local", model="m"))
+    # ten games of three moves, which all begin alike
+    groups = [
+        [
+            Trajectory(
+                episode=[DPOItem(prompt=prompt, chosen_response=f"a{game}", rejected_response="b")],
+                reward=1.0,
+                metadata={"example_id": f"game{game}"},
+            )
+            for prompt in ("start", f"{game} after one", f"{game} after two")
+        ]
+        for game in range(10)
+    ]
+    folder = adapter._store_pairs(TrajectoryCollection(trajectories=groups, run_id="run"), tmp_path)
+    pairs = list(Pairs(folder))
+    held = {pair.prompt[0].text for pair in pairs if pair.split == "validation"}
+    trained = {pair.prompt[0].text for pair in pairs if pair.split == "train"}
+    assert held
+    assert trained
+    assert not held & trained
+    assert len([pair for pair in pairs if pair.split == "train"]) >= 15
+
+
 class Adapter(PairwrightTrainerAdapter):
     """Records what is submitted, and ends at once."""
 

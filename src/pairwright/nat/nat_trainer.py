@@ -44,10 +44,19 @@ STATE = "pairwright_trainer.json"
 TRAJECTORIES = "trajectories.jsonl"
 # Options that may change when a run is resumed: they do not decide its pairs or its model.
 _MAY_CHANGE = {
-    "reward", "num_runs", "wait_for_completion", "resume", "hf_token", "api_token", "poll_interval_seconds",
-    "training_timeout_seconds", "deployment_timeout_seconds", "max_consecutive_status_failures",
-    "deploy_on_completion", "deployment_config",
-}  # fmt: skip
+    "reward",
+    "num_runs",
+    "wait_for_completion",
+    "resume",
+    "hf_token",
+    "api_token",
+    "poll_interval_seconds",
+    "training_timeout_seconds",
+    "deployment_timeout_seconds",
+    "max_consecutive_status_failures",
+    "deploy_on_completion",
+    "deployment_config",
+}
 _SECTIONS = {"finetuning", "trainers", "trainer_adapters", "trajectory_builders"}  # of NAT's configuration
 
 

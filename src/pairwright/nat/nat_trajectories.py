@@ -17,7 +17,7 @@ from pairwright.config.config_file import adjust_config
 from pairwright.errors import PairwrightError
 from pairwright.pairs.build import build_pairs
 from pairwright.pairs.options import pair_options
-from pairwright.records.canonical import content_hash
+from pairwright.records.canonical import prompt_hash
 from pairwright.records.experience import EID, Experience, Kind, Pair, Side
 from pairwright.records.messages import Json, Message, to_chat_message
 from pairwright.sources.shapes.chat_messages import message_from_chat
@@ -151,12 +151,15 @@ class Preferences:
     """Prompts of which only the last message is left."""
 
 
-def read_preferences(collection: TrajectoryCollection, *, whole_prompt: bool = True) -> Preferences:
+def read_preferences(
+    collection: TrajectoryCollection, *, whole_prompt: bool = True, by_prompt: bool = False
+) -> Preferences:
     """Convert a collection, of our builder or another, to preferences in its order.
 
     Args:
         collection: Trajectories with DPOItems.
         whole_prompt: False leaves only the last message of each prompt.
+        by_prompt: The task is the prompt; by default it is NAT's example, where there is one.
     """
     experiences: list[Experience] = []
     places: dict[str, tuple[int, int]] = {}
@@ -170,7 +173,11 @@ def read_preferences(collection: TrajectoryCollection, *, whole_prompt: bool = T
                 prompt, tools, chosen, rejected = _messages(item, trajectory)
                 if not whole_prompt and len(prompt) > 1:
                     prompt, num_cut = prompt[-1:], num_cut + 1
-                preference = _preference(trajectory, len(experiences), prompt, tools, (chosen, rejected))
+                metadata = trajectory.metadata or {}
+                example = None if by_prompt else metadata.get("example_id")
+                task = prompt_hash(prompt, tools) if example is None else str(example)
+                eid = EID(task=task, suffix=f"{len(experiences):08d}")
+                preference = _preference(eid, metadata, prompt, tools, (chosen, rejected))
                 places[preference.eid.uid] = (number, position)
                 experiences.append(preference)
     return Preferences(experiences, places, num_other, num_cut)
@@ -192,30 +199,27 @@ def _messages(
 
 
 def _preference(
-    trajectory: Trajectory,
-    number: int,
+    eid: EID,
+    metadata: Json,
     prompt: tuple[Message, ...],
     tools: tuple[Json, ...],
     answers: tuple[tuple[Message, ...], tuple[Message, ...]],
 ) -> Experience:
-    """Build the preference of an item; its task is NAT's example, else its prompt."""
-    metadata = trajectory.metadata or {}
+    """Build the preference of an item, with the scores of its metadata."""
     scores = [metadata.get(name) for name in ("chosen_score", "rejected_score")]
     sides = [
         Side(messages=answer, reward=float(score) if isinstance(score, int | float) else None)
         for answer, score in zip(answers, scores, strict=True)
     ]
-    example = metadata.get("example_id")
-    task = str(example) if example is not None else content_hash([to_chat_message(message) for message in prompt])
-    info = {key: metadata[key] for key in ("turn_id", "chosen_index", "rejected_index", "pair_id") if key in metadata}
+    names = ("example_id", "turn_id", "chosen_index", "rejected_index", "pair_id")
     return Experience(
         kind=Kind.PREFERENCE,
-        eid=EID(task=task, suffix=f"{number:08d}"),
+        eid=eid,
         prompt=prompt,
         tools=tools,
         chosen=sides[0],
         rejected=sides[1],
-        info=info,
+        info={name: metadata[name] for name in names if name in metadata},
     )
 
 

@@ -55,6 +55,8 @@ _ENDED = (TrainingStatusEnum.COMPLETED, TrainingStatusEnum.FAILED, TrainingStatu
 # How NAT marks a status call that failed, as opposed to a job that did.
 NOT_REACHED = "Error getting status:"
 _HEALTH_SECONDS = 10
+# Times the share of validation: above it, examples that share prompts are split by prompt.
+_MOST_HELD_OUT = 1.5
 
 
 class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
@@ -213,36 +215,36 @@ class PairwrightTrainerAdapter(TrainerAdapter):  # type: ignore[misc]
         )
 
     def _store_pairs(self, trajectories: TrajectoryCollection, root: Path) -> Path:
-        """Write a collection as pairs, with its split; returns their folder."""
-        config = self.adapter_config
-        for name in ("preferences", "pairs"):  # of a submission that was interrupted
-            shutil.rmtree(root / name, ignore_errors=True)
+        """Write a collection as pairs, with their split; returns their folder.
+
+        Pairs of one example or one prompt are never on both sides of the split. Where examples share prompts (games
+        begin alike) that can tie most of them together; then only those of one prompt stay together.
+        """
+        config, run_id = self.adapter_config, trajectories.run_id
         whole = config.use_full_message_history or self.backend != "nemo-customizer"
-        preferences = read_preferences(trajectories, whole_prompt=whole)
-        if preferences.num_cut:
-            logger.warning(
-                "run %s: %d of %d prompts are cut to their last message; use_full_message_history: true keeps them",
-                trajectories.run_id,
-                preferences.num_cut,
-                len(preferences.experiences),
-            )
-        table = store_preferences(preferences, root / "preferences")
-        # a single task or prompt cannot be held out: it is trained on
-        prompts = {(record.eid.task, prompt_hash(record.prompt, record.tools)) for record in preferences.experiences}
-        options = {
-            "strategy": "imported",
-            "verbatim": True,
-            "validation": 0.0 if len(prompts) == 1 else config.validation,
-        }
-        own = pair_options(adjust_config(Config(), seed=config.seed, pairs=options))
-        summary = build_pairs([table], root / "pairs", own)
+        summary: Json = {}
+        for by_prompt in (False, True):
+            for name in ("preferences", "pairs"):  # of the first try, or of a submission that was interrupted
+                shutil.rmtree(root / name, ignore_errors=True)
+            preferences = read_preferences(trajectories, whole_prompt=whole, by_prompt=by_prompt)
+            table = store_preferences(preferences, root / "preferences")
+            # a single prompt cannot be held out: it is trained on
+            prompts = {prompt_hash(record.prompt, record.tools) for record in preferences.experiences}
+            share = 0.0 if len(prompts) == 1 else config.validation
+            options = {"strategy": "imported", "verbatim": True, "validation": share}
+            own = pair_options(adjust_config(Config(), seed=config.seed, pairs=options))
+            summary = build_pairs([table], root / "pairs", own)
+            if not share or 0 < summary["validation"] <= _MOST_HELD_OUT * share * summary["pairs"]:
+                break
         if not summary["train"]:
             raise PairwrightError(f"no pair to train on: {summary['hint'] or summary['stages']}; see {root / 'pairs'}")
+        if preferences.num_cut:
+            counts = f"{preferences.num_cut} of {len(preferences.experiences)} prompts"
+            hint = "use_full_message_history: true keeps them whole"
+            logger.warning("run %s: %s are cut to their last message; %s", run_id, counts, hint)
         if config.validation and not summary["validation"]:
-            logger.warning("run %s: no pair is held out for validation: too few tasks or prompts", trajectories.run_id)
-        logger.info(
-            "run %s: %d pairs to train on, %d held out", trajectories.run_id, summary["train"], summary["validation"]
-        )
+            logger.warning("run %s: no pair is held out for validation: all have one prompt", run_id)
+        logger.info("run %s: %d pairs to train on, %d held out", run_id, summary["train"], summary["validation"])
         return root / "pairs"
 
     def _copy_dataset(self, folder: Path, run_id: str) -> None:

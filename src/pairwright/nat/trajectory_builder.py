@@ -70,6 +70,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
     def __init__(self, trajectory_builder_config: PairwrightTrajectoryBuilderConfig) -> None:
         super().__init__(trajectory_builder_config=trajectory_builder_config)
         self.config = trajectory_builder_config
+        self.run_config: FinetuneConfig | None = None
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._metrics: dict[str, Any] = {}
         self._folder: Path | None = None  # of the run that is being finalized
@@ -92,7 +93,7 @@ class PairwrightTrajectoryBuilder(TrajectoryBuilder):  # type: ignore[misc]
         `finetuning.run_configuration`, which holds the configuration itself, and that ends in a RecursionError; the
         adapter's section has tokens.
         """
-        whole = self.run_config
+        whole: FinetuneConfig = self.run_config
         run = whole.run_configuration
         if not isinstance(run.config_file, NatConfig):
             return await super().run_eval()
