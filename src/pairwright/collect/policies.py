@@ -182,6 +182,9 @@ class LocalPolicy:
 
     @classmethod
     def load(cls, config: PolicyConfig, folder: Path) -> "LocalPolicy":
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()  # it would break the live table
         engine = Engine.load(
             folder,
             device=config.device,

@@ -92,6 +92,8 @@ class Flow:
     def plan(self) -> Plan:
         """What `run` would do with each stage now, by the same keys. Has no side effects."""
         plan = Plan()
+        if self.initial is not None and self.config.backend.name == "local" and is_hub_id(self.initial):
+            find_model(self.initial, download=False)  # raises: it is not in the cache
         try:
             result = self._walk(lambda stage: self._predict(stage, plan))
             if plan.refusal is None:
