@@ -274,7 +274,7 @@ def test_killed_in_any_stage_a_run_goes_on_to_the_same_pairs_and_weights(stage, 
     command = [sys.executable, "-m", "pairwright.cli", "run", str(config), "--output", str(tmp_path / "cut")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     for line in process.stderr:
-        if line.startswith(f"round-1/{stage}: started"):
+        if line.startswith("stage ") and f"round-1/{stage} " in line and line.rstrip().endswith("started"):
             break
     time.sleep(delay)
     process.send_signal(signal.SIGKILL)

@@ -247,6 +247,8 @@ class EvaluateConfig(CompareTerms):
     """Runs of each task; run 3 of both models has the same seed."""
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Sampling temperature; null: the one of `policy`."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of an answer in the exam; null: as many as `policy` allows."""
     metrics: tuple[MetricConfig, ...] = ()
     """What is compared, the one that counts first; by default the reward. NAME, or NAME:lower where lower is better."""
     reduce: Literal["refuse", "mean", "last", "sum", "max", "min"] = "refuse"

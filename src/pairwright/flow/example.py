@@ -4,8 +4,10 @@ Its files (game, workflow, base model, exam) are in examples/tic_tac_toe; this m
 """
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from importlib import resources
 from pathlib import Path
 
@@ -45,11 +47,30 @@ def prepare(folder: Path, *, seed: int, view: View) -> Path:
     # atomic: an interrupted preparation leaves no folder that a later run would take for complete
     with write_atomic(start) as temporary:
         command = [sys.executable, str(example_folder() / "prepare.py"), str(temporary), "--seed", str(seed)]
-        # offline: the example needs nothing from the Hugging Face Hub
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+        done = _run_script(command, view)
         if done.returncode:
             raise PairwrightError(f"the example could not be prepared: {done.stderr.strip().splitlines()[-1:]}")
     return start
+
+
+_STEP = re.compile(r"step (\d+) of (\d+)")  # what a script prints while it works
+
+
+def _run_script(command: list[str], view: View) -> subprocess.CompletedProcess[str]:
+    """Run a script of an example and show its progress. Its errors go to a file: a full pipe would block it."""
+    with tempfile.TemporaryFile("w+") as errors:
+        # offline: the example needs nothing from the Hugging Face Hub
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+        try:
+            for line in process.stdout or ():
+                if match := _STEP.search(line):
+                    view.counting(int(match[1]), int(match[2]))
+            code = process.wait()
+        finally:
+            process.kill()  # does nothing after its end
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, code, stderr=errors.read())
 
 
 def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]) -> tuple[Json, Json]:

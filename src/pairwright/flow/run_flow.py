@@ -75,6 +75,7 @@ class Flow:
         self.manifest = Manifest(folder / "manifest.json", seed=config.seed)
         self.initial = self._initial_model()
         self._train_key = ""  # key of the last training stage so far
+        self._num_begun = 0  # stages that were begun or skipped
 
     def run(self) -> Json:
         """Run every stage that is not done yet. Returns the last results; raises GateClosed if the gate fails."""
@@ -154,6 +155,8 @@ class Flow:
 
     def do(self, stage: PlannedStage) -> Json:
         """Run a stage unless it is done, and record it in the manifest."""
+        self._num_begun += 1
+        self.view.begin(stage.name, self._num_begun, self._num_stages)
         if self._is_done(stage):
             self.view.say(f"{stage.name}: unchanged")
             return self.manifest.stages[stage.name].result
@@ -275,6 +278,13 @@ class Flow:
         backend = self.config.backend
         is_requested = backend.name == "nemo-customizer" and backend.nemo_customizer.deploy_on_completion
         return self.config.loop.deploy or is_requested
+
+    @property
+    def _num_stages(self) -> int:
+        """Stages of the whole run: four a round, the exams, the deployment."""
+        loop = self.config.loop
+        num_exams = {"never": 0, "last": 1, "each": loop.rounds}[loop.evaluate]
+        return 4 * loop.rounds + num_exams + self._deploys
 
     @property
     def _waits(self) -> bool:
