@@ -210,7 +210,7 @@ def test_the_plan_says_what_is_done_and_what_to_expect(model, tmp_path):
     assert [name for name, _, _ in rows] == [
         f"round-1/{n}" for n in ("collect", "pairs", "tokens", "train", "evaluate")
     ]
-    assert rows[0][1:] == ("new", "8 tasks, 8 runs, 8 answers a step")
+    assert rows[0][1:] == ("new", "8 tasks, 8 runs, 8 answers a step, at most 4,096 tokens a step")
     assert not (tmp_path / "run").exists()
 
 

@@ -61,16 +61,16 @@ def _run_script(command: list[str], view: View) -> subprocess.CompletedProcess[s
     with tempfile.TemporaryFile("w+") as errors:
         # offline: the example needs nothing from the Hugging Face Hub
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-        try:
-            for line in process.stdout or ():
-                if match := _STEP.search(line):
-                    view.counting(int(match[1]), int(match[2]))
-            code = process.wait()
-        finally:
-            process.kill()  # does nothing after its end
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process:
+            try:
+                for line in process.stdout or ():
+                    if match := _STEP.search(line):
+                        view.counting(int(match[1]), int(match[2]))
+            except BaseException:  # also Ctrl-C: the script must not outlive us
+                process.kill()
+                raise
         errors.seek(0)
-        return subprocess.CompletedProcess(command, code, stderr=errors.read())
+        return subprocess.CompletedProcess(command, process.returncode, stderr=errors.read())
 
 
 def run_example(folder: Path, *, seed: int, view: View, overrides: list[tuple[str, str]]) -> tuple[Json, Json]:
