@@ -146,7 +146,7 @@ def collect(
         if settings.workflow is None:
             raise ConfigError("collect.workflow: expected module:function or path/file.py:function")
         workflow = load_function(settings.workflow, group=WORKFLOWS, base=base)
-    if not callable(workflow) or len(_required(workflow)) > 3:
+    if len(_required(workflow)) > 3:
         raise ConfigError(
             f"{_name(workflow)}: a workflow is a function of (task, policy, recorder), or of fewer of them"
         )
